@@ -30,7 +30,7 @@ __all__ = [
     "train",
 ]
 
-_HOMES = {
+_MODULES = {
     "Judgement": "roll.rewards.base",
     "__version__": "roll.version",
     "check": "roll.api",
@@ -45,7 +45,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     try:
-        home = _HOMES[name]
+        module = _MODULES[name]
     except KeyError:
         raise AttributeError(f"module 'roll' has no attribute '{name}'") from None
     import importlib
@@ -56,8 +56,8 @@ def __getattr__(name: str) -> Any:
     if problem is not None:
         raise ImportError(problem)
 
-    return getattr(importlib.import_module(home), name)
+    return getattr(importlib.import_module(module), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_MODULES})

@@ -14,7 +14,7 @@ from worlds.agents import Speaker, draw_of, request_of, samples, seen
 from worlds.extras import extra_directory
 from worlds.published_templates import published_tokenizer
 
-from roll.agents.agent_loop import open_agents
+from roll.agents.agent_loop import open_agent_loop
 from roll.config.agents import AgentConfig
 from roll.config.sandbox import SandboxConfig
 from roll.data import ChatRenderer
@@ -232,7 +232,7 @@ async def test_extras_agent_edit_a_file_and_their_chains_are_what_the_engine_saw
         train=agent.train,
     )
     draw = draw_of(speaker.renderer, TASK)
-    async with open_agents(config, SandboxConfig(warm=0), max_context=MAX_CONTEXT) as loop:
+    async with open_agent_loop(config, SandboxConfig(warm=0), max_context=MAX_CONTEXT) as loop:
         request = request_of(draw.token_ids, end=end, max_new_tokens=4096)
         rollout = await loop(draw, 0, request, speaker.generate, speaker.renderer)
     assert (work / "notes.txt").read_text() == "one\nthree\n"

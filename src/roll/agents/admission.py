@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from roll.agents.refusals import Refusal
+from roll.agents.request_errors import RequestError
 
 __all__ = ["RequestLimit"]
 
@@ -26,7 +26,7 @@ class RequestLimit:
         """Count a request as open within the `with` block.
 
         Raises:
-            Refusal: Too many requests are open.
+            RequestError: Too many requests are open.
         """
         self.check(self._num_open, 1)
         self._num_open += 1
@@ -35,16 +35,16 @@ class RequestLimit:
         finally:
             self._num_open -= 1
 
-    def check(self, running: int, more: int) -> None:
-        """Check that `more` requests can start without exceeding the limit.
+    def check(self, num_running: int, num_new: int) -> None:
+        """Check that `num_new` requests can start without exceeding the limit.
 
         Args:
-            running: Number of requests that are running.
-            more: Number of requests to start.
+            num_running: Number of requests that are running.
+            num_new: Number of requests to start.
 
         Raises:
-            Refusal: The limit would be exceeded.
+            RequestError: The limit would be exceeded.
         """
-        if running + more > self._limit:
-            message = f"{running} requests of this session are running, and the limit is {self._limit}."
-            raise Refusal(429, "rate_limit_exceeded", message, retry_after_s=1)
+        if num_running + num_new > self._limit:
+            message = f"{num_running} requests of this session are running, and the limit is {self._limit}."
+            raise RequestError(429, "rate_limit_exceeded", message, retry_after_s=1)

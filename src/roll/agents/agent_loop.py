@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from roll.agents.failure_messages import add_refusals
+from roll.agents.failure_messages import add_request_errors
 from roll.agents.programs import AgentTask, Program, open_program
 from roll.agents.session import Session
 from roll.agents.tree import Call, build_rollout, find_main_chain
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from roll.config.agents import AgentConfig
     from roll.config.sandbox import SandboxConfig
 
-__all__ = ["AgentLoop", "open_agents"]
+__all__ = ["AgentLoop", "open_agent_loop"]
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class AgentLoop:
             max_context=self._max_context,
             tool_format=None if config.tool_format == "auto" else config.tool_format,
             constraints_as_text=config.format_constraints == "prompt",
-            notes=self._server.notes,
+            warnings=self._server.warnings,
             images=self._images,
         )
         users = ["".join(iter_texts(message.content)) for message in draw.prompt.messages if message.role == "user"]
@@ -107,9 +107,9 @@ class AgentLoop:
         if problem is not None and not scored:
             if isinstance(problem, RollError):
                 raise problem
-            raise InfraError(f"the agent failed: {add_refusals(str(problem), session.refused)}")
+            raise InfraError(f"the agent failed: {add_request_errors(str(problem), session.rejected_requests)}")
         if not calls:
-            said = add_refusals(str(problem or "the agent ended without an error"), session.refused)
+            said = add_request_errors(str(problem or "the agent ended without an error"), session.rejected_requests)
             raise InfraError(f"the agent ended before it received an answer from the model: {said}")
         cut_off = bool(session.exhausted or problem)
         if answer is not None:
@@ -134,13 +134,13 @@ class AgentLoop:
                 "not trained"
             )
             if 2 * kept < written:
-                self._server.notes.add(
+                self._server.warnings.warn_once(
                     "most are left out",
                     f"{said}, although they have most of the generated tokens. Set rollout.agent.train to `all` if "
                     "they belong to the task.",
                 )
             else:
-                self._server.notes.add("some are left out", f"{said} (rollout.agent.train: main_chain).")
+                self._server.warnings.warn_once("some are left out", f"{said} (rollout.agent.train: main_chain).")
         return chain
 
     async def _run(self, session: Session, task: AgentTask) -> tuple[str | None, Exception | None]:
@@ -173,13 +173,11 @@ async def _cancel(work: asyncio.Future[str | None]) -> None:
     work.cancel()
     done, _ = await asyncio.wait({work}, timeout=CLEANUP_TIMEOUT_S)
     if not done:
-        logger.warning(
-            "an agent is still running although it was canceled: its session is closed, and it is left running"
-        )
+        logger.warning("a canceled agent did not stop in time: its session is closed, but the agent is still running")
 
 
 @asynccontextmanager
-async def open_agents(
+async def open_agent_loop(
     config: AgentConfig, sandbox: SandboxConfig, *, max_context: int, images: ImageStorage | None = None
 ) -> AsyncIterator[AgentLoop]:
     """Yield an agent loop, and close its endpoint and program at the end.

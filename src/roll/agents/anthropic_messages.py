@@ -11,23 +11,23 @@ from pydantic import Discriminator, Field, Tag
 from pydantic_core import to_json
 
 from roll.agents import wire
-from roll.agents.answering import AnswerEvent, Reply, answer_conversation, count_usage, list_blocks, stream_answer
 from roll.agents.contexts import Conversation
 from roll.agents.message_parts import Content, TextPart, UnknownObject, get_type, read_content, read_text
-from roll.agents.notes import Notes
-from roll.agents.refusals import Refusal
+from roll.agents.replies import AnswerEvent, Reply, answer_conversation, count_usage, list_blocks, stream_answer
+from roll.agents.request_errors import RequestError
 from roll.agents.session import Answer, Session
 from roll.agents.tool_calls import ToolCall
-from roll.agents.tool_specs import ToolSpec, note_unsupported_tools
+from roll.agents.tool_specs import ToolSpec, warn_of_unsupported_tools
+from roll.agents.warning_log import WarningLog
 from roll.types import Content as MessageContent
 from roll.types import Message
 
-__all__ = ["CountRequest", "MessagesRequest", "count_tokens", "create_message"]
+__all__ = ["CountTokensRequest", "MessagesRequest", "count_tokens", "create_message"]
 
 _BILLING_HEADER = "x-anthropic-billing-header:"
 
 
-class ToolUse(wire.Body):
+class ToolUse(wire.ApiObject):
     """A tool call."""
 
     type: Literal["tool_use"]
@@ -36,7 +36,7 @@ class ToolUse(wire.Body):
     input: dict[str, Any] = Field(default_factory=dict)
 
 
-class ToolResult(wire.Body):
+class ToolResult(wire.ApiObject):
     """The result of a tool call."""
 
     type: Literal["tool_result"]
@@ -58,7 +58,7 @@ Block = Annotated[
 ]
 
 
-class AnthropicMessage(wire.Body):
+class AnthropicMessage(wire.ApiObject):
     """One message of the conversation; system messages may be anywhere in it."""
 
     role: Literal["user", "assistant", "system"]
@@ -66,7 +66,7 @@ class AnthropicMessage(wire.Body):
     output_config: Any = None
 
 
-class ClientTool(wire.Body):
+class ClientTool(wire.ApiObject):
     """The definition of a tool that the agent itself runs."""
 
     type: str | None = None
@@ -87,14 +87,14 @@ AnthropicTool = Annotated[
 ]
 
 
-class ToolChoice(wire.Body):
-    """Whether the model must call a tool, and which one."""
+class ToolChoice(wire.ApiObject):
+    """Controls whether the model must call a tool, and which tool."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
 
 
-class CountRequest(wire.RequestFields):
+class CountTokensRequest(wire.CommonRequest):
     """A request to count the tokens of a conversation."""
 
     messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=4096)]
@@ -104,10 +104,10 @@ class CountRequest(wire.RequestFields):
     output_config: wire.AnswerFormat | None = None
 
 
-class MessagesRequest(CountRequest):
+class MessagesRequest(CountTokensRequest):
     """A request to continue a conversation, with the run's sampling settings: `temperature` has no effect."""
 
-    max_tokens: wire.Count
+    max_tokens: wire.PositiveCount
     stop_sequences: wire.StopStrings | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
@@ -115,11 +115,11 @@ class MessagesRequest(CountRequest):
 
 async def create_message(session: Session, raw: bytes) -> Reply:
     """Generate an answer to a request with the body `raw`, and return it in Anthropic's format."""
-    request = wire.parse_body(MessagesRequest, raw, session.notes)
+    request = wire.parse_body(MessagesRequest, raw, session.warnings)
     if request.messages[-1].role == "assistant":
         message = "an answer cannot be continued: the last message must be a user message, not an assistant message."
-        raise Refusal(400, "invalid_value", message, field="messages")
-    conversation = _build_conversation(request, session.notes)
+        raise RequestError(400, "invalid_value", message, field="messages")
+    conversation = _build_conversation(request, session.warnings)
     [answer] = answers = await answer_conversation(
         session, conversation, max_tokens=request.max_tokens, stop=request.stop_sequences or ()
     )
@@ -143,34 +143,36 @@ async def create_message(session: Session, raw: bytes) -> Reply:
 
 async def count_tokens(session: Session, raw: bytes) -> Reply:
     """Return the number of input tokens of a request, without generating an answer."""
-    conversation = await session.store_images(_build_conversation(wire.parse_body(CountRequest, raw), session.notes))
+    conversation = await session.store_images(
+        _build_conversation(wire.parse_body(CountTokensRequest, raw), session.warnings)
+    )
     return Reply({"input_tokens": session.contexts.count_tokens(conversation)})
 
 
-def _build_conversation(request: CountRequest, notes: Notes) -> Conversation:
+def _build_conversation(request: CountTokensRequest, warnings: WarningLog) -> Conversation:
     choice = request.tool_choice or ToolChoice(type="auto")
-    specs = _read_tools(request.tools or (), notes)
+    specs = _read_tools(request.tools or (), warnings)
     known = {spec.name: f"<function>{to_json(spec.function['function']).decode()}</function>" for spec in specs}
-    system = read_text(_remove_billing(request.system), notes)
+    system = read_text(_remove_billing_header(request.system), warnings)
     functions = [] if choice.type == "none" else specs
     return Conversation(
         messages=[
             *([wire.build_chat_message("system", system)] if system else []),
-            *(message for said in request.messages for message in _convert_message(said, notes, known)),
+            *(message for said in request.messages for message in _convert_message(said, warnings, known)),
         ],
         tools=[spec.function for spec in functions if not spec.deferred],
         deferred_tools=[spec.function for spec in functions if spec.deferred],
         format_constraints=[
-            *wire.build_call_constraint(choice.model_dump() if choice.type == "tool" else choice.type, notes),
+            *wire.build_call_constraint(choice.model_dump() if choice.type == "tool" else choice.type, warnings),
             *wire.build_format_constraint("output_config", request.output_config),
         ],
     )
 
 
-def _read_tools(tools: Sequence[ClientTool | UnknownObject], notes: Notes) -> list[ToolSpec]:
-    """Convert the tools of a request; a deferred tool is shown to the model once a tool search has returned it."""
-    left_out = [_get_unknown_tool_name(tool) for tool in tools if isinstance(tool, UnknownObject)]
-    vendor_searches = any(name.startswith("tool_search_tool") for name in left_out)
+def _read_tools(tools: Sequence[ClientTool | UnknownObject], warnings: WarningLog) -> list[ToolSpec]:
+    """Convert the tools of a request; the model sees a deferred tool after a tool search has returned it."""
+    unsupported = [_get_unknown_tool_name(tool) for tool in tools if isinstance(tool, UnknownObject)]
+    vendor_searches = any(name.startswith("tool_search_tool") for name in unsupported)
     specs = [
         ToolSpec(
             name=tool.name,
@@ -181,7 +183,7 @@ def _read_tools(tools: Sequence[ClientTool | UnknownObject], notes: Notes) -> li
         for tool in tools
         if isinstance(tool, ClientTool)
     ]
-    return note_unsupported_tools(specs, left_out, notes)
+    return warn_of_unsupported_tools(specs, unsupported, warnings)
 
 
 def _get_unknown_tool_name(tool: UnknownObject) -> str:
@@ -189,7 +191,7 @@ def _get_unknown_tool_name(tool: UnknownObject) -> str:
     return name if isinstance(name, str) and name else tool.type
 
 
-def _remove_billing(system: Content) -> Content:
+def _remove_billing_header(system: Content) -> Content:
     """Return the system prompt without the billing header that Claude Code adds."""
     # The header may change with each request; then no context would extend an earlier one.
     if system is None or isinstance(system, str):
@@ -197,11 +199,11 @@ def _remove_billing(system: Content) -> Content:
     return [part for part in system if not (isinstance(part, TextPart) and part.text.startswith(_BILLING_HEADER))]
 
 
-def _convert_message(message: AnthropicMessage, notes: Notes, tools: Mapping[str, str]) -> list[Message]:
+def _convert_message(message: AnthropicMessage, warnings: WarningLog, tools: Mapping[str, str]) -> list[Message]:
     """Convert a message to chat template messages: one for each tool result, then one for the remaining content."""
     if isinstance(message.content, str):
         return [wire.build_chat_message(message.role, message.content)]
-    text = _read_blocks(message, notes, tools)
+    text = _read_blocks(message, warnings, tools)
     if message.role == "assistant":
         calls = [
             wire.build_function_call(each.id, each.name, each.input)
@@ -210,17 +212,17 @@ def _convert_message(message: AnthropicMessage, notes: Notes, tools: Mapping[str
         ]
         return [wire.build_chat_message("assistant", text, tool_calls=calls)]
     results = [
-        wire.build_chat_message("tool", read_content(block.content, notes, tools), tool_call_id=block.tool_use_id)
+        wire.build_chat_message("tool", read_content(block.content, warnings, tools), tool_call_id=block.tool_use_id)
         for block in message.content
         if isinstance(block, ToolResult)
     ]
     return [*results, *([wire.build_chat_message(message.role, text)] if text or not results else [])]
 
 
-def _read_blocks(message: AnthropicMessage, notes: Notes, tools: Mapping[str, str]) -> MessageContent:
+def _read_blocks(message: AnthropicMessage, warnings: WarningLog, tools: Mapping[str, str]) -> MessageContent:
     """Return the text and the images of a message; an assistant message has only text."""
     blocks = [block for block in message.content if isinstance(block, TextPart | UnknownObject)]
-    return read_text(blocks, notes, tools) if message.role == "assistant" else read_content(blocks, notes, tools)
+    return read_text(blocks, warnings, tools) if message.role == "assistant" else read_content(blocks, warnings, tools)
 
 
 def _encode_block(block: ToolCall | str) -> dict[str, Any]:
@@ -237,15 +239,15 @@ def _get_stop_reason(answer: Answer) -> str:
     return "tool_use" if answer.tool_calls else "end_turn"
 
 
-def _build_events(body: dict[str, Any], reasoned: bool, event: AnswerEvent) -> list[bytes]:
+def _build_events(body: dict[str, Any], has_reasoning: bool, event: AnswerEvent) -> list[bytes]:
     """Return the server-sent events for one event of an answer.
 
     Args:
         body: The complete response.
-        reasoned: Whether the answer has reasoning; the reasoning itself is not sent.
+        has_reasoning: Whether the answer has reasoning; the reasoning itself is not sent.
         event: The event.
     """
-    index = event.block - reasoned
+    index = event.block - has_reasoning
     match event.kind:
         case "begin":
             none = {"content": [], "stop_reason": None, "stop_sequence": None}

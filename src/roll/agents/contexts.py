@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 from pydantic_core import to_json
 
-from roll.agents.refusals import Refusal
+from roll.agents.request_errors import RequestError
 from roll.agents.template_adaptation import render_text
 from roll.agents.tool_calls import ToolFormat, write_tools_as_text
 from roll.data import ChatRenderer
@@ -40,7 +40,7 @@ BYTES_PER_ESTIMATED_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _PastAnswer:
+class _RecordedAnswer:
     """The tokens of an earlier answer and of its context."""
 
     context: EncodedText
@@ -79,7 +79,7 @@ class Conversation:
         return answers, state
 
     @property
-    def answers(self) -> dict[int, tuple[bytes, bytes]]:
+    def answer_digests(self) -> dict[int, tuple[bytes, bytes]]:
         """Two digests for each assistant message, by its index.
 
         The first covers the tools and all messages before it, the second also the message itself.
@@ -116,8 +116,8 @@ class ContextBuilder:
         self._end_texts = [renderer.decode_raw(np.array([end])) for end in self._ends]
         self._plain = tool_format in ("plain", "none")
         self._max_bytes = BYTES_PER_TOKEN * max_context
-        self._answers: dict[bytes, _PastAnswer] = {}
-        self._stopped: dict[bytes, dict[str, _PastAnswer]] = {}
+        self._answers: dict[bytes, _RecordedAnswer] = {}
+        self._stopped: dict[bytes, dict[str, _RecordedAnswer]] = {}
         """Answers that a stop string ended, by the digest of the messages before them and by their text."""
         self._calls: dict[str, Mapping[str, Any]] = {}
         """Tool calls of the answers in their original form, by ID."""
@@ -127,22 +127,22 @@ class ContextBuilder:
         """Return the token IDs of the conversation, up to the start of the next answer, and the spans of its images.
 
         Raises:
-            Refusal: The template rejects the conversation, or it is far too long.
+            RequestError: The template rejects the conversation, or it is far too long.
         """
         self._check_size(_count_bytes(conversation), "messages")
         conversation = self._restore_tool_calls(conversation)
         messages = [self._escape_special_tokens(message) for message in _append_format_constraints(conversation)]
         try:
-            for place, (before, digest) in reversed(conversation.answers.items()):
+            for place, (before, digest) in reversed(conversation.answer_digests.items()):
                 if place + 1 == len(messages):
                     continue
                 known, added = self._find_answer(messages[place], before, digest)
                 if known is None:
                     continue
                 answer, *following = self._prepare_messages(messages[place:], ())
-                ended = self._is_end(known.token_ids[-1:])
+                ended = self._is_end_token(known.token_ids[-1:])
                 try:
-                    tail = self._render_following(answer, following, ended, self._select_tools(conversation), added)
+                    tail = self._render_after_answer(answer, following, ended, self._select_tools(conversation), added)
                 except DataError:
                     if added:
                         continue
@@ -151,13 +151,13 @@ class ContextBuilder:
             said = self._prepare_messages(messages, conversation.tools)
             return self._renderer.encode(render_text(self._renderer, said, self._select_tools(conversation)))
         except DataError as error:
-            raise Refusal(400, "invalid_request", str(error), field="messages") from error
+            raise RequestError(400, "invalid_request", str(error), field="messages") from error
 
     def count_tokens(self, conversation: Conversation) -> int:
         """Return the number of tokens in the model's input, or an estimate if the conversation is far too long.
 
         Raises:
-            Refusal: The template rejects the conversation.
+            RequestError: The template rejects the conversation.
         """
         num_bytes = _count_bytes(conversation)
         if num_bytes > self._max_bytes:
@@ -168,7 +168,7 @@ class ContextBuilder:
         """Return the token IDs of a text prompt for `/v1/completions`, shape [C].
 
         Raises:
-            Refusal: The text is empty or far too long.
+            RequestError: The text is empty or far too long.
         """
         self._check_size(len(text.encode()), "prompt")
         # Tokenizing the whole text again could merge tokens across the border of the engine's earlier answer.
@@ -177,7 +177,7 @@ class ContextBuilder:
         rest = self._renderer.tokenize(text[len(known) :], first=not known)
         ids = np.concatenate([self._texts[known], rest]).astype(np.int32, copy=False) if known else rest
         if not len(ids):
-            raise Refusal(400, "invalid_request", "the prompt must not be empty.", field="prompt")
+            raise RequestError(400, "invalid_request", "the prompt must not be empty.", field="prompt")
         return ids
 
     def record_answer(
@@ -189,7 +189,7 @@ class ContextBuilder:
         stopped_by: str | None = None,
     ) -> None:
         """Record the answer to a conversation; `stopped_by` is the stop string that ended it, if any."""
-        restored, known = self._restore_tool_calls(conversation), _PastAnswer(context, token_ids)
+        restored, known = self._restore_tool_calls(conversation), _RecordedAnswer(context, token_ids)
         self._answers[restored.compute_digest_with(answer)] = known
         if stopped_by is not None and not answer.tool_calls:
             said = (answer.text + stopped_by).lstrip()
@@ -197,20 +197,20 @@ class ContextBuilder:
         for call in answer.tool_calls:
             self._calls[call["id"]] = call
 
-    def _find_answer(self, message: Message, before: bytes, digest: bytes) -> tuple[_PastAnswer | None, str]:
+    def _find_answer(self, message: Message, prefix_digest: bytes, digest: bytes) -> tuple[_RecordedAnswer | None, str]:
         """Find the earlier answer that `message` repeats, `None` if there is none, and the text the agent appended.
 
         Args:
             message: An assistant message of the request.
-            before: The digest of the tools and the messages before it.
+            prefix_digest: The digest of the tools and the messages before it.
             digest: The digest that also includes the message.
         """
         known = self._answers.get(digest)
-        if known is not None or message.tool_calls or before not in self._stopped:
+        if known is not None or message.tool_calls or prefix_digest not in self._stopped:
             return known, ""
         text = message.text.lstrip()
-        begun = max((said for said in self._stopped[before] if text.startswith(said)), key=len, default=None)
-        return (None, "") if begun is None else (self._stopped[before][begun], text[len(begun) :])
+        begun = max((said for said in self._stopped[prefix_digest] if text.startswith(said)), key=len, default=None)
+        return (None, "") if begun is None else (self._stopped[prefix_digest][begun], text[len(begun) :])
 
     def _restore_tool_calls(self, conversation: Conversation) -> Conversation:
         """Return the conversation with each tool call as the model wrote it.
@@ -238,41 +238,48 @@ class ContextBuilder:
 
     def record_text(self, text: str, context: IntArray, token_ids: IntArray) -> None:
         """Record the tokens of a completion; `text` is the prompt and the completion, as the agent received them."""
-        if self._is_end(token_ids[-1:]):
+        if self._is_end_token(token_ids[-1:]):
             token_ids = token_ids[:-1]  # the end token is not part of the text
         text = self._escape_images(text)
         if text:
             self._texts[text] = np.concatenate([context, token_ids]).astype(np.int32, copy=False)
 
-    def _render_following(
-        self, answer: Message, following: Sequence[Message], ended: bool, tools: Sequence[Any], added: str = ""
+    def _render_after_answer(
+        self,
+        answer: Message,
+        following: Sequence[Message],
+        has_end_token: bool,
+        tools: Sequence[Any],
+        appended: str = "",
     ) -> EncodedText:
         """Return the token IDs between the end of an answer's own tokens and the start of the next answer.
 
         Args:
             answer: The assistant's message.
             following: The messages after the answer.
-            ended: Whether the answer's tokens include the end token; otherwise the returned IDs begin with it.
+            has_end_token: Whether the answer's tokens include the end token; otherwise the returned IDs begin with it.
             tools: Tools for the template.
-            added: Text that the agent appended to the answer.
+            appended: Text that the agent appended to the answer.
 
         Raises:
             DataError: The template rejects the conversation, or writes no end token after an answer.
         """
         renderer = self._renderer
         if not renderer.has_template:
-            return renderer.encode_fragment("\n\n".join([added, *(message.text for message in following), ""]))
+            return renderer.encode_fragment("\n\n".join([appended, *(message.text for message in following), ""]))
         # Any user message will do: the text after the placeholder does not depend on the messages before it.
         question = Message(role="user", content="a")
-        text = render_text(renderer, [question, _mark_end(answer, added), *following], tools)
+        text = render_text(renderer, [question, _mark_end(answer, appended), *following], tools)
         begin = text.rfind(_ANSWER_PLACEHOLDER)
         places = [(place, end) for end in self._end_texts if (place := text.find(end, begin)) >= 0]
         if begin < 0 or not places:
             raise DataError("the model's chat template writes no end token after an answer within a conversation.")
         place, end = min(places)
-        return renderer.encode_fragment(text[begin + len(_ANSWER_PLACEHOLDER) if added else place + len(end) * ended :])
+        return renderer.encode_fragment(
+            text[begin + len(_ANSWER_PLACEHOLDER) if appended else place + len(end) * has_end_token :]
+        )
 
-    def _is_end(self, last: IntArray) -> bool:
+    def _is_end_token(self, last: IntArray) -> bool:
         return bool(len(last)) and int(last[0]) in self._ends
 
     def _escape_images(self, text: str) -> str:
@@ -282,15 +289,15 @@ class ContextBuilder:
 
     def _check_size(self, num_bytes: int, field: str) -> None:
         if num_bytes > self._max_bytes:
-            raise Refusal(
+            raise RequestError(
                 400,
                 "context_length_exceeded",
-                f"the text has {num_bytes} bytes, more than the model's context holds: send a shorter conversation.",
+                f"the text has {num_bytes} bytes, more than fit into the model's context: send a shorter conversation.",
                 field=field,
             )
 
     def _escape_special_tokens(self, message: Message) -> Message:
-        """Escape special tokens, so that the text of a tool cannot begin a new message; keep assistant messages."""
+        """Escape special tokens, so that a tool's text cannot begin a new message; skip assistant messages."""
         if message.role == "assistant":
             return message
         return replace(message, content=map_text(message.content, self._renderer.escape_special_tokens))
@@ -306,12 +313,12 @@ def _count_bytes(conversation: Conversation) -> int:
     return len(to_json([[message.to_dict() for message in conversation.messages], conversation.tools]))
 
 
-def _mark_end(answer: Message, added: str) -> Message:
-    """Replace the answer's text with a placeholder followed by `added`, to find the answer's end in rendered text.
+def _mark_end(answer: Message, appended: str) -> Message:
+    """Replace the answer's text with a placeholder followed by `appended`, to find the answer's end in rendered text.
 
     The name of the last tool call is replaced too, since some templates drop the text of an answer with calls.
     """
-    marked = replace(answer, content=_ANSWER_PLACEHOLDER + added)
+    marked = replace(answer, content=_ANSWER_PLACEHOLDER + appended)
     if answer.tool_calls:
         *before, last = answer.tool_calls
         named = {**last, "function": {**last["function"], "name": _ANSWER_PLACEHOLDER}}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["add_refusals", "describe_failure"]
+__all__ = ["add_request_errors", "describe_failure"]
 
 MAX_LENGTH = 1200
 """Maximum number of characters of a program's output in a message."""
 MAX_END_LENGTH = 300
 """Number of characters shown from the end of the output: the last line of a traceback has the cause."""
-MAX_REFUSAL_LENGTH = 400
+MAX_REQUEST_ERROR_LENGTH = 400
 """Maximum number of characters of one rejected request in a message."""
-MAX_REFUSALS = 3
+MAX_REQUEST_ERRORS = 3
 """Maximum number of rejected requests in a message."""
 
 
@@ -39,20 +39,20 @@ def shorten_output(text: str) -> str:
     return f"{begin}\n[… {len(text) - len(begin) - len(end)} characters …]\n{end}"
 
 
-def add_refusals(problem: str, refused: Sequence[str]) -> str:
+def add_request_errors(problem: str, rejected: Sequence[str]) -> str:
     """Prepend the rejected requests, usually the cause of an agent's failure, to the failure's message.
 
     Args:
         problem: The failure's message.
-        refused: The errors of the requests that the endpoint rejected.
+        rejected: The errors of the requests that the endpoint rejected.
     """
-    if not refused:
+    if not rejected:
         return problem
-    listed = "; ".join(_to_one_line(each) for each in refused[:MAX_REFUSALS])
-    more = f", and {len(refused) - MAX_REFUSALS} more" if len(refused) > MAX_REFUSALS else ""
+    listed = "; ".join(_to_one_line(each) for each in rejected[:MAX_REQUEST_ERRORS])
+    more = f", and {len(rejected) - MAX_REQUEST_ERRORS} more" if len(rejected) > MAX_REQUEST_ERRORS else ""
     return f"the endpoint rejected {listed}{more}. The agent: {problem}"
 
 
 def _to_one_line(text: str) -> str:
     line = " ".join(text.split()).rstrip(".")
-    return line if len(line) <= MAX_REFUSAL_LENGTH else f"{line[: MAX_REFUSAL_LENGTH - 1]}…"
+    return line if len(line) <= MAX_REQUEST_ERROR_LENGTH else f"{line[: MAX_REQUEST_ERROR_LENGTH - 1]}…"

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Tag
 
 from roll import types
-from roll.agents.notes import Notes
-from roll.agents.refusals import Refusal
-from roll.agents.wire import Body
+from roll.agents.request_errors import RequestError
+from roll.agents.warning_log import WarningLog
+from roll.agents.wire import ApiObject
 from roll.envs.image_storage import LIMITS
 from roll.types import Content as MessageContent
 
@@ -49,7 +49,7 @@ def get_type(value: Any, default: str = "") -> str:
     return default if found is None else found if isinstance(found, str) else ""
 
 
-class UnknownObject(Body):
+class UnknownObject(ApiObject):
     """An object of an unknown type; its fields are kept, but not validated."""
 
     model_config = ConfigDict(extra="allow")
@@ -62,7 +62,7 @@ class UnknownObject(Body):
         return self.model_extra or {}
 
 
-class TextPart(Body):
+class TextPart(ApiObject):
     """A text part of a message."""
 
     type: Literal["text", "input_text", "output_text", "summary_text", "refusal"] = "text"
@@ -84,42 +84,47 @@ Content = str | list[Part] | None
 
 
 def read_text(
-    content: str | Sequence[TextPart | UnknownObject] | None, notes: Notes, tools: Mapping[str, str] | None = None
+    content: str | Sequence[TextPart | UnknownObject] | None,
+    warnings: WarningLog,
+    tools: Mapping[str, str] | None = None,
 ) -> str:
     """Return the text of a message or of a tool result; its parts are joined with newlines.
 
     Args:
         content: The content, in any vendor's format.
-        notes: Receives a note for each kind of part that is not supported.
+        warnings: Logs a warning for each kind of part that is not supported.
         tools: Definitions of tools by name, for parts that refer to a tool.
     """
     if content is None or isinstance(content, str):
         return content or ""
-    texts = (_read_part(part, notes, tools or {}) for part in content)
+    texts = (_read_part(part, warnings, tools or {}) for part in content)
     return "\n".join(text for text in texts if text is not None)
 
 
 def read_content(
-    content: str | Sequence[TextPart | UnknownObject] | None, notes: Notes, tools: Mapping[str, str] | None = None
+    content: str | Sequence[TextPart | UnknownObject] | None,
+    warnings: WarningLog,
+    tools: Mapping[str, str] | None = None,
 ) -> MessageContent:
     """Return the content of a message or of a tool result: its text, or texts and images in their order.
 
     Args:
         content: The content, in any vendor's format.
-        notes: As for `read_text`; its `reads_images` decides whether images are read.
+        warnings: Logs a warning for each kind of part that is not supported; images are read if its `reads_images` is
+            true.
         tools: As for `read_text`.
 
     Raises:
-        Refusal: An image is not valid base64, or is a URL, which is not downloaded.
+        RequestError: An image is not valid base64, or is a URL, which is not downloaded.
     """
-    images = content is not None and not isinstance(content, str) and notes.reads_images
+    images = content is not None and not isinstance(content, str) and warnings.reads_images
     if not images or not any(_is_image(part) for part in content or ()):
-        return read_text(content, notes, tools)
+        return read_text(content, warnings, tools)
     parts: list[types.Part] = []
     for part in content or ():
         if isinstance(part, UnknownObject) and _is_image(part):
             parts.append(_read_image(part))
-        elif isinstance(part, TextPart | UnknownObject) and (text := _read_part(part, notes, tools or {})):
+        elif isinstance(part, TextPart | UnknownObject) and (text := _read_part(part, warnings, tools or {})):
             before = parts[-1] if parts else None
             joined = f"{before.text}\n{text}" if isinstance(before, types.TextPart) else text
             parts[-1 if isinstance(before, types.TextPart) else len(parts) :] = [types.TextPart(text=joined)]
@@ -140,31 +145,33 @@ def _read_image(part: UnknownObject) -> types.ImagePart:
         try:
             return types.ImagePart(digest=part.fields["digest"])
         except ValueError as error:
-            raise Refusal(400, "invalid_value", str(error), field="messages") from None
+            raise RequestError(400, "invalid_value", str(error), field="messages") from None
     found = part.fields.get("source") or part.fields.get("image_url") or part.fields.get("image")
     if isinstance(found, Mapping):
         found = found.get("data") or found.get("url")
     if not isinstance(found, str) or not found:
-        raise Refusal(400, "invalid_value", f"a part of type '{part.type[:64]}' has no image data.", field="messages")
+        raise RequestError(
+            400, "invalid_value", f"a part of type '{part.type[:64]}' has no image data.", field="messages"
+        )
     scheme, _, rest = found.partition(":")
     if scheme.lower() == "data":
         header, _, found = rest.partition(",")
         if not header.endswith(";base64"):
-            raise Refusal(400, "invalid_value", "the data URL of an image must be base64.", field="messages")
+            raise RequestError(400, "invalid_value", "the data URL of an image must be base64.", field="messages")
     elif ":" in found[:16]:
         message = f"images are not downloaded: send a data URL instead of '{found[:64]}'."
-        raise Refusal(400, "invalid_image_url", message, field="messages")
+        raise RequestError(400, "invalid_image_url", message, field="messages")
     if len(found) > _MAX_BASE64:
         message = f"an image of the messages has {len(found):,} characters of base64, but at most {_MAX_BASE64:,}"
-        raise Refusal(400, "invalid_image", f"{message} are allowed: make it smaller.", field="messages")
+        raise RequestError(400, "invalid_image", f"{message} are allowed: make it smaller.", field="messages")
     try:
         return types.ImageData.from_bytes(base64.b64decode(found, validate=True))
     except (binascii.Error, ValueError) as error:
         message = f"an image of the messages is not valid base64: {error}."
-        raise Refusal(400, "invalid_value", message, field="messages") from None
+        raise RequestError(400, "invalid_value", message, field="messages") from None
 
 
-def _read_part(part: TextPart | UnknownObject, notes: Notes, tools: Mapping[str, str]) -> str | None:
+def _read_part(part: TextPart | UnknownObject, warnings: WarningLog, tools: Mapping[str, str]) -> str | None:
     if isinstance(part, TextPart):
         return part.text or part.refusal
     fields, kind = part.fields, part.type[:64]
@@ -182,10 +189,10 @@ def _read_part(part: TextPart | UnknownObject, notes: Notes, tools: Mapping[str,
         return "\n".join(text for text in (*head, *found) if isinstance(text, str) and text)
     word = _MEDIA_NAMES.get(kind)
     if word is None:
-        notes.add(f"part {kind}", f"agents send message parts of the type '{kind}', which are ignored.")
+        warnings.warn_once(f"part {kind}", f"agents send message parts of the type '{kind}', which are ignored.")
         return None
     told = f"[{word} not shown: this model reads only text]"
-    notes.add(
+    warnings.warn_once(
         f"media {word}",
         f"agents send message parts of the type '{kind}', which the policy does not support: it gets the text "
         f"'{told}' instead.",

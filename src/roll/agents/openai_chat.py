@@ -11,20 +11,26 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from roll.agents import wire
-from roll.agents.answering import AnswerEvent, Reply, StreamChunk, answer_conversation, count_usage, stream_answer
 from roll.agents.contexts import Conversation
 from roll.agents.message_parts import Content, UnknownObject, get_type, read_content, read_text
-from roll.agents.notes import Notes
-from roll.agents.refusals import Refusal
+from roll.agents.replies import AnswerEvent, Reply, StreamChunk, answer_conversation, count_usage, stream_answer
+from roll.agents.request_errors import RequestError
 from roll.agents.session import Answer, Session
 from roll.agents.tool_calls import ToolCall
-from roll.agents.tool_specs import TEXT_PARAMETER, ToolSpec, build_text_tool, note_unsupported_tools, read_text_argument
+from roll.agents.tool_specs import (
+    TEXT_PARAMETER,
+    ToolSpec,
+    build_text_tool,
+    read_text_argument,
+    warn_of_unsupported_tools,
+)
+from roll.agents.warning_log import WarningLog
 from roll.types import Message
 
 __all__ = ["ChatRequest", "build_reply", "create_chat_completion"]
 
 
-class CustomToolBody(wire.Body):
+class CustomToolBody(wire.ApiObject):
     """The definition of a custom tool, which takes one string."""
 
     name: wire.Name
@@ -32,14 +38,14 @@ class CustomToolBody(wire.Body):
     format: dict[str, Any] | None = None
 
 
-class FunctionTool(wire.Body):
+class FunctionTool(wire.ApiObject):
     """A function that the model may call."""
 
     type: Literal["function"] = "function"
-    function: wire.Function
+    function: wire.FunctionDefinition
 
 
-class CustomTool(wire.Body):
+class CustomTool(wire.ApiObject):
     """A custom tool, which takes one string."""
 
     type: Literal["custom"]
@@ -58,21 +64,21 @@ Tool = Annotated[
 ]
 
 
-class FunctionCallBody(wire.Body):
+class FunctionCallBody(wire.ApiObject):
     """The name and arguments of a function call."""
 
     name: wire.Name
     arguments: str = "{}"
 
 
-class CustomCallBody(wire.Body):
+class CustomCallBody(wire.ApiObject):
     """The name and input of a call to a custom tool."""
 
     name: wire.Name
     input: str = ""
 
 
-class FunctionCall(wire.Body):
+class FunctionCall(wire.ApiObject):
     """A function call in an earlier answer."""
 
     id: str = ""
@@ -80,7 +86,7 @@ class FunctionCall(wire.Body):
     function: FunctionCallBody
 
 
-class CustomCall(wire.Body):
+class CustomCall(wire.ApiObject):
     """A call to a custom tool in an earlier answer."""
 
     id: str = ""
@@ -96,7 +102,7 @@ AnyToolCall = Annotated[
 ]
 
 
-class ChatMessage(wire.Body):
+class ChatMessage(wire.ApiObject):
     """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -110,9 +116,9 @@ class ChatRequest(wire.ChoicesRequest):
     """A request to continue a conversation, with the run's sampling settings: `temperature` has no effect."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
-    max_completion_tokens: wire.Count | None = None
+    max_completion_tokens: wire.PositiveCount | None = None
     tools: Annotated[list[Tool], Field(max_length=256)] | None = None
-    tool_choice: wire.Choice | None = None
+    tool_choice: wire.ToolChoice | None = None
     functions: list[Any] | None = None
     response_format: dict[str, Any] | None = None
     logprobs: bool | None = None
@@ -121,11 +127,11 @@ class ChatRequest(wire.ChoicesRequest):
 
 async def create_chat_completion(session: Session, raw: bytes) -> Reply:
     """Generate answers to a request with the body `raw`, and return them in OpenAI's chat format."""
-    request = wire.parse_body(ChatRequest, raw, session.notes)
-    specs = _read_tools(request, session.notes)
+    request = wire.parse_body(ChatRequest, raw, session.warnings)
+    specs = _read_tools(request, session.warnings)
     answers = await answer_conversation(
         session,
-        _build_conversation(request, specs, session.notes),
+        _build_conversation(request, specs, session.warnings),
         n=request.n or 1,
         max_tokens=request.max_completion_tokens or request.max_tokens,
         stop=request.stop_strings,
@@ -193,12 +199,12 @@ def build_reply(
     return Reply({**head, "choices": each, **used}, answers=answers)
 
 
-def _read_tools(request: ChatRequest, notes: Notes) -> list[ToolSpec]:
+def _read_tools(request: ChatRequest, warnings: WarningLog) -> list[ToolSpec]:
     if request.functions:
         message = "functions, the predecessor of tools, is not supported: configure the agent to send tools."
-        raise Refusal(400, "unsupported_parameter", message, field="functions")
+        raise RequestError(400, "unsupported_parameter", message, field="functions")
     specs: list[ToolSpec] = []
-    left_out: list[str] = []
+    unsupported: list[str] = []
     for tool in request.tools or ():
         if isinstance(tool, FunctionTool):
             each = tool.function
@@ -206,32 +212,32 @@ def _read_tools(request: ChatRequest, notes: Notes) -> list[ToolSpec]:
         elif isinstance(tool, CustomTool):
             specs.append(build_text_tool(tool.custom.name, tool.custom.description, tool.custom.format))
         else:
-            left_out.append(tool.type)
-    return note_unsupported_tools(specs, left_out, notes)
+            unsupported.append(tool.type)
+    return warn_of_unsupported_tools(specs, unsupported, warnings)
 
 
-def _build_conversation(request: ChatRequest, specs: Sequence[ToolSpec], notes: Notes) -> Conversation:
+def _build_conversation(request: ChatRequest, specs: Sequence[ToolSpec], warnings: WarningLog) -> Conversation:
     choice = request.tool_choice
     return Conversation(
-        messages=[_convert_message(message, notes) for message in request.messages],
+        messages=[_convert_message(message, warnings) for message in request.messages],
         tools=[] if wire.get_choice_kind(choice) == "none" else [spec.function for spec in specs],
         format_constraints=[
-            *wire.build_call_constraint(choice, notes),
+            *wire.build_call_constraint(choice, warnings),
             *wire.build_format_constraint("response_format", wire.AnswerFormat(format=request.response_format)),
         ],
     )
 
 
-def _convert_message(message: ChatMessage, notes: Notes) -> Message:
+def _convert_message(message: ChatMessage, warnings: WarningLog) -> Message:
     if message.role == "tool" and not message.tool_call_id:
-        raise Refusal(
+        raise RequestError(
             400,
             "missing_required_parameter",
             "a message with the role tool must have a tool_call_id.",
             field="messages",
         )
     if message.name and message.role != "tool":  # its name is in the call that it answers
-        wire.add_field_note("name", notes)
+        wire.warn_of_ignored_field("name", warnings)
     calls: list[Mapping[str, Any]] = []
     for call in (message.tool_calls or ()) if message.role == "assistant" else ():
         if isinstance(call, FunctionCall):
@@ -239,10 +245,12 @@ def _convert_message(message: ChatMessage, notes: Notes) -> Message:
         elif isinstance(call, CustomCall):
             calls.append(wire.build_function_call(call.id, call.custom.name, {TEXT_PARAMETER: call.custom.input}))
         else:
-            notes.add(f"call {call.type[:64]}", f"agents send calls of the type '{call.type[:64]}', which are ignored.")
+            warnings.warn_once(
+                f"call {call.type[:64]}", f"agents send calls of the type '{call.type[:64]}', which are ignored."
+            )
     return wire.build_chat_message(
         message.role,
-        (read_text if message.role == "assistant" else read_content)(message.content, notes),
+        (read_text if message.role == "assistant" else read_content)(message.content, warnings),
         tool_calls=calls,
         tool_call_id=message.tool_call_id or "",
     )
@@ -266,7 +274,7 @@ def _encode_call(call: ToolCall, custom_tools: Collection[str], *, omit_argument
     Args:
         call: The call.
         custom_tools: Names of the custom tools, which take one string.
-        omit_arguments: Whether to leave the arguments empty, for the first chunk of a stream.
+        omit_arguments: Whether the arguments are empty, as in the first chunk of a stream.
     """
     if call.name in custom_tools:
         body = {"name": call.name, "input": "" if omit_arguments else read_text_argument(call.arguments)}
@@ -308,7 +316,7 @@ def _get_finish_reason(answer: Answer) -> str:
 
 
 def _build_logprobs(session: Session, answer: Answer) -> dict[str, Any]:
-    """Return the log-probs of the generated tokens; `top_logprobs` is empty, as engines return no other tokens'."""
+    """Return the log-probs of the generated tokens; `top_logprobs` is empty, because engines return no others."""
     call = answer.call
     texts = [session.renderer.decode_raw(token) for token in call.token_ids[:, None]]
     content = [

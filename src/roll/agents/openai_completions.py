@@ -10,9 +10,9 @@ import numpy as np
 from pydantic import Field
 
 from roll.agents import wire
-from roll.agents.answering import AnswerEvent, Reply
 from roll.agents.openai_chat import build_reply
-from roll.agents.refusals import Refusal
+from roll.agents.replies import AnswerEvent, Reply
+from roll.agents.request_errors import RequestError
 from roll.agents.session import Answer, Session
 
 __all__ = ["CompletionRequest", "create_completion"]
@@ -31,10 +31,10 @@ class CompletionRequest(wire.ChoicesRequest):
 
 async def create_completion(session: Session, raw: bytes) -> Reply:
     """Generate completions for a request with the body `raw`, and return them in OpenAI's format."""
-    request = wire.parse_body(CompletionRequest, raw, session.notes)
+    request = wire.parse_body(CompletionRequest, raw, session.warnings)
     for name in ("echo", "suffix"):
         if getattr(request, name):
-            raise Refusal(400, "unsupported_parameter", f"{name} is not supported: remove it.", field=name)
+            raise RequestError(400, "unsupported_parameter", f"{name} is not supported: remove it.", field=name)
     prompt = request.prompt
     if isinstance(prompt, list) and isinstance(prompt[0], str):
         prompt = prompt[0]
@@ -45,9 +45,9 @@ async def create_completion(session: Session, raw: bytes) -> Reply:
         media = session.renderer.media
         if media is not None and np.isin(context, media.inputs.processor.replaced_tokens).any():
             message = "the prompt has image tokens, which /v1/completions does not support: use /v1/chat/completions."
-            raise Refusal(400, "invalid_value", message, field="prompt")
+            raise RequestError(400, "invalid_value", message, field="prompt")
         if int(context.max()) >= session.renderer.vocabulary_size:
-            raise Refusal(
+            raise RequestError(
                 400,
                 "invalid_value",
                 f"token ID {int(context.max())} is not in the vocabulary of {session.renderer.vocabulary_size} tokens.",
@@ -84,7 +84,7 @@ async def create_completion(session: Session, raw: bytes) -> Reply:
 
 
 def _build_logprobs(session: Session, answer: Answer) -> dict[str, Any]:
-    """Return the log-probs of the generated tokens; `top_logprobs` is null, as engines return no other tokens'."""
+    """Return the log-probs of the generated tokens; `top_logprobs` is null, because engines return no others."""
     texts = [session.renderer.decode_raw(token) for token in answer.call.token_ids[:, None]]
     offsets = np.cumsum([0, *map(len, texts)])[: len(texts)].tolist()
     logprobs = answer.call.logprobs.tolist()

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from roll.agents import wire
-from roll.agents.answering import (
+from roll.agents.contexts import Conversation
+from roll.agents.replies import (
     AnswerEvent,
     Reply,
     StreamChunk,
@@ -21,13 +22,12 @@ from roll.agents.answering import (
     list_blocks,
     stream_answer,
 )
-from roll.agents.contexts import Conversation
-from roll.agents.notes import Notes
-from roll.agents.refusals import Refusal
+from roll.agents.request_errors import RequestError
 from roll.agents.response_items import Item, Tools, convert_items, read_tools
 from roll.agents.session import Answer, Session
 from roll.agents.tool_calls import ToolCall
 from roll.agents.tool_specs import ToolSpec, read_text_argument
+from roll.agents.warning_log import WarningLog
 from roll.types import Message
 
 __all__ = ["ResponsesRequest", "count_input_tokens", "create_response"]
@@ -39,15 +39,15 @@ _CALL_EVENTS = {
 """Maps each type of tool call to the field with its arguments, and to the event type that streams the field."""
 
 
-class ResponsesRequest(wire.RequestFields):
+class ResponsesRequest(wire.CommonRequest):
     """A request to continue a conversation, with the run's sampling settings: `temperature` has no effect."""
 
     input: str | Annotated[list[Item], Field(min_length=1, max_length=4096)]
     instructions: str | None = None
     previous_response_id: str | None = None
-    max_output_tokens: wire.Count | None = None
+    max_output_tokens: wire.PositiveCount | None = None
     tools: Tools | None = None
-    tool_choice: wire.Choice | None = None
+    tool_choice: wire.ToolChoice | None = None
     text: wire.AnswerFormat | None = None
     conversation: Any = None
     prompt: Any = None
@@ -55,12 +55,12 @@ class ResponsesRequest(wire.RequestFields):
 
 async def create_response(session: Session, raw: bytes) -> Reply:
     """Generate an answer to a request with the body `raw`, and return it in the format of OpenAI's Responses API."""
-    request = wire.parse_body(ResponsesRequest, raw, session.notes)
-    said, specs = _read_request(session, request)
-    conversation = _build_conversation(request, said, specs, session.notes)
+    request = wire.parse_body(ResponsesRequest, raw, session.warnings)
+    messages, specs = _read_request(session, request)
+    conversation = _build_conversation(request, messages, specs, session.warnings)
     [answer] = answers = await answer_conversation(session, conversation, max_tokens=request.max_output_tokens)
     response_id = f"resp_{secrets.token_hex(12)}"
-    session.answers[response_id] = (*said, build_assistant_message(answer))
+    session.answers[response_id] = (*messages, build_assistant_message(answer))
     body = _build_response(response_id, request, answer, {spec.name: spec for spec in specs})
     return (
         Reply(stream=_stream_response(body, answer), answers=answers)
@@ -71,8 +71,8 @@ async def create_response(session: Session, raw: bytes) -> Reply:
 
 async def count_input_tokens(session: Session, raw: bytes) -> Reply:
     """Return the number of input tokens of a request, without generating an answer."""
-    request = wire.parse_body(ResponsesRequest, raw, session.notes)
-    conversation = _build_conversation(request, *_read_request(session, request), session.notes)
+    request = wire.parse_body(ResponsesRequest, raw, session.warnings)
+    conversation = _build_conversation(request, *_read_request(session, request), session.warnings)
     num_tokens = session.contexts.count_tokens(await session.store_images(conversation))
     return Reply({"object": "response.input_tokens", "input_tokens": num_tokens})
 
@@ -84,25 +84,28 @@ def _read_request(session: Session, request: ResponsesRequest) -> tuple[list[Mes
                 f"{field} refers to data on the vendor's servers, which is not supported: configure the agent to send "
                 "the messages in input, or previous_response_id."
             )
-            raise Refusal(400, "unsupported_parameter", message, field=field)
-    said = [
+            raise RequestError(400, "unsupported_parameter", message, field=field)
+    messages = [
         *_load_previous_messages(session, request.previous_response_id),
-        *convert_items(request.input, session.notes),
+        *convert_items(request.input, session.warnings),
     ]
-    if not said:
-        raise Refusal(400, "invalid_value", "input must have at least one message.", field="input")
-    return said, read_tools(request.tools or (), request.input, session.notes)
+    if not messages:
+        raise RequestError(400, "invalid_value", "input must have at least one message.", field="input")
+    return messages, read_tools(request.tools or (), request.input, session.warnings)
 
 
 def _build_conversation(
-    request: ResponsesRequest, said: Sequence[Message], specs: Sequence[ToolSpec], notes: Notes
+    request: ResponsesRequest, messages: Sequence[Message], specs: Sequence[ToolSpec], warnings: WarningLog
 ) -> Conversation:
     choice = request.tool_choice
     return Conversation(
-        messages=[*([wire.build_chat_message("system", request.instructions)] if request.instructions else []), *said],
+        messages=[
+            *([wire.build_chat_message("system", request.instructions)] if request.instructions else []),
+            *messages,
+        ],
         tools=[] if wire.get_choice_kind(choice) == "none" else [spec.function for spec in specs],
         format_constraints=[
-            *wire.build_call_constraint(choice, notes),
+            *wire.build_call_constraint(choice, warnings),
             *wire.build_format_constraint("text", request.text),
         ],
     )
@@ -114,7 +117,7 @@ def _load_previous_messages(session: Session, response_id: str | None) -> Sequen
     known = session.answers.get(response_id)
     if known is None:
         message = f"response '{response_id[:64]}' does not exist in this session."
-        raise Refusal(404, "previous_response_not_found", message, field="previous_response_id")
+        raise RequestError(404, "previous_response_not_found", message, field="previous_response_id")
     return known
 
 

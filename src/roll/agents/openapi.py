@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from roll.agents.anthropic_messages import CountRequest, MessagesRequest
+from roll.agents.anthropic_messages import CountTokensRequest, MessagesRequest
 from roll.agents.openai_chat import ChatRequest
 from roll.agents.openai_completions import CompletionRequest
 from roll.agents.openai_responses import ResponsesRequest
@@ -21,7 +21,7 @@ _REQUEST_MODELS: dict[str, type[BaseModel]] = {
     "/v1/responses": ResponsesRequest,
     "/v1/responses/input_tokens": ResponsesRequest,
     "/v1/messages": MessagesRequest,
-    "/v1/messages/count_tokens": CountRequest,
+    "/v1/messages/count_tokens": CountTokensRequest,
 }
 _ERROR_DESCRIPTIONS = {
     "400": "The body is not valid; the message names the field.",
@@ -41,7 +41,7 @@ def build_description() -> dict[str, Any]:
     _, schemas = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
     )
-    refused = {status: {"description": meaning} for status, meaning in _ERROR_DESCRIPTIONS.items()}
+    rejected = {status: {"description": meaning} for status, meaning in _ERROR_DESCRIPTIONS.items()}
     answered = {"description": "The answer; server-sent events if `stream` is true."}
     paths: dict[str, Any] = {}
     for path, model in _REQUEST_MODELS.items():
@@ -50,10 +50,10 @@ def build_description() -> dict[str, Any]:
             "operationId": path.strip("/").replace("/", "_"),
             "summary": (model.__doc__ or "").strip().partition("\n")[0],
             "requestBody": {"required": True, "content": body},
-            "responses": {"200": answered, **refused},
+            "responses": {"200": answered, **rejected},
         }
         paths[path] = {"post": operation}
-    listed = {"200": {"description": "The policy's model."}, "401": refused["401"]}
+    listed = {"200": {"description": "The policy's model."}, "401": rejected["401"]}
     paths["/v1/models"] = {"get": {"operationId": "v1_models", "responses": listed}}
     name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     paths["/v1/models/{name}"] = {"get": {"operationId": "v1_model", "parameters": [name], "responses": listed}}

@@ -37,9 +37,9 @@ __all__ = ["AgentError", "AgentTask", "Program", "check_agent", "open_program"]
 
 MAX_OUTPUT = 2**20
 """Maximum number of bytes of a program's output that are kept; the rest is discarded."""
-LAST_OUTPUT_S = 1.0
+OUTPUT_TIMEOUT_S = 1.0
 """Seconds to wait for the rest of a program's output after it has ended."""
-_SOCKET = "/run/roll/endpoint"
+_SOCKET_PATH = "/run/roll/endpoint"
 """Path of the endpoint's socket in a sandbox. The socket itself is mounted: mounting its directory would copy it, and
 a copied socket has no server."""
 _ADDRESS_TEMPLATE = "http://127.0.0.1:{}"
@@ -72,7 +72,7 @@ class Program(Protocol):
     """Runs an agent once."""
 
     async def __call__(self, task: AgentTask, base_url: str, api_key: str) -> str | None:
-        """Run the agent, and return its answer, or `None` if it gives none.
+        """Run the agent, and return its answer, or `None` if the agent returns no answer.
 
         Raises:
             AgentError: The agent failed with an error in its own code.
@@ -101,7 +101,7 @@ async def open_program(config: AgentConfig, sandbox: SandboxConfig, socket: Path
     else:
         assert socket is not None, "sandboxes reach the endpoint by a socket"
         files = {name: _read_content(name, path) for name, path in config.files.items()}
-        async with _open_manager(sandbox, socket, config.limits.time_s) as (manager, spec):
+        async with _open_sandbox_manager(sandbox, socket, config.limits.time_s) as (manager, spec):
             yield _SandboxProgram(config, files, manager, spec, str(socket))
 
 
@@ -209,22 +209,22 @@ class _ProcessProgram:
                     with suppress(ProcessLookupError):  # the group includes processes that the program left running
                         os.killpg(process.pid, signal.SIGKILL)
                     await process.wait()
-        return code, output.kept, errors.kept
+        return code, output.received, errors.received
 
 
 class _OutputReader(asyncio.Protocol):
-    """Reads a program's output from a pipe, and keeps only the beginning.
+    """Reads a program's output from a pipe, and stores only the beginning.
 
     asyncio's own pipes are not used: `process.wait()` would wait until every process that inherited a pipe closes it.
     """
 
     def __init__(self) -> None:
-        self.kept = b""
+        self.received = b""
         self._ended = asyncio.get_running_loop().create_future()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[int]:
-        """Yield the file descriptor of the pipe's write end; afterwards, `kept` has the output."""
+        """Yield the file descriptor of the pipe's write end; afterwards, `received` contains the output."""
         ours, theirs = os.pipe()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: self, os.fdopen(ours, "rb"))
         try:
@@ -232,13 +232,15 @@ class _OutputReader(asyncio.Protocol):
         finally:
             os.close(theirs)
             try:
-                await asyncio.wait({self._ended}, timeout=LAST_OUTPUT_S)  # another process may still hold the write end
+                await asyncio.wait(
+                    {self._ended}, timeout=OUTPUT_TIMEOUT_S
+                )  # another process may still hold the write end
             finally:
                 transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Append the data to `kept`, up to the limit; called by the event loop."""
-        self.kept += data[: MAX_OUTPUT - len(self.kept)]
+        """Append the data to `received`, up to the limit; called by the event loop."""
+        self.received += data[: MAX_OUTPUT - len(self.received)]
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Record that all write ends are closed; called by the event loop."""
@@ -247,7 +249,7 @@ class _OutputReader(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def _open_manager(
+async def _open_sandbox_manager(
     config: SandboxConfig, socket: Path, time_s: float
 ) -> AsyncIterator[tuple[SandboxManager, SandboxSpec]]:
     from roll_sandbox import Limits, Mount, SandboxManager, SandboxSpec
@@ -268,7 +270,7 @@ async def _open_manager(
             output_bytes=MAX_OUTPUT,
         ),
         trust="trusted" if config.trust_programs else "untrusted",
-        mounts=() if unsafe else (Mount(source=str(socket), target=_SOCKET),),
+        mounts=() if unsafe else (Mount(source=str(socket), target=_SOCKET_PATH),),
         pool="agents",
         image=config.image,
     )

@@ -10,21 +10,21 @@ from pydantic import Discriminator, Field, Tag
 
 from roll.agents import wire
 from roll.agents.message_parts import Content, UnknownObject, get_type, read_content, read_text
-from roll.agents.notes import Notes
-from roll.agents.refusals import Refusal
-from roll.agents.tool_specs import TEXT_PARAMETER, ToolSpec, build_text_tool, note_unsupported_tools
+from roll.agents.request_errors import RequestError
+from roll.agents.tool_specs import TEXT_PARAMETER, ToolSpec, build_text_tool, warn_of_unsupported_tools
+from roll.agents.warning_log import WarningLog
 from roll.types import Message
 
 __all__ = ["Item", "Tools", "convert_items", "read_tools"]
 
 
-class FunctionTool(wire.Function):
+class FunctionTool(wire.FunctionDefinition):
     """A function that the model may call."""
 
     type: Literal["function"]
 
 
-class CustomTool(wire.Body):
+class CustomTool(wire.ApiObject):
     """A custom tool, which takes one string."""
 
     type: Literal["custom"]
@@ -45,8 +45,8 @@ PlainTool = Annotated[
 ]
 
 
-class ToolGroup(wire.Body):
-    """Tools under a common name."""
+class ToolNamespace(wire.ApiObject):
+    """A namespace: several tools with a common prefix."""
 
     type: Literal["namespace"]
     name: wire.Name
@@ -61,14 +61,14 @@ def _get_tool_kind(value: Any) -> str:
 ResponseTool = Annotated[
     Annotated[FunctionTool, Tag("Function")]
     | Annotated[CustomTool, Tag("Custom")]
-    | Annotated[ToolGroup, Tag("Group")]
+    | Annotated[ToolNamespace, Tag("Group")]
     | Annotated[UnknownObject, Tag("Unknown")],
     Discriminator(_get_tool_kind),
 ]
 Tools = Annotated[list[ResponseTool], Field(max_length=256)]
 
 
-class MessageItem(wire.Body):
+class MessageItem(wire.ApiObject):
     """A message."""
 
     type: Literal["message"] = "message"
@@ -76,7 +76,7 @@ class MessageItem(wire.Body):
     content: Content = None
 
 
-class CallItem(wire.Body):
+class CallItem(wire.ApiObject):
     """A tool call."""
 
     type: Literal["function_call", "custom_tool_call"]
@@ -87,7 +87,7 @@ class CallItem(wire.Body):
     namespace: Any = None
 
 
-class OutputItem(wire.Body):
+class OutputItem(wire.ApiObject):
     """The result of a tool call."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
@@ -95,7 +95,7 @@ class OutputItem(wire.Body):
     output: Content = None
 
 
-class ToolsItem(wire.Body):
+class ToolsItem(wire.ApiObject):
     """Additional tools that the model may call after this item."""
 
     type: Literal["additional_tools"]
@@ -127,17 +127,17 @@ Item = Annotated[
 ]
 
 
-def convert_items(given: str | Sequence[Any], notes: Notes) -> list[Message]:
+def convert_items(items: str | Sequence[Any], warnings: WarningLog) -> list[Message]:
     """Convert the items of a conversation to messages; consecutive items of one answer become one message."""
-    if isinstance(given, str):
-        return [wire.build_chat_message("user", given)]
+    if isinstance(items, str):
+        return [wire.build_chat_message("user", items)]
     said: list[Message] = []
-    for item in given:
+    for item in items:
         if isinstance(item, MessageItem):
             read = read_text if item.role == "assistant" else read_content
-            said.append(wire.build_chat_message(item.role, read(item.content, notes)))
+            said.append(wire.build_chat_message(item.role, read(item.content, warnings)))
         elif isinstance(item, OutputItem):
-            said.append(wire.build_chat_message("tool", read_content(item.output, notes), tool_call_id=item.call_id))
+            said.append(wire.build_chat_message("tool", read_content(item.output, warnings), tool_call_id=item.call_id))
         elif isinstance(item, CallItem):
             arguments: str | Mapping[str, Any] = item.arguments
             if item.type == "custom_tool_call":
@@ -148,33 +148,33 @@ def convert_items(given: str | Sequence[Any], notes: Notes) -> list[Message]:
         elif isinstance(item, UnknownObject):
             if item.type == "item_reference":
                 message = "an item_reference in input is not supported: configure the agent to send the items again."
-                raise Refusal(400, "unsupported_parameter", message, field="input")
+                raise RequestError(400, "unsupported_parameter", message, field="input")
             if item.type != "reasoning":  # the context already has the reasoning, in the model's own tokens
                 kind = item.type[:64]
-                notes.add(f"item {kind}", f"agents send items of the type '{kind}', which are ignored.")
+                warnings.warn_once(f"item {kind}", f"agents send items of the type '{kind}', which are ignored.")
     return said
 
 
-def read_tools(tools: Sequence[Any], given: str | Sequence[Any], notes: Notes) -> list[ToolSpec]:
+def read_tools(tools: Sequence[Any], items: str | Sequence[Any], warnings: WarningLog) -> list[ToolSpec]:
     """Return the tools of a request, from its field `tools` and from its items.
 
     Raises:
-        Refusal: No tool is supported.
+        RequestError: The request has tools, but none of them is supported.
     """
     specs: list[ToolSpec] = []
-    left_out: list[str] = []
+    unsupported: list[str] = []
     later = (
-        () if isinstance(given, str) else (tool for item in given if isinstance(item, ToolsItem) for tool in item.tools)
+        () if isinstance(items, str) else (tool for item in items if isinstance(item, ToolsItem) for tool in item.tools)
     )
     for tool in (*tools, *later):
-        group = tool.name if isinstance(tool, ToolGroup) else ""
-        for each in tool.tools if isinstance(tool, ToolGroup) else [tool]:
+        group = tool.name if isinstance(tool, ToolNamespace) else ""
+        for each in tool.tools if isinstance(tool, ToolNamespace) else [tool]:
             if isinstance(each, FunctionTool):
                 spec = ToolSpec(name=each.name, description=each.description, parameters=each.parameters)
             elif isinstance(each, CustomTool):
                 spec = build_text_tool(each.name, each.description, each.format)
             else:
-                left_out.append(each.type)
+                unsupported.append(each.type)
                 continue
             specs.append(replace(spec, namespace=group))
-    return note_unsupported_tools(specs, left_out, notes)
+    return warn_of_unsupported_tools(specs, unsupported, warnings)

@@ -21,15 +21,15 @@ from typing import Any, TypeAlias
 from aiohttp import web
 from pydantic_core import to_json
 
-from roll.agents.answering import Reply
 from roll.agents.anthropic_messages import count_tokens, create_message
-from roll.agents.notes import Notes
 from roll.agents.openai_chat import create_chat_completion
 from roll.agents.openai_completions import create_completion
 from roll.agents.openai_responses import count_input_tokens, create_response
 from roll.agents.openapi import build_description
-from roll.agents.refusals import Refusal
+from roll.agents.replies import Reply
+from roll.agents.request_errors import RequestError
 from roll.agents.session import Answer, Session, Sessions
+from roll.agents.warning_log import WarningLog
 
 __all__ = ["MODEL_NAME", "AgentServer"]
 
@@ -65,7 +65,7 @@ class AgentServer:
         self, host: str = "127.0.0.1", port: int = 0, *, socket: Path | None = None, reads_images: bool = False
     ) -> None:
         self.sessions = Sessions()
-        self.notes = Notes(reads_images=reads_images)
+        self.warnings = WarningLog(reads_images=reads_images)
         self._max_bytes = MAX_BYTES_WITH_IMAGES if reads_images else MAX_BYTES
         self._host, self._port, self._socket = host, port, socket
         self._runner: web.ServerRunner | None = None
@@ -118,14 +118,14 @@ class AgentServer:
         """Answer an HTTP request; errors are returned in the format of the vendor whose API it uses."""
         try:
             return await self._dispatch(request)
-        except Refusal as refusal:
-            return _build_error_response(request, refusal)
+        except RequestError as error:
+            return _build_error_response(request, error)
         except web.RequestPayloadError:
             message = "the body does not match the headers: it ends early, or its encoding is not valid."
-            return _build_error_response(request, Refusal(400, "invalid_value", message))
+            return _build_error_response(request, RequestError(400, "invalid_value", message))
         except web.HTTPRequestEntityTooLarge:
             message = f"the body must not be larger than {self._max_bytes} bytes."
-            return _build_error_response(request, Refusal(413, "request_too_large", message))
+            return _build_error_response(request, RequestError(413, "request_too_large", message))
 
     async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
         session = self.sessions.find(_read_key(request))
@@ -133,16 +133,16 @@ class AgentServer:
         path = request.path.removeprefix("/v1") if request.path.startswith("/v1/v1/") else request.path
         route, page = POST_ROUTES.get(path), _build_page(path, session)
         if route is None and page is None:
-            raise Refusal(404, "not_found", f"the path {request.path[:200]} is not supported: see /openapi.json.")
+            raise RequestError(404, "not_found", f"the path {request.path[:200]} is not supported: see /openapi.json.")
         if request.method not in (("POST",) if route else ("GET", "HEAD")):
-            raise Refusal(405, "method_not_allowed", f"{request.path} does not support {request.method}.")
+            raise RequestError(405, "method_not_allowed", f"{request.path} does not support {request.method}.")
         if route is None:
             return web.json_response(page)
         try:
             with session.admission.admit():
                 reply = await route(session, await request.read())
-        except Refusal as refusal:
-            session.record_refusal(path, refusal)
+        except RequestError as error:
+            session.record_error(path, error)
             raise
         if reply.stream is not None:
             return await _stream_reply(request, session, reply)
@@ -215,15 +215,13 @@ _OPENAI_ERROR_TYPES = {
 _ANTHROPIC_ERROR_TYPES = {**_OPENAI_ERROR_TYPES, 413: "request_too_large", 503: "overloaded_error"}
 
 
-def _build_error_response(request: web.BaseRequest, refusal: Refusal) -> web.Response:
+def _build_error_response(request: web.BaseRequest, error: RequestError) -> web.Response:
     if request.path.endswith(("/messages", "/messages/count_tokens")):
-        kind = _ANTHROPIC_ERROR_TYPES.get(refusal.status, "invalid_request_error")
-        body: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": refusal.message}}
+        kind = _ANTHROPIC_ERROR_TYPES.get(error.status, "invalid_request_error")
+        body: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": error.message}}
     else:
-        kind = _OPENAI_ERROR_TYPES.get(
-            refusal.status, "server_error" if refusal.status >= 500 else "invalid_request_error"
-        )
-        error = {"message": refusal.message, "type": kind, "param": refusal.field or None, "code": refusal.code}
-        body = {"error": error}
-    headers = {} if refusal.retry_after_s is None else {"Retry-After": str(refusal.retry_after_s)}
-    return web.Response(text=json.dumps(body), status=refusal.status, content_type="application/json", headers=headers)
+        kind = _OPENAI_ERROR_TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
+        content = {"message": error.message, "type": kind, "param": error.field or None, "code": error.code}
+        body = {"error": content}
+    headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
+    return web.Response(text=json.dumps(body), status=error.status, content_type="application/json", headers=headers)

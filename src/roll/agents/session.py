@@ -3,7 +3,7 @@
     request ─► context (contexts) ─► within the budget? ─► generate ─► cut at a stop string ─► recorded call ─► answer
 
 Invariants:
-    - the record holds exactly the tokens that the agent received;
+    - the record contains exactly the tokens that the agent received;
     - a session that has ended answers no request, and its running requests are aborted;
     - if the infrastructure fails during a request, the whole session fails, and its rollout is not scored.
 """
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from roll.agents.admission import RequestLimit
 from roll.agents.contexts import ContextBuilder, Conversation
-from roll.agents.notes import Notes
-from roll.agents.refusals import Refusal
+from roll.agents.request_errors import RequestError
 from roll.agents.session_images import SessionImages
 from roll.agents.tool_calls import ToolCall, ToolFormat, detect_format, read_calls
 from roll.agents.tree import Call
+from roll.agents.warning_log import WarningLog
 from roll.data import ChatRenderer
 from roll.data.decoding import NUM_CONTEXT_TOKENS
 from roll.data.reasoning import find_reasoning_start, split_reasoning
@@ -39,7 +39,7 @@ __all__ = ["Answer", "Session", "Sessions"]
 
 MAX_ENDED_SESSIONS = 10_000
 """Number of ended sessions whose keys are remembered, so that their agents get a clear error."""
-MAX_RECORDED_REFUSALS = 8
+MAX_RECORDED_ERRORS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +60,7 @@ class Session:
 
     Args:
         session_id: Part of the key, and of request IDs in the engines.
-        first: The first request; its sampling settings apply to every call, but a call may ask for fewer tokens.
+        first: The first request; its sampling settings apply to every call, but a call may request fewer tokens.
         generate: Sends a request to the engines.
         renderer: Renderer of the policy's tokenizer.
         limits: The session's budget.
@@ -68,7 +68,7 @@ class Session:
         tool_format: The model's format of tool calls; with `None`, it is detected from the chat template.
         constraints_as_text: Whether constraints on an answer's format are passed to the model as text. Otherwise
             requests with constraints are rejected.
-        notes: The run's notes on unsupported features; its `reads_images` must agree with `images`.
+        warnings: Logs warnings about unsupported features; its `reads_images` must be true if `images` is given.
         images: Stores the images of requests; `None` if the policy reads only text.
     """
 
@@ -83,15 +83,15 @@ class Session:
         max_context: int,
         tool_format: ToolFormat | None = None,
         constraints_as_text: bool = False,
-        notes: Notes | None = None,
+        warnings: WarningLog | None = None,
         images: ImageStorage | None = None,
     ) -> None:
         self.session_id = session_id
         self.key = f"{session_id}.{secrets.token_urlsafe(24)}"
         self.constraints_as_text = constraints_as_text
-        self.notes = notes or Notes(reads_images=images is not None)
+        self.warnings = warnings or WarningLog(reads_images=images is not None)
         self._images = None if images is None else SessionImages(images, max_context)
-        self.refused: list[str] = []
+        self.rejected_requests: list[str] = []
         """The distinct errors of rejected requests, in order."""
         self.tool_format = tool_format or detect_format(renderer.template)
         self.contexts = ContextBuilder(
@@ -123,7 +123,7 @@ class Session:
         """Move the images of a conversation to the run's media store, and return the conversation with references.
 
         Raises:
-            Refusal: The session is over, there are too many images, or an image cannot be decoded.
+            RequestError: The session is over, there are too many images, or an image cannot be decoded.
         """
         if self._images is None or not any(message.media for message in conversation.messages):
             return conversation
@@ -157,13 +157,14 @@ class Session:
             raw: Whether to return the text unchanged, without separating the reasoning.
 
         Raises:
-            Refusal: The session is over, its budget is used up, the context is too long, or the infrastructure failed.
+            RequestError: The session is over, its budget is used up, the context is too long, or the infrastructure
+                failed.
         """
         self._check_limits(n)
         sampling = self._first.sampling
         room = min(self._max_context - len(context), sampling.max_new_tokens, self._limits.tokens - self._num_tokens)
         if len(context) >= self._max_context:
-            raise Refusal(
+            raise RequestError(
                 400,
                 "context_length_exceeded",
                 f"the request has {len(context)} tokens, but the model's context has only {self._max_context}: shorten "
@@ -193,7 +194,7 @@ class Session:
             raise  # the agent has disconnected
         except Exception as error:
             self.fail(error)
-            raise Refusal(
+            raise RequestError(
                 503, "engine_failure", "the model cannot answer right now; this session has failed.", retry_after_s=1
             ) from error
         finally:
@@ -268,11 +269,11 @@ class Session:
                 low = middle + 1
         return low
 
-    def record_refusal(self, path: str, refusal: Refusal) -> None:
+    def record_error(self, path: str, error: RequestError) -> None:
         """Record a rejected request, for the error message if the agent fails."""
-        said = f"{path}: {refusal.status} {refusal.message}"
-        if said not in self.refused and len(self.refused) < MAX_RECORDED_REFUSALS:
-            self.refused.append(said)
+        said = f"{path}: {error.status} {error.message}"
+        if said not in self.rejected_requests and len(self.rejected_requests) < MAX_RECORDED_ERRORS:
+            self.rejected_requests.append(said)
 
     def truncate_to_sent(self, call: Call, num_characters: int) -> None:
         """Truncate the record of a call to the first `num_characters` characters, after the agent has disconnected."""
@@ -309,29 +310,31 @@ class Session:
         if self._closed:
             raise self._build_session_over_error()
         if self.failed.done():
-            raise Refusal(503, "engine_failure", "this session has failed: the rollout will be retried from the start.")
+            raise RequestError(
+                503, "engine_failure", "this session has failed: the rollout will be retried from the start."
+            )
         if n > limits.choices:
             message = f"n must not be larger than {limits.choices} (rollout.agent.limits.choices), got {n}."
-            raise Refusal(400, "invalid_value", message, field="n")
+            raise RequestError(400, "invalid_value", message, field="n")
         self.admission.check(len(self._running), n)
         if self._num_asked + n > limits.turns:
             self.exhausted = f"{limits.turns} answers"
         elif self._num_tokens >= limits.tokens:
             self.exhausted = f"{limits.tokens} tokens"
         if self.exhausted:
-            raise self._build_exhausted_error()
+            raise self._build_budget_error()
         self._check_deadline()
 
     def _check_deadline(self) -> None:
         if asyncio.get_running_loop().time() >= self._deadline:
             self.exhausted = f"{self._limits.time_s:g} s"
-            raise self._build_exhausted_error()
+            raise self._build_budget_error()
 
-    def _build_exhausted_error(self) -> Refusal:
-        return Refusal(403, "budget_exhausted", f"this session's budget of {self.exhausted} is used up.")
+    def _build_budget_error(self) -> RequestError:
+        return RequestError(403, "budget_exhausted", f"this session's budget of {self.exhausted} is used up.")
 
-    def _build_session_over_error(self) -> Refusal:
-        return Refusal(401, "session_over", "this session is over, because the agent ended or was stopped.")
+    def _build_session_over_error(self) -> RequestError:
+        return RequestError(401, "session_over", "this session is over, because the agent ended or was stopped.")
 
     # ---- end of the session
 
@@ -374,12 +377,12 @@ class Sessions:
         """Return the session of a key.
 
         Raises:
-            Refusal: The key is invalid, or its session is over.
+            RequestError: The key is invalid, or its session is over.
         """
         session_id, _, _ = key.rpartition(".")
         session = self._open.get(session_id)
         if session is not None and hmac.compare_digest(session.key.encode(), key.encode(errors="surrogateescape")):
             return session
         if session is None and session_id in self._ended:
-            raise Refusal(401, "session_over", "this session is over, because the agent ended or was stopped.")
-        raise Refusal(401, "invalid_api_key", "the request has no API key, or the key is not valid.")
+            raise RequestError(401, "session_over", "this session is over, because the agent ended or was stopped.")
+        raise RequestError(401, "invalid_api_key", "the request has no API key, or the key is not valid.")

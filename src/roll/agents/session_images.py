@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from roll.agents.refusals import Refusal
+from roll.agents.request_errors import RequestError
 from roll.envs.image_storage import MAX_IMAGES, ImageStorage
 from roll.errors import DataError, WorkerDiedError
 from roll.types import Content, ImageData, Message, Part, list_media
 
 __all__ = ["SessionImages"]
 
-MAX_DISTINCT = 4_096
+MAX_DISTINCT_IMAGES = 4_096
 """Maximum number of different images that one session sends."""
 MAX_STORED_BYTES = 512 * 2**20
 """Maximum total size of the different images that one session sends: they stay in the run's media store."""
@@ -38,12 +38,12 @@ class SessionImages:
         """Move the images of messages to the run's media store, and return the messages with references.
 
         Raises:
-            Refusal: There are too many images, or an image cannot be decoded.
+            RequestError: There are too many images, or an image cannot be decoded.
         """
         count = sum(len(list_media(message.content)) for message in messages)
         if count > MAX_IMAGES:
             message = f"a request must not have more than {MAX_IMAGES} images, got {count}."
-            raise Refusal(400, "context_length_exceeded", message, field="messages")
+            raise RequestError(400, "context_length_exceeded", message, field="messages")
         stored: list[Message] = []
         num_tokens = 0
         for message in messages:
@@ -72,23 +72,23 @@ class SessionImages:
                     f"the images of the messages have more tokens than the model's context, {self._max_context}: send "
                     "fewer or smaller images."
                 )
-                raise Refusal(400, "context_length_exceeded", message, field="messages")
+                raise RequestError(400, "context_length_exceeded", message, field="messages")
         return tuple(parts), num_own
 
     async def _store_part(self, part: Part) -> Part:
         if isinstance(part, ImageData) and part.digest not in self._sent:
-            if len(self._sent) >= MAX_DISTINCT or self._num_bytes + len(part.data) > MAX_STORED_BYTES:
+            if len(self._sent) >= MAX_DISTINCT_IMAGES or self._num_bytes + len(part.data) > MAX_STORED_BYTES:
                 message = (
-                    f"this session must not send more than {MAX_DISTINCT} different images with "
+                    f"this session must not send more than {MAX_DISTINCT_IMAGES} different images with "
                     f"{MAX_STORED_BYTES // 2**20} MiB in all."
                 )
-                raise Refusal(403, "budget_exhausted", message, field="messages")
+                raise RequestError(403, "budget_exhausted", message, field="messages")
             self._sent.add(part.digest)
             self._num_bytes += len(part.data)
         try:
             return await self._storage.store_part(part, _IMAGE_LABEL)
         except DataError as error:
-            raise Refusal(400, "invalid_image", str(error), field="messages") from error
+            raise RequestError(400, "invalid_image", str(error), field="messages") from error
         except WorkerDiedError as error:
             message = f"{_IMAGE_LABEL} cannot be decoded: {error}"
-            raise Refusal(400, "invalid_image", message, field="messages") from error
+            raise RequestError(400, "invalid_image", message, field="messages") from error

@@ -1,7 +1,7 @@
 """Adapts agents' conversations to the model's chat template.
 
-Agents send system messages in the middle of a conversation, and several user messages in a row. Some
-templates render them all, some reject them, and some silently drop later system messages.
+Agents send system messages in the middle of a conversation, and several user messages in a row. Some templates render
+all of these messages, some reject them, and some silently drop later system messages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def render_text(renderer: ChatRenderer, messages: Sequence[Message], tools: Sequ
     try:
         return renderer.render_text(messages, tools)
     except DataError as error:
-        refused = error
+        rejected = error
     joined = _join_consecutive(messages)
     forms = (joined, _move_tool_images(messages), _join_consecutive(_convert_system_messages(joined)))
     for form in forms:
@@ -41,7 +41,7 @@ def render_text(renderer: ChatRenderer, messages: Sequence[Message], tools: Sequ
                 return renderer.render_text(form, tools)
             except DataError:
                 continue
-    raise refused
+    raise rejected
 
 
 def _to_user_message(message: Message) -> Message:

@@ -37,7 +37,7 @@ class ToolCall:
     name: str
     arguments: Mapping[str, Any]
     call_id: str = field(default_factory=lambda: "".join(secrets.choice(_ID_CHARACTERS) for _ in range(9)))
-    """Nine letters and digits: some chat templates accept nothing else."""
+    """Nine letters and digits: some chat templates accept no other IDs."""
 
     @property
     def arguments_json(self) -> str:
@@ -128,7 +128,7 @@ def _is_json(arguments: Mapping[str, Any]) -> bool:
 
 
 def write_tools_as_text(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Write tools, tool calls and tool results into the messages as text, for a chat template that lacks tools."""
+    """Write tools, tool calls and tool results into the messages as text, for chat templates without tools."""
     said: list[Message] = []
     answers = False  # whether the last message has results of tools
     for message in messages:

@@ -1,7 +1,7 @@
 """The tools of a request: functions, custom tools (with one string as input), tool groups, and vendors' own tools.
 
 The model only sees functions. A custom tool of OpenAI becomes a function with one string parameter, and each function
-of a group (`namespace`) becomes a separate function. `ToolSpec` has what is needed to convert a call back.
+of a group (`namespace`) becomes a separate function. `ToolSpec` has the fields that are needed to convert a call back.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from roll.agents import wire
-from roll.agents.notes import Notes
-from roll.agents.refusals import Refusal
+from roll.agents.request_errors import RequestError
+from roll.agents.warning_log import WarningLog
 
-__all__ = ["TEXT_PARAMETER", "ToolSpec", "build_text_tool", "note_unsupported_tools", "read_text_argument"]
+__all__ = ["TEXT_PARAMETER", "ToolSpec", "build_text_tool", "read_text_argument", "warn_of_unsupported_tools"]
 
 TEXT_PARAMETER = "input"
 """Name of the parameter of a custom tool."""
@@ -35,7 +35,7 @@ class ToolSpec:
     namespace: str = ""
     takes_text: bool = False
     deferred: bool = False
-    """Whether the model sees the tool only after the conversation refers to it."""
+    """If True, the model sees the tool only after the conversation refers to it."""
 
     @property
     def function(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def build_text_tool(name: str, description: str | None, input_format: Mapping[st
 
 
 def read_text_argument(arguments: Mapping[str, Any]) -> str:
-    """Return the string argument of a call to a custom tool, or all arguments as JSON if the model passed others."""
+    """Return the string argument of a call to a custom tool, or all arguments as JSON if there are others."""
     value = arguments.get(TEXT_PARAMETER)
     return value if isinstance(value, str) else json.dumps(dict(arguments), ensure_ascii=False)
 
@@ -85,27 +85,29 @@ def _make_names_distinct(tools: Sequence[ToolSpec]) -> list[ToolSpec]:
     ]
 
 
-def note_unsupported_tools(tools: Sequence[ToolSpec], left_out: Sequence[str], notes: Notes) -> list[ToolSpec]:
-    """Add a note for each unsupported tool, and return the supported tools with distinct names.
+def warn_of_unsupported_tools(
+    tools: Sequence[ToolSpec], unsupported: Sequence[str], warnings: WarningLog
+) -> list[ToolSpec]:
+    """Log a warning for each unsupported tool, and return the supported tools with distinct names.
 
     Args:
         tools: The supported tools.
-        left_out: Names or types of the unsupported tools, which only their vendor can run.
-        notes: Receives the notes.
+        unsupported: Names or types of the unsupported tools, which only their vendor can run.
+        warnings: Logs the warnings.
 
     Raises:
-        Refusal: No tool is supported.
+        RequestError: The request has tools, but none of them is supported.
     """
-    names = [name[:64] for name in left_out]
+    names = [name[:64] for name in unsupported]
     advice = "disable the tool in the agent's settings, or give the agent a function with the same effect"
     if names and not tools:
         listed = ", ".join(sorted(set(names))[:8])
         message = (
             f"tools: {listed} cannot be offered, because only the vendor's models or servers support it: {advice}."
         )
-        raise Refusal(400, "unsupported_parameter", message, field="tools")
+        raise RequestError(400, "unsupported_parameter", message, field="tools")
     for name in names:
-        notes.add(
+        warnings.warn_once(
             f"tool {name}",
             f"agents offer the tool '{name}', which only the vendor's models or servers support: the policy does not "
             f"see this tool ({advice}).",

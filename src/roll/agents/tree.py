@@ -86,13 +86,13 @@ def group_chains(calls: Sequence[Call]) -> list[list[int]]:
     ends: dict[tuple[int, bytes], list[int]] = {}
     lengths: list[int] = []
     follows: dict[int, int] = {}
-    taken: set[int] = set()
+    continued: set[int] = set()
     for place, call in enumerate(calls):
         keys = call.keys
-        before = _find_longest(keys[: len(call.context)], lengths, ends, taken)
+        before = _find_longest(keys[: len(call.context)], lengths, ends, continued)
         if before is not None:
             follows[place] = before
-            taken.add(before)
+            continued.add(before)
         ends.setdefault((len(keys), xxhash.xxh3_128_digest(keys.tobytes())), []).append(place)
         if len(keys) not in lengths:
             lengths.append(len(keys))
@@ -117,7 +117,7 @@ def find_main_chain(calls: Sequence[Call]) -> list[int]:
 
 
 def _find_longest(
-    context: NDArray[Any], lengths: Sequence[int], ends: dict[tuple[int, bytes], list[int]], taken: set[int]
+    context: NDArray[Any], lengths: Sequence[int], ends: dict[tuple[int, bytes], list[int]], continued: set[int]
 ) -> int | None:
     """Return the index of the longest earlier call (context and answer) that is a prefix of `context`.
 
@@ -127,7 +127,7 @@ def _find_longest(
         context: Keys of the tokens and images of the new call's input, shape [C].
         lengths: The lengths of all earlier calls, ascending.
         ends: Indices of the earlier calls, by the length and the digest of their tokens.
-        taken: Indices of the calls that another call continues.
+        continued: Indices of the calls that another call continues.
     """
     digest, done, best = xxhash.xxh3_128(), 0, None
     tokens = np.ascontiguousarray(context)
@@ -137,7 +137,7 @@ def _find_longest(
         digest.update(tokens[done:length].tobytes())
         done = length
         best = ends.get((length, digest.digest()), best)
-    return next((place for place in best or () if place not in taken), None)
+    return next((place for place in best or () if place not in continued), None)
 
 
 def build_rollout(draw: PromptDraw, index: int, calls: Sequence[Call], *, text: str, cut_off: bool = False) -> Rollout:

@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_core import from_json, to_json
 
-from roll.agents.notes import Notes
-from roll.agents.refusals import Refusal
+from roll.agents.request_errors import RequestError
+from roll.agents.warning_log import WarningLog
 from roll.types import Content, Message, Speaker
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
-Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+PositiveCount = Annotated[int, Field(ge=1, le=2**31 - 1)]
 StopStrings = Annotated[list[Name], Field(max_length=16)]
-Choice = Literal["auto", "none", "required"] | dict[str, Any]
+ToolChoice = Literal["auto", "none", "required"] | dict[str, Any]
 """A request's `tool_choice`."""
 
 
@@ -29,35 +29,39 @@ cache_control diagnostics id status phase caller eager_input_streaming include_o
 signature logprobs is_error encrypted_content provider_specific_fields
 thinking thinking_blocks reasoning reasoning_content reasoning_details reasoning_effort effort verbosity
 """
-WITHOUT_EFFECT = frozenset(_FIELDS_WITHOUT_EFFECT.split())
+IGNORED_FIELDS = frozenset(_FIELDS_WITHOUT_EFFECT.split())
 """Fields that do not change the policy's input, or that set the amount of reasoning, which only the policy decides."""
 
 
 class _ParseState:
     """The state of parsing one body."""
 
-    def __init__(self, notes: Notes | None) -> None:
-        self._notes, self._num_objects = notes, 0
+    def __init__(self, warnings: WarningLog | None) -> None:
+        self._warnings, self._num_objects = warnings, 0
 
     def check_object(self, fields: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-        """Count one object of the body, check the total, and add a note for each of its unknown fields.
+        """Count one object of the body, check the total, and log a warning for each of its unknown fields.
 
         Raises:
-            Refusal: The body has too many objects.
+            RequestError: The body has too many objects.
         """
         self._num_objects += 1
         if self._num_objects > MAX_OBJECTS:
-            raise Refusal(413, "request_too_large", f"the body has more than {MAX_OBJECTS} messages, parts and tools.")
-        if self._notes is None or fields.keys() <= known.keys():
+            raise RequestError(
+                413, "request_too_large", f"the body has more than {MAX_OBJECTS} messages, parts and tools."
+            )
+        if self._warnings is None or fields.keys() <= known.keys():
             return
-        for name in fields.keys() - known.keys() - WITHOUT_EFFECT:
+        for name in fields.keys() - known.keys() - IGNORED_FIELDS:
             if _has_effect(name, fields[name]):
-                add_field_note(name, self._notes)
+                warn_of_ignored_field(name, self._warnings)
 
 
-def add_field_note(name: str, notes: Notes) -> None:
-    """Add a note that a field is ignored."""
-    notes.add(f"field {name[:64]}", f"agents send the field '{name[:64]}', which is not supported and has no effect.")
+def warn_of_ignored_field(name: str, warnings: WarningLog) -> None:
+    """Log a warning that a field is ignored."""
+    warnings.warn_once(
+        f"field {name[:64]}", f"agents send the field '{name[:64]}', which is not supported and has no effect."
+    )
 
 
 def _has_effect(name: str, value: Any) -> bool:
@@ -68,8 +72,8 @@ def _has_effect(name: str, value: Any) -> bool:
     return value is False if name == "parallel_tool_calls" else value not in (None, False, "", [], {})
 
 
-class Body(BaseModel):
-    """An object of a vendor's API; a null field counts as missing, and an unknown field is ignored with a note."""
+class ApiObject(BaseModel):
+    """An object of a vendor's API; a null field counts as missing, and an unknown field is ignored with a warning."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=())
 
@@ -86,8 +90,8 @@ class Body(BaseModel):
         return value
 
 
-class RequestFields(Body):
-    """The fields that all requests share. The run's sampling settings apply; `temperature` has no effect."""
+class CommonRequest(ApiObject):
+    """The fields that all requests have in common. The run's sampling settings apply; `temperature` has no effect."""
 
     model: Name
     stream: bool | None = None
@@ -95,17 +99,17 @@ class RequestFields(Body):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
-class StreamOptions(Body):
+class StreamOptions(ApiObject):
     """The options of a streamed answer."""
 
     include_usage: bool = False
 
 
-class ChoicesRequest(RequestFields):
+class ChoicesRequest(CommonRequest):
     """The fields of requests that can return several choices: chat and text completions."""
 
-    n: Count | None = None
-    max_tokens: Count | None = None
+    n: PositiveCount | None = None
+    max_tokens: PositiveCount | None = None
     stop: Name | StopStrings | None = None
     stream_options: StreamOptions | None = None
 
@@ -115,7 +119,7 @@ class ChoicesRequest(RequestFields):
         return [self.stop] if isinstance(self.stop, str) else self.stop or ()
 
 
-class Function(Body):
+class FunctionDefinition(ApiObject):
     """The definition of a function."""
 
     name: Name
@@ -123,7 +127,7 @@ class Function(Body):
     parameters: dict[str, Any] | None = None
 
 
-class AnswerFormat(Body):
+class AnswerFormat(ApiObject):
     """Constraints on the format of an answer."""
 
     format: dict[str, Any] | None = None
@@ -132,29 +136,29 @@ class AnswerFormat(Body):
 B = TypeVar("B", bound=BaseModel)
 
 
-def parse_body(model: type[B], raw: bytes, notes: Notes | None = None) -> B:
+def parse_body(model: type[B], raw: bytes, warnings: WarningLog | None = None) -> B:
     """Parse and validate the body of a request.
 
     Args:
         model: The body's model.
         raw: The body as it was sent.
-        notes: Receives a note for each unsupported field.
+        warnings: Logs a warning for each unsupported field.
 
     Raises:
-        Refusal: The body is invalid; the message names the field.
+        RequestError: The body is invalid; the message names the field.
     """
     try:
-        return model.model_validate_json(raw, context=_ParseState(notes))
+        return model.model_validate_json(raw, context=_ParseState(warnings))
     except ValidationError as error:
         if error.errors()[0]["type"] == "json_invalid" and (repaired := _replace_surrogates(raw)) != raw:
-            return parse_body(model, repaired, notes)
+            return parse_body(model, repaired, warnings)
         # pydantic reports errors for each type of a union; the deepest error belongs to the type that matches best.
         found = max(error.errors(include_url=False, include_context=False), key=lambda entry: len(entry["loc"]))
         place = _format_location(found["loc"])
         message = f"{place}: {found['msg']}" if place else found["msg"]
-        raise Refusal(400, "invalid_value", f"{message[:400]}.", field=place) from error
+        raise RequestError(400, "invalid_value", f"{message[:400]}.", field=place) from error
     except RecursionError as error:
-        raise Refusal(400, "invalid_value", "the body is nested too deeply.") from error
+        raise RequestError(400, "invalid_value", "the body is nested too deeply.") from error
 
 
 _UNPAIRED_SURROGATE = re.compile(
@@ -226,12 +230,12 @@ def get_choice_kind(choice: str | Mapping[str, Any] | None) -> str:
     return kind if isinstance(kind, str) else "auto"
 
 
-def build_call_constraint(choice: str | Mapping[str, Any] | None, notes: Notes) -> list[tuple[str, str]]:
+def build_call_constraint(choice: str | Mapping[str, Any] | None, warnings: WarningLog) -> list[tuple[str, str]]:
     """Return the constraint of a tool choice that requires a call, as (`tool_choice`, instruction for the model).
 
     Args:
         choice: The request's tool choice.
-        notes: Receives a note if the choice requires a vendor's own tool.
+        warnings: Logs a warning if the choice requires a vendor's own tool.
 
     Returns:
         A list with one constraint, or an empty list.
@@ -241,7 +245,7 @@ def build_call_constraint(choice: str | Mapping[str, Any] | None, notes: Notes) 
         return []
     if kind not in ("required", "any", "function", "tool", "custom"):
         said = f"agents require a call to the vendor's tool '{kind[:64]}' (tool_choice), which the policy does not see."
-        notes.add(f"choice {kind[:64]}", said)
+        warnings.warn_once(f"choice {kind[:64]}", said)
         return []
     if isinstance(choice, Mapping):
         nested = choice.get(kind)

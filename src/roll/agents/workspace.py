@@ -45,7 +45,7 @@ def check_workspace(config: AgentConfig) -> None:
         _find_directory(config.directory)
     program = config.command[0]
     if not config.sandbox and "/" not in program and shutil.which(program, path=config.environment.get("PATH")) is None:
-        raise ConfigError(f"agent.command: program '{program}' is not on the PATH: install it, or give its path.")
+        raise ConfigError(f"agent.command: program '{program}' is not on the PATH: install it, or write its path.")
 
 
 def _find_directory(path: str) -> Path:
@@ -108,7 +108,7 @@ async def open_directory(directory: str | None, metadata: Mapping[str, Any]) -> 
 
 
 def resolve_command(command: Sequence[str], directory: str | None) -> list[str]:
-    """Return a command that can run in `directory`: arguments that are files of the current directory become absolute.
+    """Return a command that can run in `directory`: paths of files in the current directory become absolute.
 
     Without a directory, the command is returned unchanged.
     """

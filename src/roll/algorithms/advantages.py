@@ -59,9 +59,9 @@ def estimate_advantages(
 
     Args:
         episodes: All episodes of the batch; whitening and the search for repeated states cover all of them.
-        outcomes: Normalized rewards of the episodes (`normalize_rewards`), shape [n]. For `outcome`, `chunk` and
-            `anchor_state` the total reward; for the other estimators the reward of the whole rollout, to which rewards
-            per turn and per token are added unchanged.
+        outcomes: Normalized rewards of the episodes (`normalize_rewards`), shape [n]. `outcome`, `chunk` and
+            `anchor_state` expect total rewards. The other estimators expect rewards of whole rollouts, and add rewards
+            per turn and per token unchanged.
         estimator: How rewards are assigned to tokens.
         std: For `anchor_state`: step advantages are divided by a standard deviation unless `std` is `none`.
         gamma: Discount per token; for `turn`, `chunk` and `anchor_state`, per turn.
@@ -135,7 +135,7 @@ def _compute_turn_advantages(
 
 def _get_critic_values(episode: Episode) -> Float64Array:
     if episode.values is None:
-        raise ValueError("gae needs a critic's values, but an episode has none")
+        raise ValueError("the estimator gae needs the values of a critic, but an episode has no values")
     return np.clip(episode.values[episode.mask].astype(np.float64), -MAX_ABS_VALUE, MAX_ABS_VALUE)
 
 
@@ -149,10 +149,10 @@ def _scatter_tokens(episode: Episode, tokens: Float64Array) -> FloatArray:
 def mask_smallest(values: Sequence[FloatArray], masks: Sequence[BoolArray], share: float) -> list[BoolArray]:
     """Return masks of the tokens with the smallest `share` of all values under `masks`.
 
-    AsyPPO (arXiv 2510.01656): tokens on which the critics agree are excluded from the policy gradient. These tokens are
-    those below the value at index floor(share x n) of the n sorted values. Tokens of equal value are all kept or all
-    dropped, independent of the order of the batch; where critics agree everywhere, as before their first update, all
-    tokens are kept.
+    AsyPPO (arXiv 2510.01656): tokens on which the critics agree are excluded from the policy gradient. The excluded
+    tokens have values below the value at index floor(share x n) of the n sorted values. Tokens of equal value are all
+    kept or all dropped, independent of the order of the batch. If the critics agree on all tokens, as before their
+    first update, all tokens are kept.
     """
     together = np.sort(concatenate([np.asarray(v, np.float64)[m] for v, m in zip(values, masks, strict=True)]))
     if not len(together):

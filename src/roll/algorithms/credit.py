@@ -22,7 +22,7 @@ Choices where the paper leaves details open:
 * The last token of a turn has no jump, because the environment's tokens follow it.
 * The range of FAI ends at the end of the sample; FAI is 0 for tokens without a later token in the range.
 * Only loss tokens are chosen or share amplification; their number is rounded up. A token whose score is 0 is never
-  chosen: an answer shorter than the range of FAI has no anchor, so nothing is amplified.
+  chosen: in an answer shorter than the range of FAI, no token is an anchor and none is amplified.
 * `coupled` needs two thresholds and a share that the paper does not give; they are quantiles over the tokens of the
   sample, so they fit any model. See `compute_credit_factors`.
 """
@@ -60,9 +60,9 @@ class DistanceWeights:
     """Weights of the entries A[t, s] of an attention map by their distance t - s = 0 … N - 1."""
 
     distance: FloatArray
-    """[N] t - s: a head's distance is the sum over s, averaged over t."""
+    """[N] t - s; a head's distance is the attention-weighted sum over s, averaged over t."""
     waad: FloatArray
-    """[N] min(t - s, W): WAAD_t is the sum over s."""
+    """[N] min(t - s, W); WAAD_t is the attention-weighted sum over s."""
     fai: FloatArray
     """[N] 1 within FAI's range, else 0: FAI_s is the sum over t, divided by `num_followers`."""
     num_followers: FloatArray

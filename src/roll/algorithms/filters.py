@@ -45,14 +45,14 @@ def find_filter_reason(
 
 def cannot_pass_filter(
     rewards: Sequence[float],
-    missing: int,
+    num_missing: int,
     reward_range: tuple[float, float],
     *,
     min_mean: float | None = None,
     max_mean: float | None = None,
     min_std: float | None = None,
 ) -> bool:
-    """Return whether the filters will reject a group whatever its missing rewards are within the range.
+    """Return whether the filters will reject a group for all possible values of its missing rewards.
 
     The mean is largest (smallest) where all missing rewards are highest (lowest). The deviation is a convex function of
     the missing rewards, so it is largest at a corner of the cube, and by symmetry only the number of highest ones
@@ -60,17 +60,19 @@ def cannot_pass_filter(
 
     Args:
         rewards: The known rewards.
-        missing: Number of missing rewards; with 0, the result is False and the filters themselves decide.
+        num_missing: Number of missing rewards; with 0, the result is False and the filters themselves decide.
         reward_range: Lowest and highest possible reward.
         min_mean: The group's mean reward must be above this.
         max_mean: The group's mean reward must be below this.
         min_std: The standard deviation of the group's rewards must be above this.
     """
-    if missing <= 0:
+    if num_missing <= 0:
         return False
     low, high = reward_range
     # The tolerance below keeps rounding from dropping a group here that the filters would keep once it is complete.
-    corners = [np.array([*rewards, *[high] * k, *[low] * (missing - k)], dtype=np.float64) for k in range(missing + 1)]
+    corners = [
+        np.array([*rewards, *[high] * k, *[low] * (num_missing - k)], dtype=np.float64) for k in range(num_missing + 1)
+    ]
     kept = {"skip_zero_variance": False}
     if min_mean is not None and find_filter_reason(corners[-1], min_mean=min_mean - BOUND_TOLERANCE, **kept):
         return True

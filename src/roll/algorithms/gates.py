@@ -19,7 +19,7 @@ from roll.user_code import check_call, load_function
 __all__ = [
     "DualClip",
     "Gate",
-    "LogProb",
+    "LogProbGate",
     "MinClip",
     "NoGate",
     "SignSplit",
@@ -47,7 +47,7 @@ class Gate(Protocol):
         ...
 
 
-class _Exponential:
+class _ExponentialGate:
     """Base class of gates that exponentiate the log-ratio."""
 
     __slots__ = ()
@@ -57,7 +57,7 @@ class _Exponential:
         return True
 
 
-class _Unbounded(_Exponential):
+class _UnboundedGate(_ExponentialGate):
     """Base class of gates that exponentiate the log-ratio and have no bound."""
 
     __slots__ = ()
@@ -67,7 +67,7 @@ class _Unbounded(_Exponential):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MinClip(_Exponential):
+class MinClip(_ExponentialGate):
     """PPO's objective min(r A, clip(r, 1 - low, 1 + high) A) of ratio r and advantage A, arXiv 1707.06347 eq. 7."""
 
     low: float = 0.2
@@ -98,7 +98,7 @@ class DualClip(MinClip):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StopGradient(_Exponential):
+class StopGradient(_ExponentialGate):
     """The objective sg(clip(r, lower, upper)) A log pi of ratio r and advantage A; sg stops the gradient.
 
     Bounds of (0, 1) give TIS (arXiv 2510.11345), (1 - e, 1 + e) CISPO (arXiv 2506.13585). `mask` drops a token whose
@@ -123,7 +123,7 @@ class StopGradient(_Exponential):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SignSplit(_Exponential):
+class SignSplit(_ExponentialGate):
     """The objective of TOPR, arXiv 2503.14286 eq. 8, which clips the ratio r where the advantage A is not positive.
 
     A > 0: `positive_weight` A log pi. A <= 0: `negative_weight` sg(clip(r, lower, upper)) A log pi, where sg stops the
@@ -147,7 +147,7 @@ class SignSplit(_Exponential):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NoGate(_Unbounded):
+class NoGate(_UnboundedGate):
     """The objective r A, ratio times advantage, without a bound."""
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ class NoGate(_Unbounded):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LogProb(_Unbounded):
+class LogProbGate(_UnboundedGate):
     """REINFORCE's objective A log pi (Williams 1992): advantage times log-prob, without a ratio."""
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ class LogProb(_Unbounded):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SquaredPenalty(_Unbounded):
+class SquaredPenalty(_UnboundedGate):
     """The objective A log pi - tau/2 (log r)^2 of Kimi k1.5, arXiv 2501.12599 section 2.3.2.
 
     A is the advantage, r the ratio.
@@ -181,7 +181,7 @@ class SquaredPenalty(_Unbounded):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SoftGate(_Unbounded):
+class SoftGate(_UnboundedGate):
     """The objective 4/tau sigmoid(tau (r - 1)) A of SAPO, arXiv 2511.20347 eq. 6, of ratio r and advantage A.
 
     tau depends on the sign of A.

@@ -30,12 +30,12 @@ MAX_TOKENS = 4_096
 _HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
-def compute_hacking_metrics(groups: Sequence[Group], first_lengths: Sequence[float]) -> dict[str, float]:
+def compute_hacking_metrics(groups: Sequence[Group], baseline_lengths: Sequence[float]) -> dict[str, float]:
     """Compute the reward-hacking metrics of a step's answers, in about 0.4 ms per answer of any length.
 
     Args:
         groups: All generated groups.
-        first_lengths: Mean answer length of each of the run's first steps, up to `BASELINE_STEPS` of them.
+        baseline_lengths: Mean answer length of each of the run's first steps, up to `BASELINE_STEPS` of them.
     """
     scored = [rollout for group in groups for rollout in group.scored]
     if not scored:
@@ -45,7 +45,7 @@ def compute_hacking_metrics(groups: Sequence[Group], first_lengths: Sequence[flo
     metrics = {
         "hacking/repeated_text_share": compute_repeated_text_share(words),
         "hacking/shared_ngram_share": compute_shared_ngram_share(words),
-        "hacking/self_repetition_share": _compute_mean(_repeats_itself(rollout) for rollout in scored),
+        "hacking/self_repetition_share": _compute_mean(_has_repetition(rollout) for rollout in scored),
         "hacking/length_reward_correlation": _compute_correlation(
             lengths, [_get_reward_value(rollout) for rollout in scored]
         ),
@@ -53,8 +53,8 @@ def compute_hacking_metrics(groups: Sequence[Group], first_lengths: Sequence[flo
     decided = [set(r.reward.decisions.values()) for r in scored if r.reward and len(r.reward.decisions) > 1]
     if decided:
         metrics["hacking/disagreement_share"] = _compute_mean(len(verdicts) > 1 for verdicts in decided)
-    if len(first_lengths) >= BASELINE_STEPS:
-        metrics["hacking/length_ratio"] = statistics.fmean(lengths) / max(statistics.fmean(first_lengths), 1e-9)
+    if len(baseline_lengths) >= BASELINE_STEPS:
+        metrics["hacking/length_ratio"] = statistics.fmean(lengths) / max(statistics.fmean(baseline_lengths), 1e-9)
     return metrics
 
 
@@ -114,7 +114,7 @@ def _hash_ngrams(items: np.ndarray, size: int) -> np.ndarray:
     return found
 
 
-def _repeats_itself(rollout: Rollout) -> bool:
+def _has_repetition(rollout: Rollout) -> bool:
     grams = _hash_ngrams(rollout.token_ids[-MAX_TOKENS:], TOKEN_NGRAM_SIZE)
     return len(grams) > 0 and len(np.unique(grams)) < len(grams) / 2
 

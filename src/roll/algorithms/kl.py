@@ -26,7 +26,7 @@ LOG_RATIO_LIMIT = 20.0
 def estimate_kl(logprobs: Array, ref_logprobs: Array, estimator: KLEstimator = "k3") -> Array:
     """Estimate the KL divergence at every token, shape [N]; differentiable in `logprobs`.
 
-    `k1`: log p/q, unbiased, high variance. As a loss its gradient is 0 in expectation: use it to measure.
+    `k1`: log p/q, unbiased, high variance. As a loss, its gradient is 0 in expectation, so use it only as a metric.
     `k2`: (log p/q)^2 / 2, biased, low variance; its gradient is that of the true KL.
     `k3`: q/p - 1 - log q/p, unbiased, never negative (GRPO's choice).
     `absolute`: |log p/q|.

@@ -16,8 +16,8 @@ __all__ = ["select_critic_share", "split_into_minibatches"]
 def split_into_minibatches(batch: TrainingBatch, num: int, seed: tuple[int, ...]) -> Iterator[TrainingBatch]:
     """Split a batch into `num` mini-batches of whole groups, with nearly equal numbers of samples.
 
-    A group stays together, so that its prompt is computed once. A batch with fewer groups than `num` is split into
-    fewer mini-batches. A mini-batch without a loss token is left out.
+    A group is never split, so that its prompt is computed once. A batch with fewer groups than `num` is split into
+    fewer mini-batches. A mini-batch without a loss token is skipped.
 
     Args:
         batch: The batch of one step.
@@ -41,7 +41,7 @@ def split_into_minibatches(batch: TrainingBatch, num: int, seed: tuple[int, ...]
             yield cut
 
 
-def select_critic_share(batch: TrainingBatch, critic: int, num_critics: int, first: int = 0) -> TrainingBatch:
+def select_critic_share(batch: TrainingBatch, critic: int, num_critics: int, first_critic: int = 0) -> TrainingBatch:
     """Return the samples for one of several critics: rollouts are assigned to the critics round-robin (AsyPPO).
 
     The round-robin assignment continues across groups, so the critics' numbers of rollouts differ by at most one, in
@@ -51,11 +51,13 @@ def select_critic_share(batch: TrainingBatch, critic: int, num_critics: int, fir
         batch: The batch of one step.
         critic: Index of the critic.
         num_critics: Number of critics.
-        first: The batch's first rollout goes to critic `first % num_critics`; pass the step number, so that the critics
-            take turns.
+        first_critic: The batch's first rollout goes to critic `first_critic % num_critics`; pass the step number, so
+            that the critics take turns.
     """
     rollouts = batch.sequences
     groups = group_indices_by_key([batch.samples[samples[0]].unit for samples in rollouts])
     dealt = [rollouts[place] for members in groups.values() for place in members]
-    own = {i for place, samples in enumerate(dealt, start=first) if place % num_critics == critic for i in samples}
+    own = {
+        i for place, samples in enumerate(dealt, start=first_critic) if place % num_critics == critic for i in samples
+    }
     return replace(batch, samples=tuple(sample for index, sample in enumerate(batch.samples) if index in own))

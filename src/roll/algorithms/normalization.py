@@ -1,8 +1,8 @@
 """Reward normalization and advantage whitening, over a group, the batch, or the run. NumPy only.
 
-The GRPO paper does not specify which standard deviation it uses. The scopes `group` and `batch` use the unbiased one
-(n - 1), as the published implementations do, so that their learning rates carry over; whitening uses the population
-deviation, as GEM does.
+The GRPO paper does not specify which standard deviation it uses. The scopes `group` and `batch` use the unbiased
+deviation (n - 1), as published implementations do, so that published learning rates can be used. Whitening uses the
+population deviation, as GEM does.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _compute_group_baseline(
         return float((lengths * rewards).sum() / max(lengths.sum(), 1.0))
     greedy = [episode.greedy_reward for episode in episodes]
     if any(value is None for value in greedy):
-        raise ValueError(f"the baseline 'greedy' needs the reward of a greedy answer, but group {group} has none")
+        raise ValueError(f"the baseline 'greedy' needs the reward of a greedy answer, but group {group} lacks it")
     return np.array(greedy, dtype=np.float64)
 
 

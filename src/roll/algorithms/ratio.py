@@ -1,7 +1,7 @@
 """Importance sampling ratio: new to old probability of a token, a chunk, or a whole sequence.
 
-Log-ratios are clamped to ± `LOG_RATIO_LIMIT` where they are exponentiated, and only there; the formulas in this module
-omit the clamp.
+Log-ratios are clamped to ± `LOG_RATIO_LIMIT` only before they are exponentiated; the formulas in this module omit the
+clamp.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def compute_log_ratio(
     reduce: Reduction = "geometric",
     against: RatioAgainst = "old",
     max_token_log_ratio: float | None = None,
-    bounded: bool = True,
+    clamp: bool = True,
 ) -> Tensor:
     """Compute log(pi / old) of every token, shape [N]; differentiable in `logprobs`.
 
@@ -95,11 +95,11 @@ def compute_log_ratio(
             2507.18071, eq. 14).
         reduce: Whether a segment's log-ratio is the mean or the sum of its tokens' log-ratios.
         against: Which log-prob is the denominator.
-        max_token_log_ratio: Before the mean is taken, a token's log-ratio may exceed ± this only where that lowers the
-            objective (GMPO, arXiv 2507.20673, eq. 4): it is cut above the limit where A > 0, below it where A < 0.
-        bounded: Whether to clamp the log-ratio, as needed before `exp`; a clamped log-ratio has no gradient.
+        max_token_log_ratio: Before the mean is taken, a token's log-ratio is clamped to at most this value if A > 0,
+            and to at least its negative if A < 0 (GMPO, arXiv 2507.20673, eq. 4).
+        clamp: Whether to clamp the log-ratio, which is needed before `exp`; a clamped log-ratio has no gradient.
     """
-    limited = clamp_log_ratio if bounded else _return_unclamped
+    limited = clamp_log_ratio if clamp else _return_unclamped
     difference = _compute_log_prob_difference(inputs, against)
     if level == "token":
         return limited(difference)

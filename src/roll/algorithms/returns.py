@@ -75,7 +75,7 @@ def compute_turn_returns(episode: Episode, outcome: float, gamma: float) -> Floa
 def compute_gae(rewards: Float64Array, values: Float64Array, gamma: float, gae_lambda: float) -> Float64Array:
     """Compute the generalized advantage estimate, shape [n] (arXiv 1506.02438 eq. 16).
 
-    The value after the last token is 0, however the episode ended: a token limit is part of the task.
+    The value after the last token is 0, also for a truncated episode, because the token limit is part of the task.
     """
     # delta_t = r_t + gamma V_{t+1} - V_t, discounted by gamma lambda: arXiv 1506.02438 eq. 16.
     following = np.append(values[1:], 0.0)
@@ -91,8 +91,8 @@ def compute_step_advantages(episodes: Sequence[Episode], *, gamma: float, std: S
     """Compute GiGPO's step advantage of every turn, shape [K] (arXiv 2505.10978 eq. 6-8).
 
     Turns of one group that began in the same state are compared by their discounted returns; equal states of different
-    prompts are not compared. A state that occurs once has advantage 0. Rewards per token do not count: they belong to
-    the policy, and states belong to the environment.
+    prompts are not compared. A state that occurs once has advantage 0. Rewards per token, such as a KL penalty, are
+    ignored, because they depend on the policy, not on the environment.
     """
     returns = [compute_discounted_returns(compute_turn_rewards(episode, episode.reward), gamma) for episode in episodes]
     anchors: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)

@@ -148,7 +148,7 @@ def is_rollout_level(algorithm: AlgorithmConfig) -> bool:
 def compute_baseline_reward(episode: Episode, algorithm: AlgorithmConfig) -> float:
     """Return the reward from which baselines and deviations are computed.
 
-    If the estimator assigns one value to the whole rollout, this reward includes those per turn and per token (a KL
+    If the estimator assigns one value to the whole rollout, the result includes rewards per turn and per token (a KL
     penalty).
     """
     return episode.penalized_total if is_rollout_level(algorithm) else episode.reward

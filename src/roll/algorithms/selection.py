@@ -33,11 +33,11 @@ class Selection:
     trained: tuple[ShapedRollout, ...]
     """The policy's rollouts to train on, in the order of their groups."""
     others: tuple[ShapedRollout, ...] = ()
-    """Scored rollouts that are not trained on: they count in baselines, deviations and whitening."""
+    """Scored rollouts that are not trained on, but count in baselines, deviations and whitening."""
     outcomes: Float64Array
     """[n + m] normalized rewards of `trained`, then of `others`."""
     demonstrations: tuple[ShapedRollout, ...] = ()
-    """Expert rollouts that are also trained on; they are in no baseline."""
+    """Expert rollouts that are also trained on; no baseline includes them."""
     draw_outcomes: dict[int, tuple[DrawOutcome, str]]
     """The outcome of each group by draw id, with the reason if it is not trained on."""
     accuracies: dict[int, float] = field(default_factory=dict)
@@ -59,11 +59,11 @@ def select_training_rollouts(
     moments: Mapping[str, Moments] | None = None,
     greedy: Sequence[Group] = (),
     demonstrations: Sequence[Rollout] = (),
-    decided: Mapping[int, tuple[DrawOutcome, str]] | None = None,
+    known_outcomes: Mapping[int, tuple[DrawOutcome, str]] | None = None,
 ) -> Selection:
     """Select the rollouts that a step trains on: shape and normalize rewards, then filter groups and rollouts.
 
-    A rollout with an infrastructure error is in no baseline; a group in which all rollouts failed gets the outcome
+    No baseline includes a rollout with an infrastructure error; a group in which all rollouts failed gets the outcome
     `failed`. Baselines and deviations count every scored rollout, including rollouts that are then filtered out.
 
     Args:
@@ -73,9 +73,9 @@ def select_training_rollouts(
         moments: Moments of the run before this step, for `running` scopes.
         greedy: Groups with the greedy answer to each prompt, for the baseline `greedy`; a group without a greedy answer
             has failed.
-        demonstrations: Expert rollouts of some of the prompts; they are in no baseline, and only `algorithm.imitation`
-            filters them. A draw whose demonstration is trained counts as trained.
-        decided: Outcomes, by draw ID, of groups that were stopped early and of draws that were dropped.
+        demonstrations: Expert rollouts of some of the prompts; no baseline includes them, and only
+            `algorithm.imitation` filters them. A draw whose demonstration is trained counts as trained.
+        known_outcomes: Outcomes, by draw ID, of groups that were stopped early and of draws that were dropped.
     """
     shape = partial(shape_rollout, algorithm=algorithm, max_new_tokens=max_new_tokens)
     answers = (shape(rollout) for group in greedy for rollout in group.scored)
@@ -87,7 +87,7 @@ def select_training_rollouts(
     draw_outcomes = {
         group.draw.draw_id: _decide_outcome(group, shaped[group.draw.draw_id], algorithm.filters) for group in groups
     }
-    draw_outcomes |= decided or {}
+    draw_outcomes |= known_outcomes or {}
     lost = shaped.keys() - compared.keys() if algorithm.advantage.mean == "greedy" else set()
     draw_outcomes |= dict.fromkeys(lost, (DrawOutcome.FAILED, "the greedy answer failed"))
     _filter_low_variance(shaped, draw_outcomes, algorithm.filters.top_variance)
@@ -114,7 +114,8 @@ def _select_demonstrations(
 ) -> tuple[ShapedRollout, ...]:
     """Return the demonstrations to train on.
 
-    Their reward must be positive and, with `when: unsolved`, higher than the policy's best reward for the prompt.
+    The reward of a demonstration must be positive and, with `when: unsolved`, higher than the policy's best reward for
+    the prompt.
     """
     best = {g.draw.draw_id: _collect_raw_rewards(g).max() for g in groups if g.scored}
 

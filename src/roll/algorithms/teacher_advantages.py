@@ -19,9 +19,10 @@ def compute_teacher_advantages(
 ) -> FloatArray:
     """Compute -coefficient (log pi_t - log teacher_t) of every token that the policy sampled, shape [L]; 0 elsewhere.
 
-    Their mean is the negative reverse KL. A policy-gradient loss with these advantages, without a baseline and without
-    returns, therefore minimizes KL(policy || teacher) token by token (Thinking Machines, "On-Policy Distillation",
-    2025; MiMo-V2-Flash, 2025). If they are added to the advantages of a reward, both objectives are trained.
+    The mean of these advantages is the negative reverse KL. A policy-gradient loss with these advantages, without a
+    baseline and without returns, therefore minimizes KL(policy || teacher) token by token (Thinking Machines,
+    "On-Policy Distillation", 2025; MiMo-V2-Flash, 2025). If they are added to the advantages of a reward,
+    both objectives are trained.
 
     Args:
         logprobs: Log-probs of the sampling policy as the trainer computes them, shape [L].
@@ -35,6 +36,6 @@ def compute_teacher_advantages(
     """
     if not logprobs.shape == teacher_logprobs.shape == loss_mask.shape:
         shapes = [array.shape for array in (logprobs, teacher_logprobs, loss_mask)]
-        raise ValueError(f"log-probs of policy and teacher and the mask must have the same shape, not {shapes}")
+        raise ValueError(f"log-probs of policy and teacher and the mask must have the same shape, got {shapes}")
     advantages = np.where(loss_mask, coefficient * (teacher_logprobs - logprobs), 0.0)
     return (advantages if limit is None else advantages.clip(-limit, limit)).astype(np.float32)

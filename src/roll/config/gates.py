@@ -25,7 +25,7 @@ GATES: ExtensibleRegistry[Callable[..., Any]] = ExtensibleRegistry(
         "stop_gradient": "roll.algorithms.gates:StopGradient",
         "sign_split": "roll.algorithms.gates:SignSplit",
         "none": "roll.algorithms.gates:NoGate",
-        "log_prob": "roll.algorithms.gates:LogProb",
+        "log_prob": "roll.algorithms.gates:LogProbGate",
         "squared_penalty": "roll.algorithms.gates:SquaredPenalty",
         "soft": "roll.algorithms.gates:SoftGate",
     },
@@ -93,7 +93,7 @@ class NoGate(Section):
     type: Literal["none"] = option(..., "Kind of gate.")
 
 
-class LogProb(Section):
+class LogProbGate(Section):
     """A log pi, without a ratio: REINFORCE."""
 
     type: Literal["log_prob"] = option(..., "Kind of gate.")
@@ -134,6 +134,6 @@ class PythonGate(Section):
 
 
 GateConfig = Annotated[
-    MinClip | DualClip | StopGradient | SignSplit | NoGate | LogProb | SquaredPenalty | SoftGate | PythonGate,
+    MinClip | DualClip | StopGradient | SignSplit | NoGate | LogProbGate | SquaredPenalty | SoftGate | PythonGate,
     Field(discriminator="type"),
 ]

@@ -45,7 +45,7 @@ class PreferenceMethod:
     paper: str
     about: str
     """A short description of the method."""
-    pairwise_loss: str = "Sigmoid"
+    pairwise_loss: str = "SigmoidLoss"
     """A class of `algorithms.losses.preference.pairwise`; empty if answers are not compared in pairs (KTO)."""
     pairwise_arguments: Mapping[str, Any] = field(default_factory=dict)
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -97,50 +97,50 @@ METHODS: Mapping[MethodName, PreferenceMethod] = {
     "ipo": PreferenceMethod(
         paper="2310.12036",
         about="a squared distance, which bounds the margin of certain preferences",
-        pairwise_loss="Squared",
+        pairwise_loss="SquaredLoss",
         arguments=_MEAN_SCORES,
         defaults={"beta": 0.1, "margin": 0.0, "likelihood": 0.0},
     ),
     "hinge": PreferenceMethod(
         paper="2309.06657",
         about="a hinge on DPO's scores (SLiC, RSO)",
-        pairwise_loss="Hinge",
+        pairwise_loss="HingeLoss",
         defaults={"beta": 0.1, "margin": 0.0, "likelihood": 0.0},
     ),
     "exo": PreferenceMethod(
         paper="2402.00856",
         about="the reverse KL divergence from the labels",
-        pairwise_loss="ExoPair",
+        pairwise_loss="ExoPairLoss",
         defaults={"beta": 0.1, "label_smoothing": 1e-3, "margin": 0.0, "likelihood": 0.0},
     ),
     "nca": PreferenceMethod(
         paper="2402.05369",
         about="keeps the chosen answer from becoming less likely",
-        pairwise_loss="NcaPair",
+        pairwise_loss="NcaPairLoss",
         defaults={"beta": 0.01, "likelihood": 0.0},
     ),
     "sppo": PreferenceMethod(
         paper="2405.00675",
         about="squared distances to a win and a loss (hard labels)",
-        pairwise_loss="SppoHard",
+        pairwise_loss="SppoHardLoss",
         defaults={"beta": 1e-3, "likelihood": 0.0},
     ),
     "apo_zero": PreferenceMethod(
         paper="2408.06266",
         about="makes the chosen answer more likely; for chosen answers better than the policy's own",
-        pairwise_loss="ApoZero",
+        pairwise_loss="ApoZeroLoss",
         defaults={"beta": 0.1, "likelihood": 0.0},
     ),
     "apo_down": PreferenceMethod(
         paper="2408.06266",
         about="makes both answers less likely; for pairs worse than the policy's own answers",
-        pairwise_loss="ApoDown",
+        pairwise_loss="ApoDownLoss",
         defaults={"beta": 0.1, "likelihood": 0.0},
     ),
     "discopop": PreferenceMethod(
         paper="2406.08414",
         about="a loss that a language model found",
-        pairwise_loss="Discopop",
+        pairwise_loss="DiscopopLoss",
         defaults={"beta": 0.05, "tau": 0.05, "margin": 0.0, "likelihood": 0.0},
     ),
     "simpo": PreferenceMethod(
@@ -158,7 +158,7 @@ METHODS: Mapping[MethodName, PreferenceMethod] = {
     "orpo": PreferenceMethod(
         paper="2403.07691",
         about="supervised fine-tuning and an odds ratio at once; no reference",
-        pairwise_loss="OddsRatio",
+        pairwise_loss="OddsRatioLoss",
         arguments=_MEAN_LOG_PROBS,
         defaults={"beta": 0.1, "likelihood": 1.0},
     ),

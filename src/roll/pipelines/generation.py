@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from roll.agents.agent_loop import open_agents
+from roll.agents.agent_loop import open_agent_loop
 from roll.cluster.base import Cluster, start_concurrently
 from roll.config.rollout_run import RolloutRunConfig
 from roll.data import ChatRenderer
@@ -221,7 +221,7 @@ async def _build_loop(
     if agent is None:
         return load_user_loop(config.rollout.loop)
     return await stack.enter_async_context(
-        open_agents(agent, config.sandbox, max_context=roles.max_context, images=images)
+        open_agent_loop(agent, config.sandbox, max_context=roles.max_context, images=images)
     )
 
 

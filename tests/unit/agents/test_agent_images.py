@@ -256,7 +256,7 @@ def test_agent_images_calls_with_equal_tokens_and_other_images_are_other_chains(
 
 def test_agent_images_a_model_of_text_gets_a_placeholder() -> None:
     from roll.agents.message_parts import UnknownObject, read_content
-    from roll.agents.notes import Notes
+    from roll.agents.warning_log import WarningLog
 
     part = UnknownObject.model_validate(openai_part(ONE))
-    assert read_content([part], Notes()) == "[image not shown: this model reads only text]"
+    assert read_content([part], WarningLog()) == "[image not shown: this model reads only text]"

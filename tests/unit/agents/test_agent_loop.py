@@ -16,7 +16,7 @@ import pytest
 from pydantic import ValidationError
 from worlds.agents import Speaker, draw_of, request_of
 
-from roll.agents.agent_loop import AgentLoop, open_agents
+from roll.agents.agent_loop import AgentLoop, open_agent_loop
 from roll.agents.programs import check_agent
 from roll.config.agents import AgentConfig
 from roll.config.sandbox import SandboxConfig
@@ -73,7 +73,7 @@ def function(tmp_path: Path, body: str) -> str:
 
 @asynccontextmanager
 async def agents(**settings: Any) -> AsyncIterator[AgentLoop]:
-    async with open_agents(AgentConfig(**settings), SandboxConfig(warm=0), max_context=4096) as loop:
+    async with open_agent_loop(AgentConfig(**settings), SandboxConfig(warm=0), max_context=4096) as loop:
         yield loop
 
 

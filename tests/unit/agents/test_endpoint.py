@@ -15,7 +15,7 @@ import pytest
 from worlds.agents import Speaker, draw_of, opened
 
 from roll.agents import Session, build_rollout
-from roll.agents.refusals import Refusal
+from roll.agents.request_errors import RequestError
 from roll.agents.server import AgentServer
 from roll.data import ChatRenderer
 from roll.errors import EngineDiedError
@@ -348,7 +348,7 @@ async def test_agent_endpoint_a_context_that_is_too_long_is_refused_in_openais_w
             assert status == 400 and said["error"]["code"] == "context_length_exceeded"
         tools = [{"type": "function", "function": {"name": "f", "description": "b c " * 1_000}}]
         status, said = await here.post("/chat/completions", {**CHAT, "tools": tools})
-        assert status == 400 and "bytes, more than the model's context holds" in said["error"]["message"]
+        assert status == 400 and "bytes, more than fit into the model's context" in said["error"]["message"]
         assert here.speaker.requests == []
 
 
@@ -381,7 +381,7 @@ async def test_agent_endpoint_an_answer_that_comes_as_the_session_ends_is_neithe
             return await speaker.generate(request)
 
         session._generate = late
-        with pytest.raises(Refusal, match="this session is over"):
+        with pytest.raises(RequestError, match="this session is over"):
             await session.generate_answers(np.array([70], np.int32))
         assert len(speaker.generations) == 1 and session.calls == []
 
@@ -407,7 +407,7 @@ async def test_agent_endpoint_no_key_opens_another_session_and_a_key_opens_none_
         for other in wrong:
             status, said = await here.post("/chat/completions", CHAT, key=other)
             assert (status, said["error"]["type"]) == (401, "authentication_error")
-        with pytest.raises(Refusal, match="no API key"):  # a byte that is no UTF-8, as aiohttp gives it
+        with pytest.raises(RequestError, match="no API key"):  # a byte that is no UTF-8, as aiohttp gives it
             here.server.sessions.find(f"{here.session.session_id}.\udcff")
         for page in ("/v1/models", "/openapi.json"):
             async with here.http.get(here.server.base_url.removesuffix("/v1") + page) as response:

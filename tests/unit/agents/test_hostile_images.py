@@ -80,21 +80,21 @@ async def test_hostile_images_are_decoded_only_until_the_context_is_full(world: 
         assert status == 200
 
 
-@pytest.mark.parametrize("name", ["MAX_DISTINCT", "MAX_STORED_BYTES"])
+@pytest.mark.parametrize("name", ["MAX_DISTINCT_IMAGES", "MAX_STORED_BYTES"])
 async def test_hostile_images_of_one_session_are_bounded_in_all(
     world: ImageWorld, decoded: list[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    first = 2000 if name == "MAX_DISTINCT" else 3000  # the store knows the images of the other case
+    first = 2000 if name == "MAX_DISTINCT_IMAGES" else 3000  # the store knows the images of the other case
     images = [picture(first + number, 24, 24) for number in range(3)]
     sizes = [len(url(image)) * 3 // 4 for image in images]
-    monkeypatch.setattr(session_images, name, 2 if name == "MAX_DISTINCT" else sizes[0] + sizes[1])
+    monkeypatch.setattr(session_images, name, 2 if name == "MAX_DISTINCT_IMAGES" else sizes[0] + sizes[1])
     async with world.session("a", "b", "c") as (post, session):
         for image in (*images[:2], images[0]):  # an image that was sent before costs nothing
             assert (await post("chat/completions", chat(openai_part(image))))[0] == 200
         status, reply = await post("chat/completions", chat(openai_part(images[2])))
         assert status == 403 and "this session must not send more than" in str(reply)
         assert len(decoded) == 2
-        assert any("403 this session must not" in text for text in session.refused)
+        assert any("403 this session must not" in text for text in session.rejected_requests)
 
 
 @pytest.mark.parametrize("path", ["messages/count_tokens", "responses/input_tokens", "chat/completions"])

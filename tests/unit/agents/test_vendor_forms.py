@@ -298,7 +298,7 @@ async def test_agent_api_responses_items_that_are_kept_elsewhere_are_refused_wit
     async with world(tiny_model) as here:
         status, said = await here.try_post("/responses", input=[{"type": "item_reference", "id": "msg_1"}])
         assert status == 400 and "send the items again" in said["error"]["message"]
-        [reference] = here.session.refused
+        [reference] = here.session.rejected_requests
         assert reference.startswith("/v1/responses: 400 an item_reference in input")
 
 

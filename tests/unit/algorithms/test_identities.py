@@ -25,7 +25,7 @@ SAME_GRADIENT_AT_ONE: dict[str, Gate] = {
     "cispo": gates.StopGradient(lower=0.8, upper=1.2, mask=True),
     "topr": gates.SignSplit(),
     "none": gates.NoGate(),
-    "reinforce": gates.LogProb(),
+    "reinforce": gates.LogProbGate(),
     "kimi 1.5": gates.SquaredPenalty(tau=0.5),
     "sapo": gates.SoftGate(tau_positive=1.0, tau_negative=1.05),
 }
@@ -50,7 +50,7 @@ def close(found: Any, expected: Any) -> None:
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant_length", "sequence_sum"])
 @pytest.mark.parametrize("name", SAME_GRADIENT_AT_ONE)
 def test_algorithm_identity_at_ratio_one_every_gate_has_the_gradient_of_reinforce(name: str, aggregation: Any) -> None:
-    expected = gradient(PolicyLoss(gate=gates.LogProb(), aggregation=aggregation), on_policy=True)
+    expected = gradient(PolicyLoss(gate=gates.LogProbGate(), aggregation=aggregation), on_policy=True)
     found = gradient(PolicyLoss(gate=SAME_GRADIENT_AT_ONE[name], aggregation=aggregation), on_policy=True)
     close(found, expected)
     assert found.abs().max() > 0
@@ -61,7 +61,10 @@ def test_algorithm_identity_off_policy_they_differ(name: str) -> None:
     """So that the test above can fail."""
     if name == "reinforce":
         return
-    reinforce, found = gradient(PolicyLoss(gate=gates.LogProb())), gradient(PolicyLoss(gate=SAME_GRADIENT_AT_ONE[name]))
+    reinforce, found = (
+        gradient(PolicyLoss(gate=gates.LogProbGate())),
+        gradient(PolicyLoss(gate=SAME_GRADIENT_AT_ONE[name])),
+    )
     assert (found - reinforce).abs().max() > 1e-3
 
 

@@ -35,7 +35,7 @@ GATES: dict[str, tuple[gates.Gate, paper.Objective]] = {
         paper.by_sign(1.5, 0.5, 0.9, 1.1),
     ),
     "none": (gates.NoGate(), paper.ratio_alone),
-    "log_prob": (gates.LogProb(), paper.log_prob),
+    "log_prob": (gates.LogProbGate(), paper.log_prob),
     "squared_penalty": (gates.SquaredPenalty(tau=0.3), paper.squared_penalty(0.3)),
     "soft": (gates.SoftGate(tau_positive=2.0, tau_negative=0.5), paper.soft(2.0, 0.5)),
 }

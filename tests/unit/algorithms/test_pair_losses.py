@@ -129,11 +129,11 @@ def test_preference_loss_a_reward_models_samples_have_one_loss_token_each() -> N
 def test_preference_loss_settings_without_a_meaning_are_refused() -> None:
     for wrong in (
         lambda: PreferenceLoss(beta=0.0),
-        lambda: PreferenceLoss(pairwise_loss=pairwise.ApoZero(), margin=1.0),
-        lambda: PreferenceLoss(pairwise_loss=pairwise.OddsRatio()),
-        lambda: pairwise.Sigmoid(label_smoothing=0.5),
-        lambda: pairwise.ExoPair(label_smoothing=0.0),
-        lambda: pairwise.Discopop(tau=1.0),
+        lambda: PreferenceLoss(pairwise_loss=pairwise.ApoZeroLoss(), margin=1.0),
+        lambda: PreferenceLoss(pairwise_loss=pairwise.OddsRatioLoss()),
+        lambda: pairwise.SigmoidLoss(label_smoothing=0.5),
+        lambda: pairwise.ExoPairLoss(label_smoothing=0.0),
+        lambda: pairwise.DiscopopLoss(tau=1.0),
         lambda: compute_reference_point([], []),
     ):
         with pytest.raises(ValueError):

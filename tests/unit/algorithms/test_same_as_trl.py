@@ -45,19 +45,19 @@ WORSE = ["8", "No, never will I", "b", "5 4 3 2 1 0"]
 SMOOTHED = {"robust": 0.1, "exo_pair": 1e-3}
 OF_DPO: dict[str, LossFn] = {
     "sigmoid": PreferenceLoss(),
-    "hinge": PreferenceLoss(pairwise_loss=pairwise.Hinge()),
-    "ipo": PreferenceLoss(pairwise_loss=pairwise.Squared(), scores="mean"),
-    "exo_pair": PreferenceLoss(pairwise_loss=pairwise.ExoPair()),
-    "nca_pair": PreferenceLoss(pairwise_loss=pairwise.NcaPair()),
-    "robust": PreferenceLoss(pairwise_loss=pairwise.Sigmoid(label_smoothing=0.1, robust=True)),
-    "sppo_hard": PreferenceLoss(pairwise_loss=pairwise.SppoHard()),
-    "apo_zero": PreferenceLoss(pairwise_loss=pairwise.ApoZero()),
-    "apo_down": PreferenceLoss(pairwise_loss=pairwise.ApoDown()),
-    "discopop": PreferenceLoss(pairwise_loss=pairwise.Discopop()),
+    "hinge": PreferenceLoss(pairwise_loss=pairwise.HingeLoss()),
+    "ipo": PreferenceLoss(pairwise_loss=pairwise.SquaredLoss(), scores="mean"),
+    "exo_pair": PreferenceLoss(pairwise_loss=pairwise.ExoPairLoss()),
+    "nca_pair": PreferenceLoss(pairwise_loss=pairwise.NcaPairLoss()),
+    "robust": PreferenceLoss(pairwise_loss=pairwise.SigmoidLoss(label_smoothing=0.1, robust=True)),
+    "sppo_hard": PreferenceLoss(pairwise_loss=pairwise.SppoHardLoss()),
+    "apo_zero": PreferenceLoss(pairwise_loss=pairwise.ApoZeroLoss()),
+    "apo_down": PreferenceLoss(pairwise_loss=pairwise.ApoDownLoss()),
+    "discopop": PreferenceLoss(pairwise_loss=pairwise.DiscopopLoss()),
     "sigmoid_norm": PreferenceLoss(scores="mean"),
     "sigmoid, sft": PreferenceLoss(likelihood=0.3),
     "sigmoid, nca_pair": SummedLoss(
-        parts=((1.0, PreferenceLoss()), (0.3, PreferenceLoss(pairwise_loss=pairwise.NcaPair())))
+        parts=((1.0, PreferenceLoss()), (0.3, PreferenceLoss(pairwise_loss=pairwise.NcaPairLoss())))
     ),
 }
 """By TRL's names of loss types; `aot` and `aot_unpaired` sort all answers of a batch, which no loss here does."""
@@ -213,15 +213,17 @@ REFERENCE_FREE: dict[str, tuple[dict[str, Any], PreferenceLoss]] = {
     "cpo": ({"loss_type": "sigmoid"}, PreferenceLoss(against_reference=False, likelihood=1.0)),
     "cpo, smoothed": (
         {"loss_type": "sigmoid", "label_smoothing": 0.1, "cpo_alpha": 0.5},
-        PreferenceLoss(pairwise_loss=pairwise.Sigmoid(label_smoothing=0.1), against_reference=False, likelihood=0.5),
+        PreferenceLoss(
+            pairwise_loss=pairwise.SigmoidLoss(label_smoothing=0.1), against_reference=False, likelihood=0.5
+        ),
     ),
     "cpo, hinge": (
         {"loss_type": "hinge", "cpo_alpha": 0.0},
-        PreferenceLoss(pairwise_loss=pairwise.Hinge(), against_reference=False),
+        PreferenceLoss(pairwise_loss=pairwise.HingeLoss(), against_reference=False),
     ),
     "cpo, ipo": (
         {"loss_type": "ipo", "cpo_alpha": 0.0},
-        PreferenceLoss(pairwise_loss=pairwise.Squared(), scores="mean", against_reference=False),
+        PreferenceLoss(pairwise_loss=pairwise.SquaredLoss(), scores="mean", against_reference=False),
     ),
     "simpo": (
         {"loss_type": "simpo", "cpo_alpha": 0.0, "beta": 2.0, "simpo_gamma": 0.5},
@@ -229,7 +231,7 @@ REFERENCE_FREE: dict[str, tuple[dict[str, Any], PreferenceLoss]] = {
     ),
     "orpo": (
         {},
-        PreferenceLoss(pairwise_loss=pairwise.OddsRatio(), scores="mean", against_reference=False, likelihood=1.0),
+        PreferenceLoss(pairwise_loss=pairwise.OddsRatioLoss(), scores="mean", against_reference=False, likelihood=1.0),
     ),
 }
 

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from roll.algorithms.losses import KTOLoss, PreferenceLoss
-from roll.algorithms.losses.preference.pairwise import Sigmoid, Squared
+from roll.algorithms.losses.preference.pairwise import SigmoidLoss, SquaredLoss
 from roll.config.preference import METHODS, PreferenceSection
 from roll.errors import ConfigError
 from roll.pipelines.learning.losses import build_preference_loss
@@ -40,9 +40,9 @@ def test_preference_methods_are_as_their_papers_have_them() -> None:
     def of(**settings: object) -> PreferenceLoss:
         return build_preference_loss(PreferenceSection.model_validate(settings))
 
-    assert of(type="dpo") == PreferenceLoss(pairwise_loss=Sigmoid(), beta=0.1)
-    assert of(type="robust", label_smoothing=0.2).pairwise_loss == Sigmoid(label_smoothing=0.2, robust=True)
-    assert of(type="ipo", beta=0.3) == PreferenceLoss(pairwise_loss=Squared(), beta=0.3, scores="mean")
+    assert of(type="dpo") == PreferenceLoss(pairwise_loss=SigmoidLoss(), beta=0.1)
+    assert of(type="robust", label_smoothing=0.2).pairwise_loss == SigmoidLoss(label_smoothing=0.2, robust=True)
+    assert of(type="ipo", beta=0.3) == PreferenceLoss(pairwise_loss=SquaredLoss(), beta=0.3, scores="mean")
     simpo = of(type="simpo")
     assert (simpo.beta, simpo.margin, simpo.scores, simpo.against_reference) == (2.0, 1.0, "mean", False)
     assert of(type="orpo").likelihood == 1.0

@@ -1,8 +1,8 @@
 """A loss wrapper that multiplies the advantages by attention credit factors: A'_t = gamma_t A_t (arXiv 2510.13554).
 
 The attention maps come from the forward pass that computes the log-probs, so nothing is computed twice. The factors
-depend only on the sample and the model's weights, so advantages that are weighted within the loss are the same as
-advantages that are weighted before it.
+depend only on the sample and the model's weights, so advantages can be weighted within the loss instead of before it,
+with the same result.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class AttentionCreditLoss:
 
     @property
     def needs(self) -> Needs:
-        """The needs of the wrapped loss, plus attention."""
+        """The inputs that the wrapped loss needs, plus attention statistics."""
         return replace(self.loss.needs, attention=self.range)
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """Compute the micro-batch's share of the loss.
 
-        Expert tokens are not weighted: the policy's attention did not choose them.
+        Expert tokens are not weighted, because the policy did not sample them.
 
         Raises:
             ValueError: The attention statistics are missing.

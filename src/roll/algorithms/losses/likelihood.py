@@ -18,7 +18,7 @@ class LikelihoodLoss:
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
     """`token_mean` weights all tokens equally, `sequence_mean` all sequences: see `compute_aggregation_weights`."""
     needs = Needs()
-    """The policy's log-probs are sufficient."""
+    """Only the policy's log-probs are needed."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """Compute the micro-batch's share of the loss.

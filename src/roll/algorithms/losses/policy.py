@@ -81,7 +81,7 @@ class PolicyLoss:
             reduce=self.ratio_reduce,
             against=self.ratio_against,
             max_token_log_ratio=self.ratio_token_limit,
-            bounded=self.gate.exponentiates,
+            clamp=self.gate.exponentiates,
         )
         logprobs, advantages = inputs.require("logprobs"), inputs.require("advantages")
         weights = compute_aggregation_weights(inputs, self.aggregation)

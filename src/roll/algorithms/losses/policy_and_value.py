@@ -21,7 +21,7 @@ class PolicyAndValueLoss:
 
     @property
     def needs(self) -> Needs:
-        """The needs of the policy loss, plus values."""
+        """The inputs that the policy loss needs, plus values."""
         return replace(self.policy.needs, values=True)
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:

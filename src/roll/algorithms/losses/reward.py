@@ -59,7 +59,7 @@ class RegressionLoss:
     """The squared error of scores against target scores, averaged over the sequences of the global batch."""
 
     needs = Needs()
-    """The values of a critic are sufficient."""
+    """Only the values of a critic are needed."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """Compute the micro-batch's share of the loss.

@@ -19,11 +19,11 @@ class SummedLoss:
     """The weighted sum of several losses, each of which is normalized by the counts of the global batch."""
 
     parts: tuple[tuple[float, LossFn], ...]
-    """Weight and loss of each part; if two parts report a metric of the same name, the first part's is kept."""
+    """Weight and loss of each part; if two parts report the same metric, the first part's value is used."""
 
     @property
     def needs(self) -> Needs:
-        """The union of the needs of all losses.
+        """The inputs that at least one of the losses needs.
 
         Raises:
             ValueError: Two losses need different variants of the same input, such as two divergences.
@@ -34,7 +34,7 @@ class SummedLoss:
         """Compute the micro-batch's share of the loss.
 
         Raises:
-            ValueError: A column that one of the losses needs is missing.
+            ValueError: A required column is missing.
         """
         weights, found = [weight for weight, _ in self.parts], [loss(inputs) for _, loss in self.parts]
         return LossOutputs(

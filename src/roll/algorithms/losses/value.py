@@ -26,7 +26,7 @@ class ValueLoss:
     clip: float | None = None
     """Clip range e; `None` for no clip."""
     needs = Needs()
-    """The values of a critic are sufficient; inside `PolicyAndValueLoss`, that class requests the values."""
+    """Only the values of a critic are needed; `PolicyAndValueLoss` requests them if the policy has a value head."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """Compute the micro-batch's share of the loss.

@@ -148,7 +148,7 @@ async def _train_critics(
             batch = replace(
                 learned.batch, samples=tuple(replace(s, old_values=values) for s, values in pairs if not s.expert)
             )
-            own = select_critic_share(batch, index, len(learner.critics), first=step)
+            own = select_critic_share(batch, index, len(learner.critics), first_critic=step)
             for epoch in range(algorithm.critic.num_epochs):
                 seed = (run.seed, step, 1 + index, epoch)
                 for part in split_into_minibatches(own, algorithm.updates.num_minibatches, seed):

@@ -51,7 +51,7 @@ class ReinforcementObjective(Generic[C]):
                 moments=run.state.moments,
                 greedy=batch.companions.get(GREEDY_PURPOSE, ()),
                 demonstrations=shown,
-                decided=collect_draw_outcomes(batch),
+                known_outcomes=collect_draw_outcomes(batch),
             )
         return CollectedBatch(
             batch=batch,

@@ -46,21 +46,23 @@ class KTOLoss:
         Raises:
             ValueError: The batch has no `preferred` column or no log-probs of the reference.
         """
-        wanted = inputs.require("preferred")
+        is_desirable = inputs.require("preferred")
         scores = compute_sequence_scores(inputs, mean=False, against_reference=True)
         distance = self.beta * (scores - self.reference_point)
         desirable, undesirable = torch.sigmoid(-distance), torch.sigmoid(distance)  # 1 - sigmoid(x) is sigmoid(-x)
-        losses = torch.where(wanted, self.desirable_weight * desirable, self.undesirable_weight * undesirable)
+        losses = torch.where(is_desirable, self.desirable_weight * desirable, self.undesirable_weight * undesirable)
         return LossOutputs(
-            loss=losses.sum() / inputs.num_sequences, metrics=self._compute_metrics(inputs, wanted, scores.detach())
+            loss=losses.sum() / inputs.num_sequences,
+            metrics=self._compute_metrics(inputs, is_desirable, scores.detach()),
         )
 
-    def _compute_metrics(self, inputs: LossInputs, wanted: Tensor, scores: Tensor) -> dict[str, Tensor]:
+    def _compute_metrics(self, inputs: LossInputs, is_desirable: Tensor, scores: Tensor) -> dict[str, Tensor]:
         away = scores - self.reference_point
-        rewards, right = self.beta * scores, compute_comparison_accuracy(torch.where(wanted, away, -away))
+        rewards, right = self.beta * scores, compute_comparison_accuracy(torch.where(is_desirable, away, -away))
         counts = inputs.num_preferred, inputs.num_sequences - inputs.num_preferred
         chosen, rejected = (
-            rewards[these].sum() / max(count, 1.0) for these, count in zip((wanted, ~wanted), counts, strict=True)
+            rewards[these].sum() / max(count, 1.0)
+            for these, count in zip((is_desirable, ~is_desirable), counts, strict=True)
         )
         return {
             "preference/reward_chosen": chosen,

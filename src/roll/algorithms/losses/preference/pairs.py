@@ -16,14 +16,14 @@ from typing import Literal
 
 from torch import Tensor
 
-from roll.algorithms.losses.preference.pairwise import OddsRatio, PairwiseLoss, Sigmoid
+from roll.algorithms.losses.preference.pairwise import OddsRatioLoss, PairwiseLoss, SigmoidLoss
 from roll.algorithms.pairs import Pairs, compute_comparison_accuracy, find_pairs, get_pair_margins
 from roll.algorithms.ratio import compute_segment_sums
 from roll.types import LossInputs, LossOutputs, Needs
 
 __all__ = ["PreferenceLoss", "compute_sequence_scores"]
 
-_DEFAULT_PAIRWISE_LOSS = Sigmoid()
+_DEFAULT_PAIRWISE_LOSS = SigmoidLoss()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,12 +38,11 @@ class PreferenceLoss:
     beta: float = 0.1
     """Factor from scores to rewards; IPO's tau, ORPO's lambda."""
     scores: Literal["sum", "mean"] = "sum"
-    """Whether an answer's score is the sum or the mean over its tokens."""
+    """The score of an answer is the `sum` or the `mean` over its tokens."""
     against_reference: bool = True
-    """Whether scores are log-ratios to the reference; if not, they are log-probs, and `ref_logprobs` are not needed."""
+    """If True, scores are log-ratios to the reference; otherwise, scores are log-probs."""
     margin: float = 0.0
-    """Margin by which the chosen answer's reward must exceed the rejected one's (SimPO's gamma); a pair's `target` is
-    added to it."""
+    """Required difference of the chosen and the rejected reward (SimPO's gamma); a pair's `target` is added."""
     likelihood: float = 0.0
     """Coefficient alpha of the NLL."""
     likelihood_mean: Literal["tokens", "answers"] = "tokens"
@@ -58,7 +57,7 @@ class PreferenceLoss:
             raise ValueError(
                 f"{type(self.pairwise_loss).__name__} does not support margins, so margin must be 0, not {self.margin}"
             )
-        if isinstance(self.pairwise_loss, OddsRatio) and (self.scores != "mean" or self.against_reference):
+        if isinstance(self.pairwise_loss, OddsRatioLoss) and (self.scores != "mean" or self.against_reference):
             raise ValueError("the odds ratio needs mean log-probs: set scores to 'mean' and against_reference to False")
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:

@@ -16,17 +16,17 @@ from torch.nn.functional import logsigmoid
 from roll.algorithms.probabilities import log_odds
 
 __all__ = [
-    "ApoDown",
-    "ApoZero",
-    "Discopop",
-    "ExoPair",
-    "Hinge",
-    "NcaPair",
-    "OddsRatio",
+    "ApoDownLoss",
+    "ApoZeroLoss",
+    "DiscopopLoss",
+    "ExoPairLoss",
+    "HingeLoss",
+    "NcaPairLoss",
+    "OddsRatioLoss",
     "PairwiseLoss",
-    "Sigmoid",
-    "SppoHard",
-    "Squared",
+    "SigmoidLoss",
+    "SppoHardLoss",
+    "SquaredLoss",
 ]
 
 
@@ -34,7 +34,7 @@ class PairwiseLoss(Protocol):
     """Interface of a pairwise loss: a function from the scores of two answers to the loss of the pair."""
 
     supports_margin: ClassVar[bool]
-    """Whether the loss depends only on the difference of the scores, so that a margin can shift the difference."""
+    """True if the loss depends only on the difference of the scores, so that a margin can shift the difference."""
 
     def __call__(self, chosen: Tensor, rejected: Tensor, beta: float) -> Tensor:
         """Return the loss of every pair, shape [P]."""
@@ -58,7 +58,7 @@ class _ScoreLoss:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sigmoid(_DifferenceLoss):
+class SigmoidLoss(_DifferenceLoss):
     """The logistic loss -log sigmoid(z) of DPO, arXiv 2305.18290 eq. 7, with z = beta (chosen - rejected).
 
     With label smoothing e, the assumed share of wrong labels, it is conservative DPO (Mitchell, "A note on DPO with
@@ -83,7 +83,7 @@ class Sigmoid(_DifferenceLoss):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hinge(_DifferenceLoss):
+class HingeLoss(_DifferenceLoss):
     """The hinge loss max(0, 1 - beta (chosen - rejected)) of SLiC, arXiv 2305.10425, on DPO's scores as in RSO, arXiv
     2309.06657.
     """
@@ -94,7 +94,7 @@ class Hinge(_DifferenceLoss):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Squared(_DifferenceLoss):
+class SquaredLoss(_DifferenceLoss):
     """The squared loss (chosen - rejected - 1 / (2 beta))^2 of IPO, arXiv 2310.12036 eq. 17, where beta is called tau.
 
     The authors of IPO use scores that are means over tokens.
@@ -106,7 +106,7 @@ class Squared(_DifferenceLoss):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ExoPair(_DifferenceLoss):
+class ExoPairLoss(_DifferenceLoss):
     """The loss of EXO, arXiv 2402.00856 eq. 16: KL(the model's preference || labels smoothed by `label_smoothing`)."""
 
     label_smoothing: float = 1e-3
@@ -125,7 +125,7 @@ class ExoPair(_DifferenceLoss):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Discopop(_DifferenceLoss):
+class DiscopopLoss(_DifferenceLoss):
     """The loss of DiscoPOP, arXiv 2406.08414 eq. 5: (1 - m) (-log sigmoid(z)) + m exp(-z).
 
     z = beta (chosen - rejected) and m = sigmoid(z / tau).
@@ -146,7 +146,7 @@ class Discopop(_DifferenceLoss):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NcaPair(_ScoreLoss):
+class NcaPairLoss(_ScoreLoss):
     """The loss of NCA, arXiv 2402.05369: -ls(beta s_w) - ls(-beta s_w) / 2 - ls(-beta s_l) / 2.
 
     s_w and s_l are the scores of the chosen and the rejected answer, ls = log sigmoid.
@@ -159,7 +159,7 @@ class NcaPair(_ScoreLoss):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SppoHard(_ScoreLoss):
+class SppoHardLoss(_ScoreLoss):
     """The loss of SPPO, arXiv 2405.00675 eq. 4.7, with hard labels.
 
     (s_w - 1 / (2 beta))^2 + (s_l + 1 / (2 beta))^2, with s_w and s_l the scores of the chosen and the rejected answer.
@@ -171,7 +171,7 @@ class SppoHard(_ScoreLoss):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ApoZero(_ScoreLoss):
+class ApoZeroLoss(_ScoreLoss):
     """The loss of APO-zero, arXiv 2408.06266 eq. 7: sigmoid(-beta chosen) + sigmoid(beta rejected)."""
 
     def __call__(self, chosen: Tensor, rejected: Tensor, beta: float) -> Tensor:
@@ -180,7 +180,7 @@ class ApoZero(_ScoreLoss):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ApoDown(_ScoreLoss):
+class ApoDownLoss(_ScoreLoss):
     """The loss of APO-down, arXiv 2408.06266 eq. 8, for chosen answers that are worse than the policy's own.
 
     sigmoid(beta chosen) + sigmoid(-beta (chosen - rejected)), a function of the two scores.
@@ -192,7 +192,7 @@ class ApoDown(_ScoreLoss):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OddsRatio(_ScoreLoss):
+class OddsRatioLoss(_ScoreLoss):
     """The loss of ORPO, arXiv 2403.07691 eq. 6: -beta log sigmoid(log odds(chosen) - log odds(rejected)).
 
     A score is the log-prob log p of an answer, and its odds are p / (1 - p).

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from roll.agents.contexts import Conversation
-from roll.agents.refusals import Refusal
+from roll.agents.request_errors import RequestError
 from roll.agents.session import Answer, Session
 from roll.agents.tool_calls import ToolCall
 from roll.agents.wire import build_chat_message, build_function_call
@@ -30,10 +30,10 @@ __all__ = [
     "stream_answer",
 ]
 
-MAX_PIECES = 16
-"""Maximum number of pieces into which a streamed answer's text is split."""
-MIN_PIECE_LENGTH = 16
-"""Minimum number of characters in a piece of text."""
+MAX_TEXT_PARTS = 16
+"""Maximum number of parts into which a streamed answer's text is split."""
+MIN_TEXT_PART_LENGTH = 16
+"""Minimum number of characters in a part of the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,12 @@ class AnswerEvent:
 
     kind: Literal["begin", "reasoning", "text begins", "text", "text ends", "call", "end"]
     block: int = 0
-    """The index of the block, among the reasoning, the text and the tool calls that the answer has, in this order."""
+    """Index of the block; the blocks of an answer are its reasoning, its text and its tool calls, in this order."""
     text: str = ""
     """The text of the reasoning, or a piece of the answer's text."""
     call: ToolCall | None = None
-    sent: int | None = None
-    """See `StreamChunk.num_characters`."""
+    num_characters: int | None = None
+    """Number of characters of the answer's text that are sent after this event; `None`: the whole text."""
 
 
 async def answer_conversation(
@@ -84,7 +84,7 @@ async def answer_conversation(
         stop: Strings that end an answer.
 
     Raises:
-        Refusal: The request is rejected.
+        RequestError: The request is rejected.
     """
     contexts = session.contexts
     if conversation.format_constraints and not session.constraints_as_text:
@@ -94,10 +94,10 @@ async def answer_conversation(
             "rollout.agent.format_constraints to `prompt` to pass the constraint to the model as text "
             f'("{instruction[:80]}"), or remove {field}.'
         )
-        raise Refusal(400, "unsupported_parameter", message, field=field)
+        raise RequestError(400, "unsupported_parameter", message, field=field)
     for field, instruction in conversation.format_constraints:
         said = f"agents send {field}, which cannot be enforced: the constraint is passed to the model as text"
-        session.notes.add(f"constraint {field}", f"{said} ('{instruction[:80]}').")
+        session.warnings.warn_once(f"constraint {field}", f"{said} ('{instruction[:80]}').")
     conversation = await session.store_images(conversation)
     context = contexts.build_context(conversation)
     offered = [*conversation.tools, *conversation.deferred_tools]
@@ -132,11 +132,13 @@ def count_usage(answers: Sequence[Answer]) -> tuple[int, int]:
 
 def stream_answer(answer: Answer, write: Callable[[AnswerEvent], Iterable[bytes]]) -> Iterator[StreamChunk]:
     """Split an answer into events, and yield a chunk for each byte string that `write` returns for an event."""
-    return (StreamChunk(data, answer, event.sent) for event in _split_into_events(answer) for data in write(event))
+    return (
+        StreamChunk(data, answer, event.num_characters) for event in _split_into_events(answer) for data in write(event)
+    )
 
 
 def _split_into_events(answer: Answer) -> Iterator[AnswerEvent]:
-    yield AnswerEvent("begin", sent=0)
+    yield AnswerEvent("begin", num_characters=0)
     if answer.reasoning:
         yield AnswerEvent("reasoning", text=answer.reasoning)
     plain = not answer.reasoning and not answer.tool_calls
@@ -144,10 +146,10 @@ def _split_into_events(answer: Answer) -> Iterator[AnswerEvent]:
         if isinstance(block, ToolCall):
             yield AnswerEvent("call", place, call=block)
             continue
-        yield AnswerEvent("text begins", place, sent=0 if plain else None)
-        size = max(MIN_PIECE_LENGTH, -(-len(block) // MAX_PIECES))
+        yield AnswerEvent("text begins", place, num_characters=0 if plain else None)
+        size = max(MIN_TEXT_PART_LENGTH, -(-len(block) // MAX_TEXT_PARTS))
         for begin in range(0, len(block), size):
             piece = block[begin : begin + size]
-            yield AnswerEvent("text", place, piece, sent=begin + len(piece) if plain else None)
+            yield AnswerEvent("text", place, piece, num_characters=begin + len(piece) if plain else None)
         yield AnswerEvent("text ends", place)
     yield AnswerEvent("end")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["Refusal"]
+__all__ = ["RequestError"]
 
 
-class Refusal(Exception):
+class RequestError(Exception):
     """The endpoint rejects a request.
 
     Args:

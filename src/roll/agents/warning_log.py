@@ -6,15 +6,15 @@ import logging
 
 from roll.tracking.escape import escape_controls
 
-__all__ = ["Notes"]
+__all__ = ["WarningLog"]
 
 logger = logging.getLogger(__name__)
 
-MAX_NOTES = 64
+MAX_WARNINGS = 64
 """Maximum number of different warnings: a hostile agent could cause any number of them."""
 
 
-class Notes:
+class WarningLog:
     """Logs each kind of warning once.
 
     Args:
@@ -25,16 +25,16 @@ class Notes:
         self.reads_images = reads_images
         self._kinds: set[str] = set()
 
-    def add(self, kind: str, text: str) -> None:
-        """Log a warning, unless the run already has one of this kind.
+    def warn_once(self, kind: str, text: str) -> None:
+        """Log a warning, unless the run has already logged a warning of this kind.
 
         Args:
             kind: Identifies the ignored feature, such as `tool web_search`.
             text: The message: the ignored feature, and a remedy.
         """
-        if kind in self._kinds or len(self._kinds) >= MAX_NOTES:
+        if kind in self._kinds or len(self._kinds) >= MAX_WARNINGS:
             return
         self._kinds.add(kind)
         logger.warning("%s", escape_controls(text).replace("\n", " "))
-        if len(self._kinds) == MAX_NOTES:
-            logger.warning("agents use more than %d unsupported features: further ones are not logged", MAX_NOTES)
+        if len(self._kinds) == MAX_WARNINGS:
+            logger.warning("agents use more than %d unsupported features: no further warnings are logged", MAX_WARNINGS)
