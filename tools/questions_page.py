@@ -68,19 +68,19 @@ QUESTIONS = (
         title=_FLAT,
         clicks=(_asked("flat"),),
         shows=(_FLAT, r"\d\d% of answers are truncated at 4 tokens", r"the rewards within each group are equal"),
-        says="The card checks the causes in the order of [Why does my reward not rise?](tutorials/not-learning.md): "
+        says="The card checks the causes that [Why does my reward not rise?](tutorials/not-learning.md) lists: "
         "truncated answers, groups in which all rewards are equal, gradients that are not finite, a learning rate of 0,"
-        " an engine that disagrees with the trainer, steps that are too large. In this run, answers have at most "
-        "four tokens.",
+        " different log-probs of engine and trainer, and steps that are too large. In this run, answers are truncated "
+        "after four tokens.",
     ),
     Question(
         id="filtered",
         title="Which answers were filtered at step 30, and why?",
         clicks=(_asked("learns"), _in(_FILTERED, "step 30:")),
         shows=(r"\d+ of [\d,]+", r"✓ correct"),
-        says="The card counts the answers by the reason that the ledger recorded, and links to every step. The linked "
-        "table shows only answers that were not trained (`trained=false` in its address); `s` shows all answers of a "
-        "row's group side by side.",
+        says="The card counts the filtered answers by the reason that the ledger recorded, and links to every step. "
+        "The linked table shows only answers that were not trained (its address contains `trained=false`). Press `s` "
+        "to show all answers of a row's group side by side.",
     ),
     Question(
         id="off-policy",
@@ -96,49 +96,49 @@ QUESTIONS = (
         title=_WEIGHTS,
         clicks=(_asked("learns"), _in(_WEIGHTS, "every sync")),
         shows=(r"Syncs", r"probe_change_missed", r"272"),
-        says="Every engine confirms the checksum of every tensor. A probe then compares how much the log-probs of "
-        "trainer and engine have changed ([Weight sync](weight-sync.md)).",
+        says="The card shows whether every engine confirmed the checksum of every tensor, and the result of the probe, "
+        "which compares how much the log-probs of trainer and engine have changed ([Weight sync](weight-sync.md)).",
     ),
     Question(
         id="once",
         title=_ONCE,
         clicks=(_asked("learns"), _in(_ONCE, "the ledger")),
         shows=(r"what became of \d+ draws", r"trained"),
-        says="The card reads the ledger of the newest checkpoint. It shows whether the numbers of the draws have a gap "
-        "or a repetition, how many different prompts were drawn, and how often each. Health shows the outcomes of the "
-        "draws, with the reasons.",
+        says="The card reads the ledger of the newest checkpoint. It shows whether a draw number is missing or "
+        "repeated, how many different prompts were drawn, and how often each prompt was drawn. The linked view "
+        "**Health** shows the outcomes of the draws with their reasons.",
     ),
     Question(
         id="stopped",
         title=_STOPPED,
         clicks=(_asked("flat"), _in(_STOPPED, "log and alarms")),
         shows=(r"no_signal", r"step \d"),
-        says="The card uses settings, alarms and the log to tell whether the run finished, was stopped by an alarm, "
-        "failed with an error, or was killed. Health shows the alarms with the rows of metrics that caused them, and "
-        "the end of the log.",
+        says="The card shows whether the run finished, was stopped by an alarm, failed with an error, or was killed. "
+        "The linked view **Health** shows the alarms with the metrics that caused them, and the end of the log.",
     ),
     Question(
         id="time",
         title=_TIME,
         clicks=(_asked("learns"), _in(_TIME, "lanes and phases")),
         shows=(r"What held each step back", r"in \d+ of \d+ steps"),
-        says="The card shows the phases of a step, in seconds; the lanes show when each role worked. A click on a step "
-        "zooms into it.",
+        says="The card shows the duration of each phase of a step in seconds. The linked view shows a timeline with "
+        "one lane per role. Click a step to zoom into it.",
     ),
     Question(
         id="pushed",
         title=_PUSHED,
         clicks=(_asked("learns"), _in(_PUSHED, "tokens pushed down most")),
         shows=(r"push", r"advantage", r"ratio"),
-        says="The push of a token is the weight of its log-prob in the gradient: its advantage times its ratio, or 0 "
-        "if the loss clips the token. The link opens the answer with the lowest advantage of the last trained step.",
+        says="The push of a token is the weight of its log-prob in the gradient. It is the token's advantage times its "
+        "ratio, or 0 if the loss clips the token. The link opens the answer with the lowest advantage in the last "
+        "trained step.",
     ),
     Question(
         id="differs",
         title=_DIFFERS,
         clicks=(_asked("learns"), _in(_DIFFERS, "compared with flat")),
         shows=(r"What the configurations differ in", r"rollout\.max_new_tokens", r"rollout\.scheduling\.async_ratio"),
-        says="The page lists the configuration keys that differ, with the curves of both runs below.",
+        says="The page lists the configuration keys that differ, and shows the curves of both runs.",
     ),
     Question(
         id="cost",
@@ -146,16 +146,16 @@ QUESTIONS = (
         clicks=(_asked("learns"), _in(_COST, "plans and configuration")),
         shows=(r"plan\.txt", r"h100"),
         says="The page shows the output of `roll plan` for this run's workload on eight H100 GPUs, next to the "
-        "measurements; the last section shows how to add a plan.",
+        "measurements of the run. The last section of this page describes how to add a plan to a run.",
     ),
     Question(
         id="fooled",
         title=_FOOLED,
         clicks=(_asked("learns"), _in(_FOOLED, "their curves")),
         shows=(r"hacking/length_reward_correlation", r"hacking/repeated_text_share"),
-        says="Each signal of reward hacking has a curve and an alarm ([Metrics](metrics.md)): longer answers with "
-        "higher rewards, the same answer to many prompts, answers that repeat themselves, phrases that occur in the "
-        "answers to half of the prompts.",
+        says="Each signal of reward hacking has a curve and an alarm ([Metrics](metrics.md)). The signals are longer "
+        "answers with higher rewards, the same answer to many prompts, answers that repeat themselves, and phrases "
+        "that occur in the answers to half of the prompts.",
     ),
 )
 
@@ -170,14 +170,15 @@ To find out what happened in a run, open the dashboard:
 roll dashboard runs
 ```
 
-This page lists common questions about a run, and the clicks in the [dashboard](dashboard.md) that answer them,
-starting from its first page. The view **Answers** (keys `g a`) answers each question in a sentence with numbers; its
-links lead to the data. It reads only the files of a run, so it works for running, finished and killed runs.
+This page lists common questions about a run. For each question, it shows which links to click in the
+[dashboard](dashboard.md), starting from the list of runs. The view **Answers** (keys `g a`) answers each question in a
+sentence with numbers, on a card that links to the data. The view reads only the files of a run, so it works for
+running, finished and killed runs.
 
-The pictures show two variants of the quickstart: the run `learns` is asynchronous, and the run `flat` limits answers to
+The pictures show two variants of the quickstart. The run `learns` is asynchronous, and the run `flat` limits answers to
 four tokens. `make bench NAME=questions` trains both, performs these clicks in a browser, takes the pictures, and fails
-if the dashboard does not show an answer. In the list of runs, each run has a link **answers**; below, **answers of
-flat** means the link of the run `flat`.
+if the dashboard does not show an answer. Each run has a link **answers** in the list of runs. On this page,
+**answers of flat** means this link of the run `flat`.
 """
 _TAIL = """\
 ## Add a plan to a run
@@ -187,9 +188,9 @@ roll simulate --calibrate runs/learns
 roll plan runs/learns/calibration/workload.yaml device=h100 placement.generation=7 > runs/learns/plan.txt
 ```
 
-The first command fits the simulator to the run. The second command searches for the fastest way to do the same work on
-eight devices of another type ([Simulation](simulation.md)). The dashboard shows the file `plan.txt` of the run
-directory.
+To show a plan in the dashboard, save it as `plan.txt` in the run directory. The first command fits the simulator to the
+run. The second command searches for the fastest way to do the same work on eight devices of another type
+([Simulation](simulation.md)).
 """
 
 
