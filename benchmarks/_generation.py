@@ -255,7 +255,7 @@ async def play(case: Case, world: World, stop_token_ids: tuple[int, ...] = ()) -
         batch = await controller.next_batch()
         played.wait_s.append(loop.time() - at)
         groups = [group for group in batch.groups if group.draw.draw_id not in batch.left_out]
-        rollouts = [rollout for group in groups for rollout in group.scored]
+        rollouts = [rollout for group in groups for rollout in group.scored_rollouts]
         played.trained += len(rollouts)
         played.trained_tokens += sum(len(rollout.token_ids) for rollout in rollouts)
         if case.train_s:
@@ -271,7 +271,7 @@ async def play(case: Case, world: World, stop_token_ids: tuple[int, ...] = ()) -
 
 
 def _left_out(group: Group) -> str:
-    values = [rollout.reward.value for rollout in group.scored if rollout.reward is not None]
+    values = [rollout.reward.value for rollout in group.scored_rollouts if rollout.reward is not None]
     return find_filter_reason(np.array(values, np.float64), skip_zero_variance=True, **FILTERS)
 
 

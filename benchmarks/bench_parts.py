@@ -154,7 +154,7 @@ async def measure_sync(kind: str) -> dict[str, Any]:
                 for version in range(NUM_PUSHES + 1):
                     await trainer.train_step(batch, PolicyLoss())
                     reports.append(await sync.push(version))
-                    if reports[-1].dead or reports[-1].engines != (spec.engine_id,):
+                    if reports[-1].dead_engines or reports[-1].engines != (spec.engine_id,):
                         raise SystemExit(f"push {version} did not reach the engine: {reports[-1]}")
                 idle = await idle_cpu_percent() if kind == "vllm" else []
             finally:

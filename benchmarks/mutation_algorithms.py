@@ -42,7 +42,7 @@ BUGS = (
     Bug(
         "a cut-off answer is well formed",
         "algorithms/rewards.py",
-        'well_formed=rollout.finished and reward.verdict != "no answer"',
+        'well_formed=rollout.is_finished and reward.verdict != "no answer"',
         'well_formed=reward.verdict != "no answer"',
         "pipelines/test_learning.py",
     ),

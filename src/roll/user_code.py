@@ -26,7 +26,7 @@ from roll.errors import ConfigError, find_raise_location, one_line_error
 from roll.registry import did_you_mean, import_object, search_directory_note
 
 __all__ = [
-    "BEGUN_IN",
+    "START_DIRECTORY_VARIABLE",
     "check_call",
     "check_factory",
     "compute_code_fingerprint",
@@ -37,7 +37,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-BEGUN_IN = "ROLL_BEGUN_IN"
+START_DIRECTORY_VARIABLE = "ROLL_BEGUN_IN"
 """Environment variable with the parent's directory, for processes started in another directory (Ray workers)."""
 _loaded: set[Path] = set()
 """The user's own files that were imported."""
@@ -46,8 +46,8 @@ _loaded: set[Path] = set()
 def load_function(path: str, kind: str) -> Callable[..., Any]:
     """Import a user's function: `package.module:name`, or `path/to/file.py:name`.
 
-    Files and modules are searched from the current directory, then from the directory in which the run began. A file
-    may import other files of its directory.
+    Files and modules are searched from the current directory, then from the directory in which the run was started. A
+    file may import other files of its directory.
 
     Args:
         path: Import path of the function.
@@ -59,21 +59,21 @@ def load_function(path: str, kind: str) -> Callable[..., Any]:
     return _load(path, kind, os.getcwd())
 
 
-def check_call(function: Callable[..., Any], what: str, *arguments: str) -> None:
+def check_call(function: Callable[..., Any], description: str, *arguments: str) -> None:
     """Check that a user's function accepts the arguments by position.
 
     A function without a signature, such as one written in C, passes.
 
     Args:
         function: The function, or a class whose constructor is called.
-        what: Description of the function, for messages: `loss 'mine.py:loss'`.
+        description: Description of the function, for messages: `loss 'mine.py:loss'`.
         arguments: Names of the arguments, for messages.
 
     Raises:
         ConfigError: The function does not accept the arguments.
     """
     if not callable(function):
-        raise ConfigError(f"{what} is of type {type(function).__name__}, not a function or a class.")
+        raise ConfigError(f"{description} is of type {type(function).__name__}, not a function or a class.")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -83,55 +83,55 @@ def check_call(function: Callable[..., Any], what: str, *arguments: str) -> None
     except TypeError as error:
         taken = str(signature) if len(str(signature)) <= 100 else "its signature"
         raise ConfigError(
-            f"{what} is called with ({', '.join(arguments)}), which {taken} does not accept: {error}."
+            f"{description} is called with ({', '.join(arguments)}), which {taken} does not accept: {error}."
         ) from None
 
 
-def check_factory(factory: Callable[..., Any], what: str, methods: Iterable[str], *arguments: str) -> None:
-    """Check that a user's class accepts the arguments and has the methods; of a function, check only the arguments.
+def check_factory(factory: Callable[..., Any], description: str, methods: Iterable[str], *arguments: str) -> None:
+    """Check that a user's class accepts the arguments and has the methods. For a function, check only the arguments.
 
     Args:
         factory: The class or function.
-        what: Description of the factory, for messages: `inference.engine 'mine.py:Engine'`.
+        description: Description of the factory, for messages: `inference.engine 'mine.py:Engine'`.
         methods: Names of the methods that a class must have; the object that a function builds is not checked.
         arguments: Names of the arguments that the factory is called with, for messages.
 
     Raises:
         ConfigError: The factory does not accept the arguments, or lacks a method.
     """
-    check_call(factory, what, *arguments)
+    check_call(factory, description, *arguments)
     lacking = [name for name in methods if not callable(getattr(factory, name, None))]
     if isinstance(factory, type) and lacking:
-        raise ConfigError(f"{what} lacks {', '.join(lacking)}: docs/python.md describes the required methods.")
+        raise ConfigError(f"{description} lacks {', '.join(lacking)}: docs/python.md describes the required methods.")
 
 
 @functools.cache
 def _load(path: str, kind: str, directory: str) -> Callable[..., Any]:
     place, _, name = path.rpartition(":")
     file = Path(place).expanduser() if place.endswith(".py") else None
-    begun_in = os.environ.get(BEGUN_IN, directory)
-    if file is not None and not file.is_file() and (there := Path(begun_in) / file).is_file():
+    start_directory = os.environ.get(START_DIRECTORY_VARIABLE, directory)
+    if file is not None and not file.is_file() and (there := Path(start_directory) / file).is_file():
         file = there
     if file is not None and not file.is_file():
         raise ConfigError(f"{kind}: there is no file '{file}'{search_directory_note(file)}.")
-    for each in (*([] if file is None else [str(file.resolve().parent)]), directory, begun_in):
+    for each in (*([] if file is None else [str(file.resolve().parent)]), directory, start_directory):
         if each not in sys.path:
             sys.path.append(each)
     try:
         function = import_object(path) if file is None else _load_from_file(file, name, kind)
     except ConfigError as error:
-        _warn_of_other_module(path, directory)
+        _warn_about_shadowed_import(path, directory)
         raise error from error.__cause__
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the user's module may raise any error on import
-        _warn_of_other_module(path, directory)
+        _warn_about_shadowed_import(path, directory)
         raise ConfigError(
             f"{kind} '{path}' cannot be imported ({find_raise_location(error)}): {one_line_error(error)}"
         ) from error
     finally:
         _restore_directory(directory, path)
-    _warn_of_other_module(path, directory)
+    _warn_about_shadowed_import(path, directory)
     _loaded.update(find_source_files(path, directory))
     if not callable(function):
         raise ConfigError(f"{kind} '{path}' is of type {type(function).__name__}, not a function or a class.")
@@ -151,7 +151,7 @@ def _restore_directory(directory: str, path: str) -> None:
 
 def list_loaded_modules() -> list[ModuleType]:
     """Return the user's own modules that this process has imported: files named in a configuration, and the local
-    modules that they import. Another process does not find them by their names.
+    modules that they import. Other processes cannot import these modules by name.
     """
     modules = list(sys.modules.values())
     return [each for each in modules if (file := getattr(each, "__file__", None)) and Path(file).resolve() in _loaded]
@@ -170,7 +170,7 @@ def _load_from_file(file: Path, name: str, kind: str) -> object:
     return getattr(module, name)
 
 
-def _warn_of_other_module(path: str, directory: str) -> None:
+def _warn_about_shadowed_import(path: str, directory: str) -> None:
     """Warn if the user's code imports a module that is not the file of this name next to it."""
     for file in find_source_files(path, directory):
         for name in sorted({name.partition(".")[0] for name in _list_imports(file)}):

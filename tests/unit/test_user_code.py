@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from roll.errors import ConfigError
-from roll.user_code import BEGUN_IN, check_call, compute_code_fingerprint, find_source_files, load_function
+from roll.user_code import (
+    START_DIRECTORY_VARIABLE,
+    check_call,
+    compute_code_fingerprint,
+    find_source_files,
+    load_function,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +50,7 @@ def test_user_code_imports_modules_of_the_current_directory(tmp_path: Path, monk
 def test_user_code_is_found_where_the_run_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """As in a worker of Ray, whose own directory is another."""
     monkeypatch.chdir(write(tmp_path / "elsewhere"))
-    monkeypatch.setenv(BEGUN_IN, str(write(tmp_path / "home", rewards_g="def score(): return 9\n")))
+    monkeypatch.setenv(START_DIRECTORY_VARIABLE, str(write(tmp_path / "home", rewards_g="def score(): return 9\n")))
     assert load_function(path, "reward function")() == 9
 
 

@@ -154,7 +154,7 @@ class AgenticWorld(World):
         draw = replace(draw, prompt=replace(draw.prompt, environment=settings), anchor=anchor)
         played = await play_episode(draw, index, first, generate, self.renderer, hosts=self.hosts, plan=self.kind.plan)
         assert len(played.turns) + len(played.replayed) >= 1
-        if anchor is None and len(played.turns) > 1 and played.finished and not played.counts.get("summaries"):
+        if anchor is None and len(played.turns) > 1 and played.is_finished and not played.counts.get("summaries"):
             self.successes.append((settings, self._recorded(played)))
         return played
 

@@ -388,11 +388,11 @@ class World:
         used = set()
         for group in batch.groups:
             draw_id = group.draw.draw_id
-            if draw_id in batch.left_out or not group.scored:
+            if draw_id in batch.left_out or not group.scored_rollouts:
                 self.ledger.record_outcome(draw_id, DrawOutcome.FILTERED, step)
             else:
                 self.ledger.record_outcome(draw_id, DrawOutcome.TRAINED, step)
-                used |= {rollout.rollout_id for rollout in group.scored}
+                used |= {rollout.rollout_id for rollout in group.scored_rollouts}
         for draw_id in batch.expired:
             self.ledger.record_outcome(draw_id, DrawOutcome.EXPIRED, step)
         await self.controller.complete_step(self.version, used)

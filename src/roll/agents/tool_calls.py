@@ -134,9 +134,9 @@ def write_tools_as_text(messages: Sequence[Message], tools: Sequence[Mapping[str
     for message in messages:
         role, content = message.role, message.content
         if role == "tool":
-            role, content = "user", join_content(["<tool_response>\n", content, "\n</tool_response>"], between="")
+            role, content = "user", join_content(["<tool_response>\n", content, "\n</tool_response>"], separator="")
             if said and said[-1].role == "user" and answers:
-                said[-1] = Message(role="user", content=join_content([said[-1].content, content], between="\n"))
+                said[-1] = Message(role="user", content=join_content([said[-1].content, content], separator="\n"))
                 continue
         elif message.tool_calls:
             written = (

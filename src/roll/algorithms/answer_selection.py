@@ -58,7 +58,7 @@ def choose_rollouts(
     answers: list[Answers] = []
     draw_outcomes: dict[int, tuple[DrawOutcome, str]] = {}
     for group in groups:
-        written = [r for r in group.scored if any(turn.end > turn.start for turn in r.spans)]
+        written = [r for r in group.scored_rollouts if any(turn.end > turn.start for turn in r.spans)]
         found = choose(written) if written else []
         if isinstance(found, str):
             draw_outcomes[group.draw.draw_id] = (DrawOutcome.FILTERED, found)

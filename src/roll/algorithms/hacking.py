@@ -37,7 +37,7 @@ def compute_hacking_metrics(groups: Sequence[Group], baseline_lengths: Sequence[
         groups: All generated groups.
         baseline_lengths: Mean answer length of each of the run's first steps, up to `BASELINE_STEPS` of them.
     """
-    scored = [rollout for group in groups for rollout in group.scored]
+    scored = [rollout for group in groups for rollout in group.scored_rollouts]
     if not scored:
         return {}
     words = [(rollout.prompt.uid, rollout.text[:MAX_CHARACTERS].casefold().split()[:MAX_WORDS]) for rollout in scored]

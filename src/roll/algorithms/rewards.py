@@ -96,7 +96,7 @@ def shape_rollout(
         shape_reward,
         length=sum(turn.end - turn.start for turn in spans),
         max_length=max_new_tokens * rollout.prompt.turns,
-        well_formed=rollout.finished and reward.verdict != "no answer",
+        well_formed=rollout.is_finished and reward.verdict != "no answer",
         **algorithm.reward.model_dump(),
     )
     episode = Episode(

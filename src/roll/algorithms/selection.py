@@ -78,10 +78,12 @@ def select_training_rollouts(
         known_outcomes: Outcomes, by draw ID, of groups that were stopped early and of draws that were dropped.
     """
     shape = partial(shape_rollout, algorithm=algorithm, max_new_tokens=max_new_tokens)
-    answers = (shape(rollout) for group in greedy for rollout in group.scored)
+    answers = (shape(rollout) for group in greedy for rollout in group.scored_rollouts)
     compared = {s.rollout.draw_id: compute_baseline_reward(s.episode, algorithm) for s in answers}
     shaped = {
-        group.draw.draw_id: [shape(rollout, greedy_reward=compared.get(rollout.draw_id)) for rollout in group.scored]
+        group.draw.draw_id: [
+            shape(rollout, greedy_reward=compared.get(rollout.draw_id)) for rollout in group.scored_rollouts
+        ]
         for group in groups
     }
     draw_outcomes = {
@@ -104,7 +106,7 @@ def select_training_rollouts(
         outcomes=outcomes[order],
         demonstrations=shown,
         draw_outcomes=draw_outcomes,
-        accuracies={g.draw.draw_id: _compute_accuracy(g) for g in groups if g.scored},
+        accuracies={g.draw.draw_id: _compute_accuracy(g) for g in groups if g.scored_rollouts},
         moments=moments,
     )
 
@@ -117,7 +119,7 @@ def _select_demonstrations(
     The reward of a demonstration must be positive and, with `when: unsolved`, higher than the policy's best reward for
     the prompt.
     """
-    best = {g.draw.draw_id: _collect_raw_rewards(g).max() for g in groups if g.scored}
+    best = {g.draw.draw_id: _collect_raw_rewards(g).max() for g in groups if g.scored_rollouts}
 
     def is_imitated(demonstration: ShapedRollout) -> bool:
         assert demonstration.rollout.reward is not None, "a demonstration was scored"
@@ -131,11 +133,11 @@ def _select_demonstrations(
 
 def _collect_raw_rewards(group: Group) -> Float64Array:
     """Return a group's rewards before shaping, shape [G]."""
-    return np.array([clamp_value(r.reward.value) for r in group.scored if r.reward], dtype=np.float64)
+    return np.array([clamp_value(r.reward.value) for r in group.scored_rollouts if r.reward], dtype=np.float64)
 
 
 def _compute_accuracy(group: Group) -> float:
-    solved = [float(r.reward.correct) for r in group.scored if r.reward and r.reward.correct is not None]
+    solved = [float(r.reward.correct) for r in group.scored_rollouts if r.reward and r.reward.correct is not None]
     return float(np.mean(solved)) if solved else float(np.mean(_collect_raw_rewards(group)))
 
 
@@ -144,7 +146,7 @@ def find_group_filter_reason(group: Group, algorithm: AlgorithmConfig, max_new_t
 
     Only filters that do not depend on other groups of the step are applied.
     """
-    shaped = [shape_rollout(rollout, algorithm, max_new_tokens) for rollout in group.scored]
+    shaped = [shape_rollout(rollout, algorithm, max_new_tokens) for rollout in group.scored_rollouts]
     return _decide_outcome(group, shaped, algorithm.filters)[1]
 
 
@@ -199,7 +201,7 @@ def _select_trained_rollouts(group: Sequence[ShapedRollout], filters: FilterConf
         np.array([s.training_reward for s in group], dtype=np.float64), filters.keep, filters.keep_num
     )
     kept = [group[i] for i in index if group[i].episode.num_written]
-    return [s for s in kept if s.rollout.finished or not filters.drop_unfinished]
+    return [s for s in kept if s.rollout.is_finished or not filters.drop_unfinished]
 
 
 def _filter_low_variance(

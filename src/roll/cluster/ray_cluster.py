@@ -45,7 +45,7 @@ from roll.process_environment import find_socket_directory
 from roll.protocols import WorkerPool
 from roll.tracking import RunDirectory
 from roll.training import TrainerSpec
-from roll.user_code import BEGUN_IN, list_loaded_modules
+from roll.user_code import START_DIRECTORY_VARIABLE, list_loaded_modules
 
 __all__ = ["RayCluster", "open_ray"]
 
@@ -199,7 +199,7 @@ class RayCluster:
     def _build_options(self, slot: PlacementSlot, threads: int | None, role: str, index: int) -> dict[str, Any]:
         """Return the Ray options of an actor on a placement slot."""
         environment = {name: os.environ[name] for name in _PROPAGATED_VARIABLES if name in os.environ}
-        environment[BEGUN_IN] = os.getcwd()
+        environment[START_DIRECTORY_VARIABLE] = os.getcwd()
         if self.run:
             environment[ACTOR_LOG] = str(self.run.get_log_path(role, index).absolute())
         if threads:

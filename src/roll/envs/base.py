@@ -73,7 +73,7 @@ def format_observation(observation: Content, info: dict[str, Any]) -> Content:
     before, after = (str(info.get(name, "")) for name in ("prefix", "suffix"))
     if isinstance(observation, str):
         return f"{before}{observation}{after}"
-    return join_content([part for part in (before, observation, after) if part], between="")
+    return join_content([part for part in (before, observation, after) if part], separator="")
 
 
 def encode_json(value: Any) -> str:

@@ -62,7 +62,7 @@ def compute_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
     If no answer got a reward, the mean is absent, since 0 would look like a result.
     """
-    scored = [r for g in groups for r in g.scored]
+    scored = [r for g in groups for r in g.scored_rollouts]
     lengths = [len(r.token_ids) for r in scored]
     rewards = (
         {"reward/mean": _compute_mean(_collect_rewards(scored)), "reward/std": float(np.std(_collect_rewards(scored)))}
@@ -75,7 +75,7 @@ def compute_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         | {
             "rollout/length_mean": _compute_mean(lengths),
             "rollout/length_max": float(max(lengths, default=0)),
-            "rollout/unfinished_share": _compute_mean([float(not r.finished) for r in scored]),
+            "rollout/unfinished_share": _compute_mean([float(not r.is_finished) for r in scored]),
             "rollout/num_tokens": float(sum(lengths)),
         }
     )
@@ -114,7 +114,7 @@ def _compute_episode_metrics(by_domain: Mapping[str, Sequence[Rollout]]) -> dict
         metrics |= _compute_accuracy(rollouts, f"env/{domain}/") | {
             f"env/{domain}/num_episodes": float(len(rollouts)),
             f"env/{domain}/turns_mean": _compute_mean([len(r.spans) for r in rollouts]),
-            f"env/{domain}/unfinished_share": _compute_mean([float(not r.finished) for r in rollouts]),
+            f"env/{domain}/unfinished_share": _compute_mean([float(not r.is_finished) for r in rollouts]),
         }
     return metrics
 
@@ -157,7 +157,7 @@ def compute_evaluation_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
     If no answer was scored, score, accuracy and reward are absent, since 0 would look like a result.
     """
-    scored = [r for g in groups for r in g.scored]
+    scored = [r for g in groups for r in g.scored_rollouts]
     failures = count_failures(groups)
     metrics = {"eval/num_answers": float(len(scored)), "eval/infra_errors": float(failures.failed)}
     if not scored:
@@ -168,7 +168,7 @@ def compute_evaluation_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "eval/reward": _compute_mean(_collect_rewards(scored)),
         "eval/timeouts": float(failures.timed_out),
         "eval/length_mean": _compute_mean([len(r.token_ids) for r in scored]),
-        "eval/unfinished_share": _compute_mean([float(not r.finished) for r in scored]),
+        "eval/unfinished_share": _compute_mean([float(not r.is_finished) for r in scored]),
     }
     for domain in sorted({r.prompt.domain for r in scored}):
         own = [r for r in scored if r.prompt.domain == domain]

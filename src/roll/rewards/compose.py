@@ -55,7 +55,7 @@ class Component:
             SandboxAccessError: Sandboxes can no longer be used at all.
         """
         failed = False if self.verifier.decides else None
-        if self.config.require_finished and not rollout.finished:
+        if self.config.require_finished and not rollout.is_finished:
             return Judgement(value=0.0, verdict=UNFINISHED, correct=failed)
         if not self.config.scores_reasoning:
             text = get_scored_text(rollout, self.config.reasoning)

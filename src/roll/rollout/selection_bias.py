@@ -38,7 +38,7 @@ class SelectionBias:
 
     def add(self, run: GroupRun, *, counts: bool) -> None:
         """Add a group that has ended or was stopped; `counts` is True if the step trains the group."""
-        chosen = {rollout.index for rollout in run.group.scored} if counts else set()
+        chosen = {rollout.index for rollout in run.group.scored_rollouts} if counts else set()
         for rollout in run.scored_rollouts:
             (self.counted if rollout.index in chosen else self.unused).extend(_list_rewards_and_lengths([rollout]))
         self.num_stopped += run.num_stopped

@@ -217,7 +217,7 @@ def _check_room(config: SimulationConfig, capacity: int) -> None:
 
 def _find_rejection_reason(group: Group) -> str:
     """Return why dynamic sampling rejects a group (all rewards are equal); empty if it accepts the group."""
-    values = {rollout.reward.value for rollout in group.scored if rollout.reward is not None}
+    values = {rollout.reward.value for rollout in group.scored_rollouts if rollout.reward is not None}
     return "all rewards are equal" if len(values) < 2 else ""
 
 
@@ -246,7 +246,7 @@ async def _run_step(objects: _RunObjects, step: int) -> None:
     lengths = [
         len(rollout.token_ids) + (len(group.draw.token_ids) if not index or not shared else 0)
         for group in trained
-        for index, rollout in enumerate(group.scored)
+        for index, rollout in enumerate(group.scored_rollouts)
     ]
     with recorder.phase("train"):
         await asyncio.sleep(objects.trainer.compute_duration_s(step, lengths) + objects.further_overhead_s)
@@ -259,7 +259,7 @@ async def _run_step(objects: _RunObjects, step: int) -> None:
         objects.proxy.start_replacing(dead)
         await objects.proxy.wait_for_replacements()
     moments.append(loop.time())
-    await objects.controller.complete_step(objects.version, {r.rollout_id for g in trained for r in g.scored})
+    await objects.controller.complete_step(objects.version, {r.rollout_id for g in trained for r in g.scored_rollouts})
     recorder.add_step(_build_record(objects, step, batch, trained, before, moments), moments[0])
 
 
@@ -268,7 +268,7 @@ def _build_record(
 ) -> StepRecord:
     began, ready, updated, ended = moments
     after, total, parts = objects.engines.sum_totals(), ended - began, objects.config.training.num_updates
-    answers = [len(rollout.token_ids) for group in trained for rollout in group.scored]
+    answers = [len(rollout.token_ids) for group in trained for rollout in group.scored_rollouts]
     return StepRecord(
         step=step,
         kind=batch.kind,

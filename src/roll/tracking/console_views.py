@@ -152,7 +152,7 @@ def select_best_and_worst(groups: Sequence[Group]) -> list[AnswerView]:
 
     Only one is returned if they are the same answer, and none if no answer was scored.
     """
-    scored = [(r.reward, r) for group in groups for r in group.scored if r.reward is not None]
+    scored = [(r.reward, r) for group in groups for r in group.scored_rollouts if r.reward is not None]
     if not scored:
         return []
     chosen = [max(scored, key=lambda pair: pair[0].value), min(scored, key=lambda pair: pair[0].value)]

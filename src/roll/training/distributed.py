@@ -185,13 +185,13 @@ class Ranks:
         # Every rank must create every group, in the same order, even groups that it does not belong to.
         groups: list[Any] = [dist.new_group(ranks, group_desc="pp") for ranks in members]
         own = self.rank % each
-        up, down, *around = groups[num * own : num * (own + 1)]
+        forward_group, backward_group, *wraparound = groups[num * own : num * (own + 1)]
         return Stage(
-            up,
-            down,
+            forward_group,
+            backward_group,
             self.device,
             includes_rank_0=own == 0,
-            around=(around[0], around[1]) if around else None,
+            wraparound_groups=(wraparound[0], wraparound[1]) if wraparound else None,
             num_chunks=num_chunks,
         )
 

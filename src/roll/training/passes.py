@@ -80,7 +80,7 @@ class Backward(Protocol):
     def __call__(self, loss: Tensor, *, last: bool) -> None:
         """Backpropagate the scalar `loss` and add to the gradients.
 
-        `last`: whether this is the last micro-batch before the optimizer update.
+        `last` is true for the last micro-batch before the optimizer update.
         """
 
 
@@ -140,7 +140,7 @@ class Passes:
             loss: The loss function.
             backward: A function that runs the backward pass of each micro-batch's loss.
             counts: The counts that the loss divides by; those of the batch by default.
-            last: Whether this is the last batch before the update.
+            last: True if this is the last batch before the update.
 
         Raises:
             ValueError: no token of the batch is in the loss, and `counts` is not given, or a sample lacks an input of

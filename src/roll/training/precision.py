@@ -3,7 +3,7 @@
 The optimizer always works on *master* weights in float32. With a bfloat16 network on one rank, the network has a
 bfloat16 copy that is written once per step, and the bfloat16 gradients of all micro-batches are summed in float32:
 nothing is cast inside the forward pass. With FSDP the shards are the master weights, and FSDP gathers them as bfloat16.
-Masters are initialized with the weights that the engines have too: the checkpoint, rounded to the compute dtype.
+Masters are initialized from the checkpoint rounded to the compute dtype, so that they equal the engines' weights.
 
 If they are offloaded, masters and summed gradients are separate from the network, in host memory; a gradient is moved
 there as soon as it is complete. FSDP's own `CPUOffloadPolicy` is not used: it also keeps frozen weights on the host and
@@ -39,7 +39,7 @@ class Precision:
 
 
 class MasterWeights:
-    """The trainable weights as the optimizer sees them, and their gradients.
+    """The trainable weights in the optimizer's dtype, and their gradients.
 
     Args:
         parameters: The network's trainable parameters by name: DTensor shards, or plain tensors in any dtype.
@@ -101,7 +101,7 @@ class MasterWeights:
 
     @property
     def is_offloaded(self) -> bool:
-        """Whether masters and gradients are in host memory, wherever the network is."""
+        """True if masters and gradients are in host memory."""
         return self._memory is not None
 
     def get_full(self, name: str) -> Tensor:
@@ -138,7 +138,8 @@ class MasterWeights:
 
     @torch.no_grad()
     def put_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Overwrite this rank's part of every master weight, with 0 if `weights` lacks it, and refresh the network."""
+        """Overwrite this rank's part of every master weight, and refresh the network. Weights without an entry become
+        0."""
         for name in self.parameters:
             if (weight := weights.get(name)) is None:
                 self.get_local(name).zero_()

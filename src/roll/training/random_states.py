@@ -51,7 +51,7 @@ class RandomStates:
 
     @contextlib.contextmanager
     def activate(self) -> Iterator[None]:
-        """Run the body with these generator states, and store the states at its end."""
+        """Use these generator states in a `with` block, and save the new states at its end."""
         outer = self._read_states()
         self._put(self.states)
         try:
@@ -62,7 +62,7 @@ class RandomStates:
 
     @contextlib.contextmanager
     def restore_on_error(self) -> Iterator[None]:
-        """Restore the states if the body raises, as if it had not used any random numbers."""
+        """Restore the states if the `with` block raises, as if it had not used any random numbers."""
         before = self.states
         try:
             yield

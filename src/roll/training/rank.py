@@ -75,7 +75,7 @@ class TrainerRank(ABC, Generic[B, L]):
         self.num_nonfinite = 0
         """The number of consecutive steps with a non-finite loss or gradients."""
         self._has_gradients = False
-        """Whether a batch's gradient has been added since the last update."""
+        """True if a batch's gradient has been added since the last update."""
         self._summed_loss = 0.0
         """The loss of the batches whose gradients have been added."""
 
@@ -187,7 +187,8 @@ class TrainerRank(ABC, Generic[B, L]):
         """
 
     def is_save_written(self, *, wait: bool) -> bool:
-        """Return true: the last save is on disk. Back-ends that write in the background override this method."""
+        """Return True, because `save` returns once the state is on disk. Back-ends that write in the background
+        override this method."""
         return True
 
     def load(self, path: Path) -> None:
@@ -269,9 +270,9 @@ class TrainerRank(ABC, Generic[B, L]):
         """Return the context that the back-end's library needs around every call."""
         return contextlib.nullcontext()
 
-    def _check_trained(self, lacks: str) -> None:
+    def _check_trained(self, problem: str) -> None:
         if self.spec.role == "reference":
-            raise UnsupportedError(f"a trainer with role 'reference' {lacks}")
+            raise UnsupportedError(f"a trainer with role 'reference' {problem}")
 
     def _get_counters(self) -> dict[str, int]:
         return {"num_steps": self.num_steps, "num_nonfinite": self.num_nonfinite}
@@ -292,10 +293,10 @@ class TrainerRank(ABC, Generic[B, L]):
 
 @contextlib.contextmanager
 def invalidate_on_failure() -> Iterator[None]:
-    """Run the body; if it fails, report that some weights may be updated and others not.
+    """Raise `HalfUpdatedError` if the `with` block fails, because it may have updated only some of the weights.
 
     Raises:
-        HalfUpdatedError: the body raised an exception.
+        HalfUpdatedError: the `with` block raised an exception.
     """
     try:
         yield

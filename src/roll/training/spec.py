@@ -33,13 +33,13 @@ class TrainerSpec:
     training: TrainingConfig
     role: Role = "policy"
     holds_reference: bool = False
-    """(Policy only) Whether losses may need the divergence from the initial policy, over the whole vocabulary. Without
+    """(Policy only) True if losses may need the divergence from the initial policy, over the whole vocabulary. Without
     an adapter to switch off, the trainer then holds a frozen copy of the model, in the compute dtype."""
     teachers: tuple[str, ...] = ()
     """(Policy only) Hugging Face model directories of teachers, frozen and in the compute dtype, for divergences over
     the whole vocabulary. A sample selects its teacher by index."""
     value_head_learning_rate: float | None = None
-    """(Policy only) The peak learning rate of a value head on its own network; `None`: no value head."""
+    """(Policy only) The peak learning rate of the value head on its own network. If `None`, there is no value head."""
     quantization: Quantization = "none"
     """(Policy only) The format of its linear weights for the engines."""
     schedule: Schedule | None = None

@@ -1,7 +1,7 @@
 """One rank whose weights torch updates: master weights, AdamW and checkpoints of a network of any kind.
 
 network ─ trained parameters ─► master weights ─► AdamW ─► network
-                                     └─► checkpoint (DCP), in the background if asked
+                                     └─► checkpoint (DCP), optionally in the background
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TorchRank(TrainerRank[B, L]):
         Args:
             trained: The parameters to train, by name.
             factors: Factors on the learning rate of some parameters, by name.
-            copies: The names of tied parameters that another pipeline stage has too.
+            copies: The names of tied parameters of which another pipeline stage has a copy.
         """
         memory = HostMemory(self.device) if self.spec.training.offload_optimizer else None
         self.masters = MasterWeights(dict(trained), self.precision, copies, memory)
@@ -68,7 +68,7 @@ class TorchRank(TrainerRank[B, L]):
         """Return whether the last save is on disk; with `wait`, wait until it is.
 
         Raises:
-            CheckpointError: a background write failed; raised once.
+            CheckpointError: a background write failed. The error is raised only once.
         """
         if wait or self._writer.is_done:
             self._writer.finish()

@@ -18,8 +18,8 @@ class Conversation:
     messages: tuple[Message, ...] = ()
     num_prompt_messages: int = 0
     """Number of leading messages that are the prompt; the assistant messages after them are trained on."""
-    untrained: frozenset[int] = frozenset()
-    """Indices of the later assistant messages that are context only."""
+    untrained_messages: frozenset[int] = frozenset()
+    """Indices of assistant messages after the prompt that are not trained on."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """JSON schemas of the functions that the assistant may call, for the chat template."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Example:
     conversations: tuple[Conversation, ...]
     """One conversation; for a pair, two with the same prompt, the preferred one first."""
     preferred: bool | None = None
-    """Whether a single answer is desirable; `None` if it is not labeled."""
+    """True if a single answer is desirable; `None` if it is not labeled."""
     target: float | None = None
     """Margin of a pair, or score of a single answer."""
     metadata: Mapping[str, Any] = field(default_factory=dict)

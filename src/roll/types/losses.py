@@ -75,11 +75,11 @@ class LossInputs:
     ref_logprobs: Tensor | None = None
     """[N] float32 log-probs of the reference model, if one is used."""
     expert: Tensor | None = None
-    """[N] bool: whether an expert wrote the token, which the policy then imitates; `None`: no expert tokens."""
+    """[N] bool: True for tokens that an expert wrote and the policy imitates; `None` if there are none."""
     entropy: Tensor | None = None
     """[N] float32 entropy of the current policy over the vocabulary, with gradient; if the loss needs it."""
     entropy_mask: Tensor | None = None
-    """[N] bool: whether the token gets an entropy bonus; `None`: all tokens do."""
+    """[N] bool: True for tokens with an entropy bonus; `None` means all tokens."""
     full_kl: Tensor | None = None
     """[N] float32 KL(policy || reference) over the vocabulary, with gradient; if the loss needs it."""
     attention: tuple[SequenceAttention, ...] | None = None
@@ -91,7 +91,7 @@ class LossInputs:
     returns: Tensor | None = None
     """[N] float32 returns, the critic's targets."""
     preferred: Tensor | None = None
-    """[S] bool: whether a sequence is the better one of its pair; for a single answer, whether it is desirable."""
+    """[S] bool: True for the better sequence of a pair, and for a desirable single answer."""
     targets: Tensor | None = None
     """[S] float32: margin of the sequence's pair, or target score of a reward model."""
     teacher_logprobs: Tensor | None = None

@@ -103,9 +103,9 @@ def build_sequence_key(token_ids: NDArray[np.integer[Any]], media: Sequence[Medi
     return key
 
 
-def shift_media(media: Iterable[MediaSpan], by: int) -> tuple[MediaSpan, ...]:
-    """Shift the positions of media spans by `by` tokens."""
-    return tuple(replace(span, start=span.start + by, end=span.end + by) for span in media)
+def shift_media(media: Iterable[MediaSpan], offset: int) -> tuple[MediaSpan, ...]:
+    """Shift the positions of media spans by `offset` tokens."""
+    return tuple(replace(span, start=span.start + offset, end=span.end + offset) for span in media)
 
 
 def slice_media(media: Iterable[MediaSpan], start: int, stop: int, offset: int = 0) -> tuple[MediaSpan, ...]:

@@ -1,10 +1,10 @@
 """Chat messages, whose content is a string, or a sequence of text, image, audio and video parts.
 
-    Message ── to_dict ──► chat templates, JSON          a message is a dictionary only there
+    Message ── to_dict ──► chat templates, JSON          messages are dictionaries only in these
             ◄─ from_dict ── an environment's info
 
-A media part holds the digest of its content, so comparing messages compares digests. Only `ImageData` also holds the
-content itself, on the way from an environment to the run's media store.
+A media part has the digest of its content, so comparing messages compares digests. Only `ImageData` also has the
+content itself, until an environment's image is in the run's media store.
 """
 
 from __future__ import annotations
@@ -79,9 +79,10 @@ class MediaPart:
     digest: str
     """Digest of the content, in lower-case hexadecimal: equal digests mean equal content."""
     source: str = field(default="", compare=False)
-    """Where the content was read from, for error messages; ignored in comparisons."""
+    """Path or URL of the content, for error messages; ignored in comparisons."""
     grid: tuple[int, int, int] | None = None
-    """Frames, rows and columns of patches into which the model's processor splits it; `None`: not known yet."""
+    """Frames, rows and columns of patches into which the model's processor splits the content; `None` until the
+    processor has run."""
 
     def __post_init__(self) -> None:
         digest, grid = self.digest, self.grid
@@ -121,7 +122,7 @@ class ImagePart(MediaPart):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageData(ImagePart):
-    """An image with its encoded content, before it is in the run's media store. Only environments return it."""
+    """An image with its encoded content, before it is written to the run's media store. Only environments create it."""
 
     data: bytes = field(repr=False, compare=False)
 
@@ -210,14 +211,14 @@ def get_text(content: Content) -> str:
     """Return the text of message content, for code that supports only text.
 
     Raises:
-        UnsupportedError: A part is not text, so it would be lost.
+        UnsupportedError: A part is not text.
     """
     if isinstance(content, str):
         return content
     for part in list_media(content):
         location = f" (from {part.source})" if part.source else ""
         raise UnsupportedError(
-            f"a message has a part of kind '{part.kind}'{location}, which is not supported here: only text is."
+            f"a message has a part of kind '{part.kind}'{location}, but only text is supported here."
         )
     return "".join(part.text for part in content if isinstance(part, TextPart))
 
@@ -230,11 +231,11 @@ def iter_texts(content: Content) -> Iterator[str]:
         yield from (part.text for part in content if isinstance(part, TextPart))
 
 
-def map_text(content: Content, change: Callable[[str], str]) -> Content:
+def map_text(content: Content, function: Callable[[str], str]) -> Content:
     """Apply a function to the text of content, or to each of its text parts; media stay unchanged."""
     if isinstance(content, str):
-        return change(content)
-    return tuple(TextPart(text=change(part.text)) if isinstance(part, TextPart) else part for part in content)
+        return function(content)
+    return tuple(TextPart(text=function(part.text)) if isinstance(part, TextPart) else part for part in content)
 
 
 def count_characters(content: Content) -> int:
@@ -253,15 +254,15 @@ def fill_placeholder(template: str, placeholder: str, content: Content) -> Conte
     return tuple(pieces)
 
 
-def join_content(contents: Sequence[Content], between: str = "\n\n") -> Content:
+def join_content(contents: Sequence[Content], separator: str = "\n\n") -> Content:
     """Join the contents of several messages, with a separator between them."""
     texts = [content for content in contents if isinstance(content, str)]
     if len(texts) == len(contents):
-        return between.join(texts)
+        return separator.join(texts)
     parts: list[Part] = []
     for place, content in enumerate(contents):
         if place:
-            parts.append(TextPart(text=between))
+            parts.append(TextPart(text=separator))
         parts += (TextPart(text=content),) if isinstance(content, str) else content
     return tuple(parts)
 
@@ -302,7 +303,7 @@ class Message:
     role: Speaker
     content: Content
     reasoning: str | None = None
-    """Reasoning before an assistant's message. Templates have several names for it, which the renderer handles."""
+    """Reasoning before an assistant's message. The renderer maps it to the name that the chat template uses."""
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     """Tool calls of an assistant: `{"id": …, "type": "function", "function": {"name": …, "arguments": {…}}}` each."""
     tool_call_id: str | None = None
@@ -322,7 +323,7 @@ class Message:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the message has only a role and content."""
+        """True if the message has only a role and content."""
         return not (self.tool_calls or self.reasoning is not None or self.tool_call_id or self.name)
 
     def to_dict(self) -> dict[str, Any]:

@@ -43,13 +43,13 @@ HistoryKind: TypeAlias = Literal["full", "window", "thinking_stripped", "stepwis
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class History:
-    """Which earlier turns are in the model's context; see `roll.config.episodes`."""
+    """The choice of earlier turns in the model's context; see `roll.config.episodes`."""
 
     kind: HistoryKind = "full"
     turns: int = 0
-    """Number of turns that a window keeps."""
+    """Number of turns in the window."""
     keep_task: bool = True
-    """Whether the prompt is kept when earlier turns are dropped."""
+    """True if the prompt is kept when earlier turns are dropped."""
     summary_tokens: int = 256
     summary_request: str = ""
     train_summary: bool = True
@@ -65,7 +65,7 @@ class EnvironmentSettings:
     seed: int | None = None
     """Seed of the episode, passed to `reset`; `None` if the options determine the episode."""
     history: History | None = None
-    """Which earlier turns are in the model's context; `None`: as configured for the run."""
+    """The choice of earlier turns in the model's context. If `None`, the run's configuration applies."""
     opening: str = ""
     """Template of the first user message, in which `{prompt}` is the first observation; the prompt then has only the
     messages before it. Empty if the prompt already contains the environment's task."""
@@ -74,7 +74,8 @@ class EnvironmentSettings:
     tools: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `roll.envs.tools.with_tools`; empty without tools."""
     host: EnvironmentHost | None = None
-    """Where the environment runs; `None`: a built-in one in the event loop, a user-defined one in the worker pool."""
+    """Where the environment runs. If `None`, built-in environments run in the event loop, and others in the worker
+    pool."""
     url: str = ""
     """URL of the environment server, for the host `http`."""
     reset_time_limit_s: float = 60.0
@@ -107,11 +108,11 @@ class Prompt:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Other arguments of the chat template, such as `enable_thinking`."""
     text: str | None = None
-    """Plain text of the source instead of messages; it may be rendered already."""
+    """Plain text from the source, instead of messages. It may already include the chat template."""
 
     @property
     def prefill(self) -> str:
-        """The start of the answer: the last message if it is the assistant's, which the model continues; else empty."""
+        """Start of the answer, which the model continues: the last message if it is the assistant's, or empty."""
         return self.messages[-1].text if self.messages and self.messages[-1].role == "assistant" else ""
 
     @property
@@ -134,7 +135,7 @@ class PromptDraw:
     media: tuple[MediaSpan, ...] = ()
     """Media spans in `token_ids`; empty for text."""
     anchor: Anchor | None = None
-    """Anchor at which all rollouts of the group begin; `None`: at the prompt."""
+    """Anchor at which all rollouts of the group begin. If `None`, they begin at the prompt."""
 
     @property
     def uid(self) -> str:
@@ -150,7 +151,7 @@ class DrawOutcome(StrEnum):
     FILTERED = "filtered"
     FAILED = "failed"
     EXPIRED = "expired"
-    """Dropped without training: too old, or redundant."""
+    """Dropped without training, because the draw was too stale or redundant."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,12 +193,12 @@ class RewardResult:
     verdict: str = ""
     """Human-readable verdict: `correct`, `wrong`, `unfinished`, `no answer`."""
     correct: bool | None = None
-    """Whether the task was solved, for accuracy; `None` if the reward does not decide correctness."""
+    """True if the task was solved, which counts for accuracy; `None` if the reward does not decide correctness."""
     decisions: Mapping[str, bool] = field(default_factory=dict)
-    """Whether the task was solved, according to each component that decides correctness. If they disagree, one is
+    """Correctness according to each component that decides it, by name. If components disagree, one of them is
     wrong."""
     timed_out: tuple[str, ...] = ()
-    """Names of components whose verifier timed out: the answer counts as wrong without having been judged."""
+    """Names of components whose verifier timed out, so that the answer counts as wrong."""
     duration_s: float = 0.0
 
 
@@ -225,7 +226,7 @@ class Branch:
     start: int
     """Start of a turn: `token_ids[start:]` of the rollout follow `context`, not the tokens before them."""
     context: IntArray
-    """[C] context exactly as the engine saw it."""
+    """[C] context exactly as the engine received it."""
     media: tuple[MediaSpan, ...] = ()
     """Media spans in `context`."""
 
@@ -278,7 +279,7 @@ class Rollout:
     """`token_ids` decoded, for verifiers and display, without special tokens except those of reasoning and tool
     calls."""
     final_text: str | None = None
-    """`text` without reasoning; empty if the reasoning never ends; `None`: unknown, the tags in `text` decide."""
+    """`text` without reasoning; empty if the reasoning never ends. If `None`, the tags in `text` mark the reasoning."""
     status: RolloutStatus = RolloutStatus.COMPLETED
     cause: str = ""
     """Cause of an `infra_error`."""
@@ -290,14 +291,14 @@ class Rollout:
     """Branches in order; before the first branch, a turn's context is the prompt and all tokens before the turn."""
     replayed: tuple[Turn, ...] = ()
     """Replayed turns of an earlier episode (`PromptDraw.anchor`), with positions in that episode's tokens. The reward
-    is that of the whole episode, including these turns; only the later turns are trained on."""
+    covers the whole episode, including these turns. Only the later turns are trained on."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Counts of events during the rollout; each becomes a metric. Counts of 0 are left out."""
     experts: tuple[IntArray, ...] = ()
     """Experts chosen by MoE routers, as in `Generation`: one array per context, for the context and the tokens after
     it; empty if not recorded."""
     expert: bool = False
-    """Whether an expert wrote the rollout, which the policy then imitates; its `logprobs` are 0."""
+    """True if an expert wrote the rollout. The policy then imitates it, and its `logprobs` are 0."""
     prompt_media: tuple[MediaSpan, ...] = ()
     """Media spans in `prompt_token_ids`."""
     media: tuple[MediaSpan, ...] = ()
@@ -310,7 +311,7 @@ class Rollout:
 
     @property
     def contexts(self) -> tuple[tuple[int, IntArray], ...]:
-        """Contexts that the engine saw: for each, the position in `token_ids` from which it applies, and its tokens."""
+        """Contexts that the engine received: for each context, its start in `token_ids`, and its tokens."""
         rewritten = [(branch.start, branch.context) for branch in self.branches]
         if rewritten and rewritten[0][0] == 0:  # before the first turn
             return tuple(rewritten)
@@ -333,8 +334,8 @@ class Rollout:
         return f"{self.draw_id}.{self.index}"
 
     @property
-    def finished(self) -> bool:
-        """Whether the model ended its answer itself."""
+    def is_finished(self) -> bool:
+        """True if the model ended its answer itself."""
         return self.finish_reason == "stop"
 
 
@@ -346,6 +347,6 @@ class Group:
     rollouts: tuple[Rollout, ...]
 
     @property
-    def scored(self) -> tuple[Rollout, ...]:
+    def scored_rollouts(self) -> tuple[Rollout, ...]:
         """Rollouts that completed and have a reward."""
         return tuple(r for r in self.rollouts if r.status is RolloutStatus.COMPLETED and r.reward is not None)

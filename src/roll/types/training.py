@@ -92,7 +92,7 @@ class Needs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionStatistics:
-    """Attention statistics of a sample's tokens: see `roll.algorithms.credit`. 0 before the answer."""
+    """Attention statistics of a sample's tokens: see `roll.algorithms.credit`. Values before the answer are 0."""
 
     waad: FloatArray
     """[L] windowed average attention distance of the local heads, in tokens."""
@@ -133,18 +133,18 @@ class TrainingSample:
     media: tuple[MediaSpan, ...] = ()
     """Media spans in `token_ids`; empty for text."""
     positions: IntArray | FloatArray | None = None
-    """[L] or [3, L] position ids of the rotary embedding; `None`: 0, 1, 2, … as for text. Only videos have fractional
-    ones."""
+    """[L] or [3, L] position ids of the rotary embedding; `None` means 0, 1, 2, … as for text. Only videos have
+    fractional positions."""
     domain: str = ""
     """Domain of the sample's example."""
     advantages: FloatArray | None = None
     rollout_logprobs: FloatArray | None = None
     """Log-probs of the engine; 0 outside `loss_mask`."""
     old_logprobs: FloatArray | None = None
-    """Log-probs of the trainer before the update; `None`: equal to the current ones at the first update."""
+    """Log-probs of the trainer before the update; `None` if they equal the log-probs at the first update."""
     behavior_logprobs: FloatArray | None = None
-    """Log-probs of the trainer under the policy version that sampled each token; NaN if that is the policy before the
-    update, or is unknown. `None`: NaN everywhere."""
+    """Log-probs of the trainer under the policy version that sampled each token; NaN if that version is the policy
+    before the update, or is unknown. `None` means NaN everywhere."""
     ref_logprobs: FloatArray | None = None
     policy_versions: IntArray | None = None
     chunk_ids: IntArray | None = None
@@ -154,13 +154,13 @@ class TrainingSample:
     max_length: int = 1
     """Largest number of tokens after this prompt, over all turns; for constant-length aggregation."""
     expert: bool = False
-    """Whether the sample is a demonstration, which is imitated regardless of the ratio."""
+    """True if the sample is a demonstration, which is imitated regardless of the ratio."""
     returns: FloatArray | None = None
     """Critic's target for the state before each token."""
     old_values: FloatArray | None = None
     """Critic's value before the update."""
     preferred: bool | None = None
-    """Whether the answer is the better one of its pair; for a single answer, whether it is desirable."""
+    """True if the answer is the better one of a pair, or a desirable single answer."""
     target: float | None = None
     """Margin of its pair, or target score of a reward model."""
     teacher_logprobs: FloatArray | None = None
@@ -230,14 +230,14 @@ class BatchCounts:
     """Number of loss tokens of preferred samples."""
 
     def __add__(self, other: BatchCounts) -> BatchCounts:
-        """Return the sum of the counts of two batches, which must share no sequence and no unit."""
+        """Return the summed counts of two batches, which must not share sequences or units."""
         sums = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
         return BatchCounts(**sums)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingBatch:
-    """Samples for a trainer, over all ranks: those of one optimizer update, or some of them."""
+    """The samples of one optimizer update, or a part of them, over all ranks."""
 
     samples: tuple[TrainingSample, ...]
     temperature: float = 1.0
@@ -320,9 +320,9 @@ class ForwardOptions:
     num_top: int | None = None
     """Number of most likely tokens, k, in the output `top_logprobs`."""
     adapter: bool = True
-    """False disables LoRA adapters: the policy as it was before training."""
+    """If False, LoRA adapters are disabled, so the result is that of the policy before training."""
     version: int | None = None
-    """Compute with the weights of the snapshot of this policy version."""
+    """Policy version of the weight snapshot to compute with; by default the current weights are used."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -336,7 +336,7 @@ class ForwardBackwardResult:
     num_loss_tokens: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     maxima: Mapping[str, float] = field(default_factory=dict)
-    """Sums and maxima over the batch of the metrics that the loss reports. See `LossOutputs`."""
+    """Maxima of metrics over the batch; `metrics` has the sums. See `LossOutputs`."""
     logprobs: tuple[FloatArray, ...] = ()
     """[L] per sample, from the forward pass before the update; empty for a back-end that does not return them."""
 

@@ -241,7 +241,7 @@ class AuthenticatedStore(dist.Store):
             self.set(key, value)
 
     def has_extended_api(self) -> bool:
-        """Return true: `append`, `multi_get` and `multi_set` are supported."""
+        """Return True, because `append`, `multi_get` and `multi_set` are supported."""
         return True
 
     def delete_key(self, key: str) -> bool:

@@ -25,8 +25,8 @@ from roll.weights.authenticated_store import AuthenticatedStore
 from roll.weights.plan import Bucket, get_dtype, plan_buckets
 from roll.weights.receiver import ReceiverLocation, TensorStream
 from roll.weights.rendezvous import (
-    Group,
-    Member,
+    BroadcastGroup,
+    BroadcastMember,
     Rendezvous,
     build_group,
     convert_group_errors,
@@ -55,7 +55,7 @@ class BroadcastHandle:
     """The engine that receives this copy of the handle; set by the controller."""
 
 
-_groups: dict[tuple[str, int, Member], Group] = {}
+_groups: dict[tuple[str, int, BroadcastMember], BroadcastGroup] = {}
 """Cached process groups of this process, by the store's address and the member."""
 
 
@@ -70,10 +70,10 @@ def build_engine_update(update: WeightUpdate, engine_id: str, engine_ids: tuple[
 def receive(update: WeightUpdate, location: ReceiverLocation) -> Generator[TensorStream]:
     """Join the group of the broadcast; yield the stream of received tensors."""
     handle: BroadcastHandle = update.handle
-    member = Member(handle.engine_id, location.worker)
+    member = BroadcastMember(handle.engine_id, location.worker)
     cache_key = (handle.host, handle.port, member)
-    about = f"weight sync of policy version {update.policy_version}, engine '{handle.engine_id}'"
-    group, rendezvous = _join_rendezvous(handle, member, location, _groups.pop(cache_key, None), about)
+    sync_name = f"weight sync of policy version {update.policy_version}, engine '{handle.engine_id}'"
+    group, rendezvous = _join_rendezvous(handle, member, location, _groups.pop(cache_key, None), sync_name)
     try:
         yield _receive_tensors(update, group, location, rendezvous)
     except BaseException:
@@ -83,19 +83,25 @@ def receive(update: WeightUpdate, location: ReceiverLocation) -> Generator[Tenso
 
 
 def _join_rendezvous(
-    handle: BroadcastHandle, member: Member, location: ReceiverLocation, cached: Group | None, about: str
-) -> tuple[Group, Rendezvous]:
+    handle: BroadcastHandle,
+    member: BroadcastMember,
+    location: ReceiverLocation,
+    cached: BroadcastGroup | None,
+    sync_name: str,
+) -> tuple[BroadcastGroup, Rendezvous]:
     try:
         store = AuthenticatedStore(
             handle.host, handle.port, handle.secret, timeout=timedelta(seconds=location.timeout_s)
         )
     except dist.DistError as error:
         raise WeightSyncError(
-            f"{about}: no trainer answers at {handle.host}:{handle.port}: check whether the trainer still runs."
+            f"{sync_name}: no trainer answers at {handle.host}:{handle.port}: check whether the trainer still runs."
         ) from error
-    members = tuple(Member(engine, worker) for engine in handle.engine_ids for worker in range(location.num_workers))
+    members = tuple(
+        BroadcastMember(engine, worker) for engine in handle.engine_ids for worker in range(location.num_workers)
+    )
     rank = 1 + members.index(member)
-    rendezvous = Rendezvous(store, handle.sync, about, location.timeout_s)
+    rendezvous = Rendezvous(store, handle.sync, sync_name, location.timeout_s)
     rendezvous.write("members", members)
     # The sender reuses a group only if every member still has it cached.
     rendezvous.write(
@@ -106,7 +112,7 @@ def _join_rendezvous(
     if cached is not None and cached.key == verdict["group"]:
         return cached, rendezvous
     del cached  # closes its connections before new ones are made
-    with convert_group_errors(about):
+    with convert_group_errors(sync_name):
         group = build_group(
             store,
             key=verdict["group"],
@@ -120,14 +126,14 @@ def _join_rendezvous(
 
 
 def _receive_tensors(
-    update: WeightUpdate, group: Group, location: ReceiverLocation, rendezvous: Rendezvous
+    update: WeightUpdate, group: BroadcastGroup, location: ReceiverLocation, rendezvous: Rendezvous
 ) -> TensorStream:
-    about = rendezvous.about
+    sync_name = rendezvous.sync_name
     device = location.device if group.backend == "nccl" else torch.device("cpu")
 
     def start(index: int, bucket: Bucket) -> torch.Tensor:
         buffer = group.get_buffer(index, bucket.num_bytes, device)
-        group.start(buffer, about)
+        group.start(buffer, sync_name)
         return buffer
 
     buckets = plan_buckets(update.manifest, update.handle.bucket_bytes)
@@ -136,7 +142,7 @@ def _receive_tensors(
         # The next bucket is received while the engine reads this one.
         if index + 1 < len(buckets):
             started.append(start(index + 1, buckets[index + 1]))
-        group.finish_oldest(about, rendezvous.check_aborted)
+        group.finish_oldest(sync_name, rendezvous.check_aborted)
         buffer = started.pop(0)
         for slot in bucket.slots:
             flat = buffer[slot.offset : slot.offset + slot.num_bytes].view(get_dtype(slot.spec))

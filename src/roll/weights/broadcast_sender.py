@@ -19,8 +19,8 @@ from roll.weights.checksum import compute_checksum, to_flat_bytes
 from roll.weights.collective_iteration import iterate_to_end
 from roll.weights.plan import Bucket, describe_tensor, plan_buckets
 from roll.weights.rendezvous import (
-    Group,
-    Member,
+    BroadcastGroup,
+    BroadcastMember,
     Rendezvous,
     build_group,
     choose_backend,
@@ -46,7 +46,7 @@ class BroadcastSender:
         self._timeout_s = timeout_s
         self._server: StoreServer | None = None
         self._store: AuthenticatedStore | None = None
-        self._group: Group | None = None
+        self._group: BroadcastGroup | None = None
         self._numbers = itertools.count()
         self._names: tuple[str, ...] = ()
         self._manifest: tuple[TensorSpec, ...] = ()
@@ -68,8 +68,8 @@ class BroadcastSender:
             self._server = StoreServer(self._host)
             self._store = self._connect()
         sync = f"sync/{next(self._numbers)}"
-        about = f"weight sync of policy version {policy_version}"
-        self._rendezvous = Rendezvous(self._store, sync, about, self._timeout_s)
+        sync_name = f"weight sync of policy version {policy_version}"
+        self._rendezvous = Rendezvous(self._store, sync, sync_name, self._timeout_s)
         self._keys = []
         assert self._server is not None
         handle = BroadcastHandle(
@@ -90,7 +90,7 @@ class BroadcastSender:
         """
         rendezvous = self._rendezvous
         if self._source is None:
-            raise WeightSyncError("no weights to send: the weight sync was not staged.")
+            raise WeightSyncError("no weights are staged: `stage` must be called before `send`.")
         with iterate_to_end(self._source) as tensors:
             if self._released.is_set():
                 raise WeightSyncError("the weight sync was aborted before every engine had joined.")
@@ -98,7 +98,7 @@ class BroadcastSender:
                 return {}
             group, self._group = self._wait_for_engines(rendezvous), None
             try:
-                checksums = self._stream(group, tensors, rendezvous.about)
+                checksums = self._stream(group, tensors, rendezvous.sync_name)
             except BaseException:
                 group.abort()
                 raise
@@ -138,12 +138,12 @@ class BroadcastSender:
                 self._device = tensor.device
         self._manifest, self._names = tuple(manifest), names
 
-    def _wait_for_engines(self, rendezvous: Rendezvous) -> Group:
+    def _wait_for_engines(self, rendezvous: Rendezvous) -> BroadcastGroup:
         def check_active() -> None:
             if self._released.is_set():
-                raise WeightSyncError(f"{rendezvous.about}: the sync was aborted before every engine had joined.")
+                raise WeightSyncError(f"{rendezvous.sync_name}: the sync was aborted before every engine had joined.")
 
-        members = tuple(Member(*each) for each in rendezvous.read("members", "no engine joined", check_active))
+        members = tuple(BroadcastMember(*each) for each in rendezvous.read("members", "no engine joined", check_active))
         keys = [f"hello/{rank}" for rank in range(1, 1 + len(members))]
         self._keys = ["members", "verdict", *keys]
         hellos = [
@@ -160,7 +160,7 @@ class BroadcastSender:
         backend = choose_backend([get_device_name(self._device), *(hello["device"] for hello in hellos)])
         rendezvous.write("verdict", {"group": key, "backend": backend})
         store = self._connect()  # a separate connection, because joining blocks and `release` must be able to write
-        with convert_group_errors(rendezvous.about):
+        with convert_group_errors(rendezvous.sync_name):
             return build_group(
                 store,
                 key=key,
@@ -171,31 +171,33 @@ class BroadcastSender:
                 timeout_s=self._timeout_s,
             )
 
-    def _stream(self, group: Group, source: Iterator[tuple[str, torch.Tensor]], about: str) -> dict[str, int]:
+    def _stream(
+        self, group: BroadcastGroup, source: Iterator[tuple[str, torch.Tensor]], sync_name: str
+    ) -> dict[str, int]:
         device = self._device if group.backend == "nccl" else torch.device("cpu")
         tensors = ((name, tensor) for name, tensor in source if tensor is not None)
         checksums: dict[str, int] = {}
 
         def check_active() -> None:
             if self._released.is_set():
-                raise WeightSyncError(f"{about}: the sync was aborted while weights were being sent.")
+                raise WeightSyncError(f"{sync_name}: the sync was aborted while weights were being sent.")
 
         for index, bucket in enumerate(plan_buckets(self._manifest, self._bucket_bytes)):
             # There are only two buffers, so the one that is filled next must have been sent.
             if len(group.in_flight) == 2:
-                group.finish_oldest(about, check_active)
+                group.finish_oldest(sync_name, check_active)
             check_active()
             buffer = group.get_buffer(index, bucket.num_bytes, device)
-            _pack(bucket, tensors, buffer, checksums, about)
-            group.start(buffer, about)
+            _pack(bucket, tensors, buffer, checksums, sync_name)
+            group.start(buffer, sync_name)
         while group.in_flight:
-            group.finish_oldest(about, check_active)
+            group.finish_oldest(sync_name, check_active)
         surplus = next(tensors, None)
         if surplus is not None:
             # The next sync must build the manifest again.
             self._names = ()
             raise WeightSyncError(
-                f"{about}: the trainer sent tensor '{surplus[0]}', which is not in the manifest: sync again."
+                f"{sync_name}: the trainer sent tensor '{surplus[0]}', which is not in the manifest: sync again."
             )
         return checksums
 
@@ -205,13 +207,13 @@ def _pack(
     tensors: Iterator[tuple[str, torch.Tensor]],
     buffer: torch.Tensor,
     checksums: dict[str, int],
-    about: str,
+    sync_name: str,
 ) -> None:
     """Copy the next tensors into a bucket's buffer, and add their checksums to `checksums`."""
     for slot in bucket.slots:
         name, tensor = next(tensors, (None, None))
         if name is None or tensor is None or describe_tensor(name, tensor) != slot.spec:
             sent = "no tensor" if name is None or tensor is None else describe_tensor(name, tensor)
-            raise WeightSyncError(f"{about}: the manifest has {slot.spec}, but the trainer sent {sent}.")
+            raise WeightSyncError(f"{sync_name}: the manifest has {slot.spec}, but the trainer sent {sent}.")
         checksums[name] = compute_checksum(tensor)
         buffer[slot.offset : slot.offset + slot.num_bytes].copy_(to_flat_bytes(tensor))

@@ -31,7 +31,7 @@ class Delivery:
     timeout_s: float
     adapter: str | None = None
     receipts: dict[str, WeightReceipt] = field(default_factory=dict)
-    dead: dict[str, EngineDiedError] = field(default_factory=dict)
+    dead_engines: dict[str, EngineDiedError] = field(default_factory=dict)
     errors: dict[str, Exception] = field(default_factory=dict)
     num_bytes: int = 0
     dtype: str = "float32"
@@ -54,7 +54,7 @@ class Delivery:
         while waiting:
             _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             # The other engines wait for the failed engine in the process group, until they time out.
-            if together and (self.dead or self.errors):
+            if together and (self.dead_engines or self.errors):
                 raise WeightSyncError("an engine failed during a broadcast")
 
     async def _update(self, engine: InferenceEngine, update: WeightUpdate) -> None:
@@ -64,12 +64,13 @@ class Delivery:
                 self.timeout_s, engine, engine.update_weights(update), action
             )
         except EngineDiedError as error:
-            self.dead[engine_id] = error
+            self.dead_engines[engine_id] = error
         except Exception as error:
             self.errors[engine_id] = error
 
     async def end(self) -> None:
-        """Wait until the calls to all engines have ended; cancel late calls, and add the engines of these to `dead`."""
+        """Wait until the calls to all engines have ended. Late calls are canceled, and their engines added to
+        `dead_engines`."""
         if not self.tasks:
             return
         _, late = await asyncio.wait(self.tasks.values(), timeout=CANCEL_GRACE_S)
@@ -77,7 +78,7 @@ class Delivery:
             if task in late:
                 task.cancel()
                 cause = f"it did not end the failed weight sync of policy version {self.policy_version} in time"
-                self.dead[engine_id] = EngineDiedError(engine_id, cause)
+                self.dead_engines[engine_id] = EngineDiedError(engine_id, cause)
 
 
 async def call_with_timeout(timeout_s: float, engine: InferenceEngine, call: Coroutine[Any, Any, T], action: str) -> T:
@@ -87,7 +88,7 @@ async def call_with_timeout(timeout_s: float, engine: InferenceEngine, call: Cor
         timeout_s: The timeout, in seconds.
         engine: The engine.
         call: The call.
-        action: What the engine should do, for the message: "it did not … within 60 s".
+        action: The action of the engine, for the message "it did not <action> within 60 s".
 
     Raises:
         EngineDiedError: the engine did not answer in time.

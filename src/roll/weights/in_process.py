@@ -72,7 +72,7 @@ class InProcessSender:
         _staged.pop(token, None)
 
     def close(self) -> None:
-        """Do nothing: there is no memory to free."""
+        """Do nothing, because this transport allocates no memory."""
 
 
 @contextmanager

@@ -44,11 +44,12 @@ class NoiseBounds:
     """Bounds on the mean absolute difference of log-probs between two correct implementations, in nats."""
 
     floor: float
-    """Differences up to this are always tolerated."""
+    """Differences up to this bound are always tolerated."""
     ceiling: float
-    """Differences above this are never tolerated, not even in the first sync, to which later syncs are compared."""
+    """Differences above this bound are never tolerated, even in the first sync, which sets the tolerance of later
+    syncs."""
     smooth: bool
-    """Whether a small step changes the noise only a little, so that changes of log-probs can be compared."""
+    """True if a small step changes the noise only a little, so that changes of log-probs can be compared."""
 
 
 NOISE_BOUNDS = {
@@ -100,8 +101,8 @@ class ProbeChecker:
     _last: dict[str, _ProbeLogprobs] = field(init=False, default_factory=dict)
 
     def discard_logprobs(self, engine_id: str) -> None:
-        """Discard the last log-probs of an engine that was replaced, since those of the new engine cannot be compared
-        to them.
+        """Discard the last log-probs of a replaced engine, because the new engine's log-probs cannot be compared with
+        them.
         """
         self._last.pop(engine_id, None)
 
@@ -119,7 +120,7 @@ class ProbeChecker:
             engine_id: The id of the engine.
             engine: The engine's log-probs of each sequence [L]; entry 0 is not compared.
             trainer: The trainer's log-probs of the same sequences [L].
-            weights_changed: Whether most tensors have changed since this engine's last probe.
+            weights_changed: True if most tensors have changed since this engine's last probe.
         """
         now = _ProbeLogprobs(_flatten(trainer), _flatten(engine))
         before = self._last.get(engine_id)

@@ -73,7 +73,7 @@ class Receiver:
         return self._stream
 
     @property
-    def unread(self) -> tuple[str, ...]:
+    def unread_names(self) -> tuple[str, ...]:
         """The names in the manifest that have not been yielded yet."""
         return tuple(spec.name for spec in self._manifest[len(self.checksums) :])
 
@@ -83,7 +83,7 @@ class Receiver:
             if name is None or tensor is None:
                 raise WeightSyncError(f"{self._format_location(expected.name)} is missing: the stream ended before it.")
             if name != expected.name:
-                if name in self.unread:
+                if name in self.unread_names:
                     raise WeightSyncError(
                         f"{self._format_location(expected.name)} is missing: received '{name}' instead."
                     )
@@ -120,7 +120,7 @@ def open_update(
     """Open a `Receiver`, yield it, and check at the end that the caller has read all weights of the update from it.
 
     Args:
-        update: The update that the engine got. Updates are plain data and may be passed on to another process.
+        update: The update that the engine received. Updates are plain data and may be passed on to another process.
         device: The device of the tensors that `broadcast` receives.
         worker: The index of this process among the engine's receiving processes (tensor parallelism).
         num_workers: The number of the engine's receiving processes.
@@ -134,9 +134,9 @@ def open_update(
     with TRANSPORTS.get(update.transport)(update, place) as stream:
         receiver = Receiver(update, stream)
         yield receiver
-        if receiver.unread:
-            names = ", ".join(f"'{name}'" for name in receiver.unread[:5])
+        if receiver.unread_names:
+            names = ", ".join(f"'{name}'" for name in receiver.unread_names[:5])
             raise WeightSyncError(
                 f"weight sync of policy version {update.policy_version}: the engine did not read "
-                f"{len(receiver.unread)} of {len(update.manifest)} tensors: {names}."
+                f"{len(receiver.unread_names)} of {len(update.manifest)} tensors: {names}."
             )

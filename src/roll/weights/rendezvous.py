@@ -31,8 +31,8 @@ from roll.errors import WeightSyncError
 from roll.process_environment import override_environment
 
 __all__ = [
-    "Group",
-    "Member",
+    "BroadcastGroup",
+    "BroadcastMember",
     "Rendezvous",
     "build_group",
     "choose_backend",
@@ -53,7 +53,7 @@ _NCCL_CLEAN_UP_ONLY = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}
 """Environment variable that keeps NCCL's watchdog from ending the process of a failed group."""
 
 
-class Member(NamedTuple):
+class BroadcastMember(NamedTuple):
     """A receiving process: its engine, and its index among the engine's workers."""
 
     engine_id: str
@@ -61,17 +61,17 @@ class Member(NamedTuple):
 
 
 @dataclass(kw_only=True, slots=True)
-class Group:
+class BroadcastGroup:
     """A process group and the buffers of its broadcasts."""
 
     key: str
-    members: tuple[Member, ...]
+    members: tuple[BroadcastMember, ...]
     """All members except the trainer, in rank order."""
     backend: str
     process_group: Any
     timeout: timedelta
     store: Any = None
-    """Keeps the store alive: PyTorch calls its methods without holding a reference."""
+    """The store, referenced here because PyTorch calls it without holding a reference."""
     in_flight: list[Any] = field(default_factory=list)
     """Running broadcasts, oldest first."""
     buffers: list[torch.Tensor] = field(default_factory=lambda: [torch.empty(0, dtype=torch.uint8)] * 2)
@@ -85,18 +85,18 @@ class Group:
             self.buffers[index % 2] = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         return self.buffers[index % 2][:num_bytes]
 
-    def start(self, buffer: torch.Tensor, about: str) -> None:
+    def start(self, buffer: torch.Tensor, sync_name: str) -> None:
         """Start a broadcast from rank 0."""
-        with convert_group_errors(about):
+        with convert_group_errors(sync_name):
             self.in_flight.append(self.process_group.broadcast(buffer, root=0, timeout=self.timeout))
 
-    def finish_oldest(self, about: str, check_active: Callable[[], None]) -> None:
+    def finish_oldest(self, sync_name: str, check_active: Callable[[], None]) -> None:
         """Wait until the oldest running broadcast has completed.
 
         With NCCL, `wait` returns at once, and the device waits forever if a member has died. So completion is polled.
 
         Args:
-            about: The name of the sync, for messages.
+            sync_name: The name of the sync, for messages.
             check_active: A function called repeatedly while waiting for NCCL; it raises an error to end the wait.
         """
         work = self.in_flight[0]
@@ -106,10 +106,10 @@ class Group:
                 check_active()
                 if time.monotonic() > deadline:
                     raise WeightSyncError(
-                        f"{about}: a broadcast did not end within {self.timeout.total_seconds():g} s."
+                        f"{sync_name}: a broadcast did not end within {self.timeout.total_seconds():g} s."
                     )
                 time.sleep(NCCL_POLL_S)
-        with convert_group_errors(about):
+        with convert_group_errors(sync_name):
             work.wait(self.timeout)
         del self.in_flight[0]
 
@@ -131,12 +131,12 @@ class Rendezvous:
     Args:
         store: A client of the trainer's store.
         sync: The unique name of the sync, which prefixes all keys.
-        about: The name of the sync in messages.
+        sync_name: The name of the sync in messages.
         timeout_s: The timeout of each wait, in seconds.
     """
 
-    def __init__(self, store: dist.Store, sync: str, about: str, timeout_s: float) -> None:
-        self.about = about
+    def __init__(self, store: dist.Store, sync: str, sync_name: str, timeout_s: float) -> None:
+        self.sync_name = sync_name
         self._kept = store  # PyTorch calls its methods without keeping a reference
         self._store = dist.PrefixStore(sync, store)
         self._timeout_s = timeout_s
@@ -151,7 +151,7 @@ class Rendezvous:
 
         Args:
             key: The key.
-            missing: What has not happened, for the message after a timeout: "{missing} within 60 s".
+            missing: The event that did not happen, for the timeout message "{missing} within 60 s".
             check_active: A function called repeatedly while waiting; it raises an error to end the wait.
 
         Raises:
@@ -162,12 +162,12 @@ class Rendezvous:
             while not self._store.check([key]):
                 check_active()
                 if time.monotonic() > deadline:
-                    raise WeightSyncError(f"{self.about}: {missing} within {self._timeout_s:g} s.")
+                    raise WeightSyncError(f"{self.sync_name}: {missing} within {self._timeout_s:g} s.")
                 time.sleep(POLL_S)
             return json.loads(self._store.get(key))
         except dist.DistError as error:
             raise WeightSyncError(
-                f"{self.about}: the connection to the trainer's store was lost: check whether the trainer still runs."
+                f"{self.sync_name}: the connection to the trainer's store was lost: check that the trainer is running."
             ) from error
 
     def check_aborted(self) -> None:
@@ -184,7 +184,7 @@ class Rendezvous:
     def check_verdict(self, verdict: Mapping[str, str]) -> None:
         """Raise a `WeightSyncError` if the sender's verdict says that it aborted the sync."""
         if "abandoned" in verdict:
-            raise WeightSyncError(f"{self.about}: the trainer aborted the sync: {verdict['abandoned']}.")
+            raise WeightSyncError(f"{self.sync_name}: the trainer aborted the sync: {verdict['abandoned']}.")
 
     def delete_values(self, keys: Sequence[str]) -> None:
         """Delete values that no member needs any more."""
@@ -193,13 +193,13 @@ class Rendezvous:
 
 
 @contextmanager
-def convert_group_errors(about: str) -> Generator[None]:
-    """Convert errors of torch.distributed in the body to a `WeightSyncError` that names the sync."""
+def convert_group_errors(sync_name: str) -> Generator[None]:
+    """Convert torch.distributed errors in a `with` block to a `WeightSyncError` with the name of the sync."""
     try:
         yield
     except RuntimeError as error:  # the base of all errors of torch.distributed
         cause = str(error).strip().partition("\n")[0]
-        raise WeightSyncError(f"{about}: the trainer or an engine aborted the broadcast ({cause}).") from error
+        raise WeightSyncError(f"{sync_name}: the trainer or an engine aborted the broadcast ({cause}).") from error
 
 
 def get_device_name(device: torch.device) -> str:
@@ -230,11 +230,11 @@ def build_group(
     *,
     key: str,
     rank: int,
-    members: tuple[Member, ...],
+    members: tuple[BroadcastMember, ...],
     backend: str,
     address: str,
     timeout_s: float,
-) -> Group:
+) -> BroadcastGroup:
     """Build a process group with all processes that use the same key; block until all have joined.
 
     The group is separate from torch's default process group, which the trainer's ranks or the engine use.
@@ -253,15 +253,15 @@ def build_group(
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = timeout
         group = dist.ProcessGroupGloo(prefixed, rank, size, options)
-    return Group(key=key, members=members, backend=backend, process_group=group, timeout=timeout, store=store)
+    return BroadcastGroup(key=key, members=members, backend=backend, process_group=group, timeout=timeout, store=store)
 
 
 def _build_nccl_group(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
     """Build an NCCL group whose failure ends no process: trainer and engines survive, and build a new group.
 
     By default, a watchdog ends the process of every member that waits for a lost member. PyTorch reads the variable
-    that prevents this when a group is created. `Group.finish_oldest` enforces the timeout instead, and the watchdog
-    only aborts broadcasts that no code waits for.
+    that prevents this when a group is created. `BroadcastGroup.finish_oldest` enforces the timeout instead. The
+    watchdog only aborts broadcasts that no code waits for.
     """
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = 2 * timeout

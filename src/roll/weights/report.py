@@ -28,7 +28,7 @@ class SyncReport:
     num_tensors: int
     engines: tuple[str, ...]
     """The engines that confirmed the update."""
-    dead: Mapping[str, EngineDiedError] = field(default_factory=dict)
+    dead_engines: Mapping[str, EngineDiedError] = field(default_factory=dict)
     """The engines that died or did not answer in time. Their weights are unknown: replace them, then call `push_to`."""
     num_read_back: int = 0
     """The number of tensors whose checksums were read back and compared, over all engines."""
@@ -46,7 +46,7 @@ class SyncReport:
             "sync/bytes": float(self.num_bytes),
             "sync/tensors": float(self.num_tensors),
             "sync/engines": float(len(self.engines)),
-            "sync/engines_dead": float(len(self.dead)),
+            "sync/engines_dead": float(len(self.dead_engines)),
             "sync/checksums_read_back": float(self.num_read_back),
         }
         if self.probe:
@@ -67,7 +67,7 @@ def find_receipt_problem(
     """Check a receipt against the checksums that the trainer sent.
 
     Returns:
-        The problem, beginning with "it" for the engine; empty if there is none.
+        A description of the problem whose subject is "it", the engine; empty if there is no problem.
     """
     if receipt.adapter != adapter:
         return f"it confirmed {_describe_owner(receipt.adapter)} instead of {_describe_owner(adapter)}"

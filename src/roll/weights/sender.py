@@ -35,11 +35,11 @@ BUCKET_BYTES = 256 * 2**20
 SEND_TIMEOUT_S = 120.0
 
 T = TypeVar("T")
-Deliver = Callable[[WeightUpdate], Awaitable[None]]
+DeliverFn = Callable[[WeightUpdate], Awaitable[None]]
 
 
 class TransportSender(Protocol):
-    """The sending end of a transport on one rank; it is kept between syncs."""
+    """The sending end of a transport on one rank, reused in every sync."""
 
     def stage(self, source: WeightSource, policy_version: int) -> WeightUpdate | None:
         """Prepare the weights for sending; return the update for the engines, or `None` on ranks other than 0."""
@@ -112,7 +112,7 @@ class Sender:
         """
         staged, self._staged = self._staged, None
         if staged is None:
-            raise WeightSyncError("there is nothing to send: the weight sync was not staged, or was already aborted.")
+            raise WeightSyncError("no weights are staged: `stage` was not called, or the weight sync was aborted.")
         return staged.send()
 
     def release(self, *, failed: bool = False) -> None:
@@ -145,7 +145,7 @@ class SendSteps(Protocol):
         ...
 
 
-async def run_sync(steps: SendSteps, policy_version: int, transport: str, deliver: Deliver) -> Mapping[str, int]:
+async def run_sync(steps: SendSteps, policy_version: int, transport: str, deliver: DeliverFn) -> Mapping[str, int]:
     """Stage the weights, send them while `deliver` passes the update to the engines, then release them.
 
     If `deliver` or `send` fails, the other is aborted. This implements `TrainerGroup.send_weights`.
@@ -208,7 +208,7 @@ async def send_weights(
     source: WeightSource,
     policy_version: int,
     transport: str,
-    deliver: Deliver,
+    deliver: DeliverFn,
     *,
     sender: Sender,
     executor: Executor | None = None,

@@ -151,18 +151,18 @@ def receive(update: WeightUpdate, location: ReceiverLocation) -> Generator[Tenso
 
 @contextmanager
 def _open_segment(handle: SegmentHandle, policy_version: int) -> Generator[int]:
-    about = f"weight sync of policy version {policy_version}"
+    sync_name = f"weight sync of policy version {policy_version}"
     path = f"/proc/{handle.process_id}/fd/{handle.descriptor}"
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except PermissionError as error:
         raise WeightSyncError(
-            f"{about}: this process has no permission to open the trainer's memory at {path}: run trainer and engines "
-            "as one user and in one container, or set weight_sync.transport=broadcast."
+            f"{sync_name}: this process has no permission to open the trainer's memory at {path}: run trainer and "
+            "engines as one user and in one container, or set weight_sync.transport=broadcast."
         ) from error
     except OSError as error:
         raise WeightSyncError(
-            f"{about}: the trainer's memory at {path} cannot be opened: the trainer has ended, the update was "
+            f"{sync_name}: the trainer's memory at {path} cannot be opened: the trainer has ended, the update was "
             "released, or the trainer is on another host or in another container (then set "
             "weight_sync.transport=broadcast)."
         ) from error
@@ -170,9 +170,9 @@ def _open_segment(handle: SegmentHandle, policy_version: int) -> Generator[int]:
         # The process id or the descriptor may have been reused.
         status = os.fstat(descriptor)
         if status.st_ino != handle.inode:
-            raise WeightSyncError(f"{about}: {path} is not the memory of this update: the trainer was restarted.")
+            raise WeightSyncError(f"{sync_name}: {path} is not the memory of this update: the trainer was restarted.")
         if status.st_size < handle.num_bytes:
-            raise WeightSyncError(f"{about}: {path} has {status.st_size} bytes, expected {handle.num_bytes}.")
+            raise WeightSyncError(f"{sync_name}: {path} has {status.st_size} bytes, expected {handle.num_bytes}.")
         yield descriptor
     finally:
         os.close(descriptor)

@@ -47,11 +47,11 @@ class WeightSync:
 
     Args:
         trainer: The trainer.
-        engines: The engines of the run; sleeping ones get no weights.
+        engines: The engines of the run; sleeping engines are skipped.
         config: The settings of the transport and the probe.
         probe: Token sequences [L], which are the same for the whole run; if empty, engines are not probed.
         probe_media: Media spans of each sequence; empty if no sequence has media.
-        transport: The transport that `auto` stands for: the fastest one that reaches every engine.
+        transport: The transport for `auto`: the fastest transport that reaches every engine.
         weights_on_device: A context in which the trainer's weights are on its device.
         timeout_s: The time that an engine has to receive and confirm the weights, and to answer the probe.
     """
@@ -90,10 +90,11 @@ class WeightSync:
 
     @asynccontextmanager
     async def begin_update(self) -> AsyncIterator[None]:
-        """Block `push_to` during the body, which changes the trainer's weights.
+        """Block `push_to` in a `with` block that changes the trainer's weights.
 
-        An engine that joins in the meantime waits until the body has ended, or for the next `push`. If the body fails
-        or is canceled, it waits for the next `push`, because the trainer's weights are unknown and may still change.
+        An engine that joins in the meantime waits until the block has ended, or for the next `push`. If the block fails
+        or is canceled, the engine waits for the next `push`, because the trainer's weights are unknown and may still
+        change.
         """
         self._unchanged.clear()
         try:
@@ -147,7 +148,7 @@ class WeightSync:
 
     @asynccontextmanager
     async def pause_pushes(self) -> AsyncIterator[None]:
-        """Wait for a running sync, and block further syncs during the body."""
+        """Wait for a running sync, and block further syncs in the `with` block."""
         async with self._lock:
             yield
 
@@ -173,13 +174,13 @@ class WeightSync:
             probed = self._config.probe_every_num_steps > 0
             async with self._weights_on_device():
                 report = await self._sync((engine,), self.versions[self._adapter], probed)
-            if report.dead:
-                raise report.dead[engine.engine_id]
+            if report.dead_engines:
+                raise report.dead_engines[engine.engine_id]
             return report
 
     @asynccontextmanager
     async def _lock_weights(self) -> AsyncIterator[None]:
-        """Wait until the trainer's weights do not change and no sync runs, and keep it so during the body."""
+        """Wait until no sync runs and the weights do not change; block both in the `with` block."""
         while True:
             await self._unchanged.wait()
             async with self._lock:
@@ -223,7 +224,7 @@ class WeightSync:
             num_bytes=delivery.num_bytes,
             num_tensors=len(sent),
             engines=tuple(engine.engine_id for engine in alive if engine.engine_id not in dead),
-            dead=dead,
+            dead_engines=dead,
             num_read_back=num_read_back,
             readback_s=verified - arrived,
             probe=results,
@@ -253,10 +254,10 @@ class WeightSync:
                 failure = error
             finally:
                 await delivery.end()
-            dead |= delivery.dead
+            dead |= delivery.dead_engines
             if failure is None and not delivery.errors:
                 return delivery, sent, dead
-            if not delivery.dead or self.transport != "broadcast":
+            if not delivery.dead_engines or self.transport != "broadcast":
                 raise _combine_errors(version, failure, delivery.errors)
             left = [engine for engine in left if engine.engine_id not in dead]
             delivery = Delivery(policy_version=version, timeout_s=self._timeout_s, adapter=self._adapter)

@@ -108,7 +108,7 @@ def test_selection_rewards_that_are_equal_or_too_near_make_no_pair(pairing: str)
 
 def test_selection_one_answer_alone_is_no_pair() -> None:
     one = replace(group(0, 1.0), rollouts=group(0, 1.0).rollouts[:1])
-    assert isinstance(select_pairs(one.scored, pairing="best_worst"), str)
+    assert isinstance(select_pairs(one.scored_rollouts, pairing="best_worst"), str)
 
 
 def test_selection_answers_of_the_same_tokens_are_no_pair_whatever_a_judge_says_of_them() -> None:

@@ -415,8 +415,8 @@ class Table:
         return weights / weights.sum()
 
     def learn(self, one: Group) -> None:
-        rewards = np.array([r.reward.value for r in one.scored if r.reward])
-        for rollout, advantage in zip(one.scored, rewards - rewards.mean(), strict=True):
+        rewards = np.array([r.reward.value for r in one.scored_rollouts if r.reward])
+        for rollout, advantage in zip(one.scored_rollouts, rewards - rewards.mean(), strict=True):
             for turn, span in enumerate(rollout.turns, start=len(rollout.replayed)):
                 letter = "abcd".index(chr(rollout.token_ids[span.start]))
                 self.logits[turn] += 2.0 * advantage * (np.eye(4)[letter] - self.chances(turn))

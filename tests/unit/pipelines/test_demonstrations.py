@@ -99,7 +99,7 @@ async def test_demonstrations_a_demonstration_is_played_and_scored_in_the_models
         Turn(start=0, end=len(first), reward=0.0, state="start"),
         Turn(start=ends, end=ends + len(second), reward=1.0, state="2 higher"),
     )
-    assert (rollout.sample_id, rollout.expert, rollout.finished) == ("3.4", True, True)  # after the policy's four
+    assert (rollout.sample_id, rollout.expert, rollout.is_finished) == ("3.4", True, True)  # after the policy's four
     assert rollout.reward is not None and rollout.reward.value == 1.0
     assert not rollout.logprobs.any() and (rollout.policy_versions == -1).all()
 
@@ -121,7 +121,7 @@ async def test_demonstrations_what_was_replayed_to_a_group_is_shown_as_it_was_re
 async def test_demonstrations_an_expert_with_nothing_left_to_say_ends_its_episode_unfinished(tiny_model: Path) -> None:
     (rollout,) = await shown(parts_of(tiny_model), [game(3, ("1",))])
     assert rollout.reward is not None and rollout.reward.value == 0.0
-    assert not rollout.finished
+    assert not rollout.is_finished
 
 
 @pytest.mark.parametrize(("failures", "found"), [(1, 1), (2, 0)])

@@ -164,7 +164,7 @@ def test_episode_a_long_observation_loses_its_middle_and_says_so(tiny_model: Pat
 def test_episode_a_long_observation_ends_the_episode_where_that_was_chosen(tiny_model: Path) -> None:
     _, engine, rollout, _ = long_episode(tiny_model, "end")
     assert len(engine.seen) == len(rollout.turns) == 1
-    assert rollout.finish_reason == "context" and not rollout.finished and rollout.counts == {"contexts_full": 1}
+    assert rollout.finish_reason == "context" and not rollout.is_finished and rollout.counts == {"contexts_full": 1}
 
 
 def test_episode_an_answer_that_the_context_cut_off_says_so(tiny_model: Path) -> None:

@@ -114,7 +114,7 @@ async def test_rollout_loop_a_right_guess_ends_the_episode_at_once() -> None:
 
 async def test_rollout_loop_a_turn_that_was_cut_off_ends_the_episode_unfinished() -> None:
     rollout = await episode(Script([104], finish="length"), secret=4)
-    assert not rollout.finished
+    assert not rollout.is_finished
     assert [t.reward for t in rollout.turns] == [0.0]
 
 

@@ -188,7 +188,7 @@ async def test_rollout_scheduler_what_infrastructure_failed_is_marked_and_has_no
     assert failed.status is RolloutStatus.INFRA_ERROR
     assert failed.reward is None
     assert "no verifier here" in failed.cause
-    assert [r.index for r in group.scored] == [0, 2]
+    assert [r.index for r in group.scored_rollouts] == [0, 2]
 
 
 @pytest.mark.parametrize("num_failures", [1, 2, 3])
@@ -207,7 +207,7 @@ async def test_rollout_scheduler_what_fails_before_an_engine_has_the_request_is_
     (group,) = await scheduler.collect(draws(1), PLAN)
     assert tries == {0: min(3, num_failures + 1), 1: min(3, num_failures + 1), 2: min(3, num_failures + 1)}
     if num_failures < 3:
-        assert len(group.scored) == 3
+        assert len(group.scored_rollouts) == 3
     else:
         assert {r.cause for r in group.rollouts} == {"WorkerDiedError: the environment cannot be reset"}
         assert {r.status for r in group.rollouts} == {RolloutStatus.INFRA_ERROR}
@@ -228,7 +228,7 @@ async def test_rollout_scheduler_an_answer_that_can_never_be_scored_is_given_up_
     assert sorted(asked) == [0, 1, 2]  # nobody is asked twice
     assert (group.rollouts[1].status, group.rollouts[1].reward) == (RolloutStatus.INFRA_ERROR, None)
     (again,) = await scheduler.collect(draws(1), PLAN)  # it was the answer's doing: others to the prompt are tried
-    assert len(again.scored) == 2
+    assert len(again.scored_rollouts) == 2
 
 
 async def test_rollout_scheduler_a_malformed_prompt_is_marked_by_name_and_nothing_more_is_generated_for_it() -> None:
@@ -243,13 +243,13 @@ async def test_rollout_scheduler_a_malformed_prompt_is_marked_by_name_and_nothin
     engine = CountingEngine("a")
     scheduler = build(Engines(engine), picky)
     good, bad = await scheduler.collect(draws(2), PLAN)
-    assert len(good.scored) == 3
+    assert len(good.scored_rollouts) == 3
     assert [r.status for r in bad.rollouts] == [RolloutStatus.INFRA_ERROR] * 3
     assert {r.cause for r in bad.rollouts} == {"MalformedPromptError: prompt 'd/1': its tests cannot be used"}
     assert asked.count("d/1") == 3  # once for each of its answers
     served = len(engine.served)
     good, bad = await scheduler.collect(draws(2), PLAN)
-    assert (len(good.scored), len(bad.scored)) == (3, 0)
+    assert (len(good.scored_rollouts), len(bad.scored_rollouts)) == (3, 0)
     assert {r.cause for r in bad.rollouts} == {"MalformedPromptError: prompt 'd/1': its tests cannot be used"}
     assert len(engine.served) == served + 3
     assert len(scheduler.lifecycle) == 0  # all of their lives have ended

@@ -137,7 +137,7 @@ def test_rollout_weight_sync_an_engine_that_is_late_is_not_used_again_when_the_o
         await asyncio.sleep(0.1)
         live.run.state.policy_version = 1
         report = await live.sync()
-        found.append((list(report.dead), report.engines, {a.engine_id for a in await asyncio.gather(*answers)}))
+        found.append((list(report.dead_engines), report.engines, {a.engine_id for a in await asyncio.gather(*answers)}))
         found.append(late.asked)  # type: ignore[attr-defined]
         await world.proxy.wait_for_replacements()
         found.append([engine.version for engine in world.engines.engines])

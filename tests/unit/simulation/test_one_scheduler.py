@@ -180,7 +180,7 @@ class Silent:
 
 
 def same_verdicts(group: Group) -> str:
-    return "all alike" if len({r.reward.value for r in group.scored if r.reward}) < 2 else ""
+    return "all alike" if len({r.reward.value for r in group.scored_rollouts if r.reward}) < 2 else ""
 
 
 def prompts(first: int) -> Any:

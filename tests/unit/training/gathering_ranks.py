@@ -15,7 +15,7 @@ from training_helpers import make_batch, make_spec
 from roll.algorithms.losses import PolicyLoss
 from roll.training import TorchBackend
 from roll.training.dry_run import _MemoryTracker
-from roll.training.parallel.collectives import all_gather_into, gather_on_first, reduce_scatter_into
+from roll.training.parallel.collectives import all_gather_into, gather_on_first_rank, reduce_scatter_into
 from roll.training.precision import Precision
 
 RANKS = 3
@@ -52,7 +52,7 @@ def collected(rank: int) -> dict[str, Any]:
         "gathered": whole,
         "in place": in_place,
         "total": total,
-        "by first": gather_on_first(parts[rank], 4, group),
+        "by first": gather_on_first_rank(parts[rank], 4, group),
     }
 
 

@@ -238,7 +238,9 @@ def test_pipeline_parallel_a_message_is_let_go_when_its_micro_batch_has_come_bac
     flight, with the gradients of so many works as may wait."""
     sent, waits = _fake_messages(monkeypatch)
     groups: list[Any] = [_Group(0) for _ in range(4)]
-    stage = Stage(*groups[:2], torch.device("cpu"), includes_rank_0=True, around=(groups[2], groups[3]), num_chunks=2)
+    stage = Stage(
+        *groups[:2], torch.device("cpu"), includes_rank_0=True, wraparound_groups=(groups[2], groups[3]), num_chunks=2
+    )
     in_flight = most = 0
     came_back = False
     for work in stage.iter_actions(

@@ -19,7 +19,7 @@ from roll.pipelines.episodes.state import KeptEpisode
 from roll.pipelines.supervised import output_store
 from roll.rollout.episode_replay import ReplayedPart, build_trajectory, check_replay
 from roll.training.network.hidden_states import _build_rotary_ids
-from roll.training.packing.blocks import Member, group_into_blocks
+from roll.training.packing.blocks import BlockMember, group_into_blocks
 from roll.training.packing.layout import build_layout, pad_layout
 from roll.types import (
     Anchor,
@@ -57,8 +57,8 @@ def sample(sample_id: str, *media: MediaSpan, last: int = 7, positions: Any = No
     )
 
 
-def members(*samples: TrainingSample) -> list[Member]:
-    return [Member(index=i, sample=one, num_inputs=8) for i, one in enumerate(samples)]
+def members(*samples: TrainingSample) -> list[BlockMember]:
+    return [BlockMember(index=i, sample=one, num_inputs=8) for i, one in enumerate(samples)]
 
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=8, max_size=12).map(lambda ids: np.array(ids, np.int32))
@@ -139,7 +139,7 @@ def test_media_layouts_carry_media_once_and_positions_of_three_axes() -> None:
     (block,) = group_into_blocks(
         members(sample("a", span(), positions=own), sample("b", span(), last=5, positions=own))
     )
-    (alone,) = group_into_blocks([Member(index=2, sample=replace(sample("c", span(OTHER)), unit=1), num_inputs=8)])
+    (alone,) = group_into_blocks([BlockMember(index=2, sample=replace(sample("c", span(OTHER)), unit=1), num_inputs=8)])
     layout = build_layout([block, alone])
     first = block.num_tokens
     assert layout.media == (span(), span(OTHER, first + 2, first + 5))

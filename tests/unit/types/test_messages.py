@@ -130,7 +130,7 @@ def test_messages_a_part_of_media_with_fields_of_other_types_is_refused_as_no_co
 
 def test_messages_code_that_knows_texts_alone_refuses_media_by_kind_and_source() -> None:
     message = Message(role="user", content=(TextPart(text="Look: "), ImagePart(digest=ONE, source="rows.jsonl:3")))
-    with pytest.raises(UnsupportedError, match=r"a part of kind 'image' \(from rows.jsonl:3\), which is not supported"):
+    with pytest.raises(UnsupportedError, match=r"'image' \(from rows.jsonl:3\), but only text is supported"):
         _ = message.text
     assert describe_content(message.content) == f"Look: [image {ONE[:12]}]"
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from roll.errors import WeightSyncError
 from roll.weights import rendezvous
-from roll.weights.rendezvous import Group, Rendezvous, build_group, choose_backend, get_device_name
+from roll.weights.rendezvous import BroadcastGroup, Rendezvous, build_group, choose_backend, get_device_name
 
 VARIABLE = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
@@ -33,9 +33,11 @@ class Work:
         self.waited = True
 
 
-def group_with(*works: Work, timeout_s: float = 60.0) -> Group:
+def group_with(*works: Work, timeout_s: float = 60.0) -> BroadcastGroup:
     timeout = timedelta(seconds=timeout_s)
-    return Group(key="k", members=(), backend="nccl", process_group=None, timeout=timeout, in_flight=list(works))
+    return BroadcastGroup(
+        key="k", members=(), backend="nccl", process_group=None, timeout=timeout, in_flight=list(works)
+    )
 
 
 def test_nccl_group_the_oldest_broadcast_is_waited_for_until_the_device_is_through() -> None:

@@ -35,7 +35,7 @@ def test_weight_receiver_tensors_arrive_bit_for_bit_with_their_checksums(sender:
     assert receiver.checksums == {name: compute_checksum(tensor) for name, tensor in TENSORS.items()}
     assert receiver.checksums == sender.send()
     assert receiver.num_bytes == sum(t.numel() * t.element_size() for t in TENSORS.values())
-    assert receiver.unread == ()
+    assert receiver.unread_names == ()
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ async def test_weight_sync_every_engine_follows_the_trainer(open_bench: Callable
     await bench.sync.push(0)
     report = await bench.step()
     weights = dict(bench.trainer._backend.weights())
-    assert (report.policy_version, report.transport, report.dead) == (1, transport, {})
+    assert (report.policy_version, report.transport, report.dead_engines) == (1, transport, {})
     assert report.engines == ("engine-0", "engine-1")
     assert report.num_tensors == len(weights)
     assert report.num_bytes == sum(4 * tensor.numel() for tensor in weights.values())
@@ -386,8 +386,8 @@ async def test_weight_sync_a_dead_engine_is_reported_the_others_are_synced_and_i
     await bench.sync.push(0)
     bench.engines.engines[0].dying = True
     report = await bench.step()
-    assert list(report.dead) == ["engine-0"]
-    assert report.dead["engine-0"].cause == "its process ended"
+    assert list(report.dead_engines) == ["engine-0"]
+    assert report.dead_engines["engine-0"].cause == "its process ended"
     assert report.engines == ("engine-1",)
     fresh = await bench.engines.replace("engine-0")
     caught_up = await bench.sync.push_to(fresh)
@@ -412,7 +412,7 @@ async def test_weight_sync_an_engine_that_does_not_answer_counts_as_dead(
     monkeypatch.setattr(deliveries, "call_with_timeout", patient_with_the_other)
     bench = await open_bench(Hanging, HFEngine, timeout_s=0.5)
     report = await bench.sync.push(0)
-    assert report.dead["engine-0"].cause == "it did not confirm policy version 0 within 0.5 s"
+    assert report.dead_engines["engine-0"].cause == "it did not confirm policy version 0 within 0.5 s"
     assert report.engines == ("engine-1",)
     with pytest.raises(EngineDiedError, match=r"within 0\.5 s"):
         await bench.sync.push_to(bench.engines.engines[0])
@@ -425,7 +425,7 @@ async def test_weight_sync_an_engine_that_dies_under_the_probe_is_reported(open_
 
     bench = await open_bench(DiesLater, HFEngine)
     report = await bench.sync.push(0)
-    assert list(report.dead) == ["engine-0"]
+    assert list(report.dead_engines) == ["engine-0"]
     assert report.engines == ("engine-1",)
     assert list(report.probe) == ["engine-1"]
 
@@ -477,7 +477,7 @@ async def test_weight_sync_engine_group_members_that_sleep_get_no_weights_before
     bench.engines.asleep.append(first)
     await first.sleep()
     report = await bench.step()
-    assert (report.engines, report.dead) == (("engine-1",), {})
+    assert (report.engines, report.dead_engines) == (("engine-1",), {})
     bench.engines.asleep.clear()
     await first.wake()
     report = await bench.sync.push_to(first)
@@ -555,7 +555,7 @@ async def test_weight_sync_an_engine_that_never_answers_the_probe_counts_as_dead
 
     monkeypatch.setattr(engine, "update_weights", updated)
     report = await bench.sync.push(0)
-    assert "did not answer the probe" in str(report.dead[engine.engine_id])
+    assert "did not answer the probe" in str(report.dead_engines[engine.engine_id])
 
 
 async def test_weight_sync_codes_decide_what_the_probe_tolerates_also_where_most_numbers_are_embeddings():
@@ -574,6 +574,6 @@ async def test_weight_sync_of_a_group_whose_engines_all_sleep_ends(open_bench: C
     bench.engines.asleep.append(bench.engines.engines[0])
     async with asyncio.timeout(60):
         report = await bench.step()
-    assert (report.engines, report.dead) == ((), {})
+    assert (report.engines, report.dead_engines) == ((), {})
     bench.engines.asleep.clear()
     assert (await bench.sync.push_to(bench.engines.engines[0])).policy_version == 1

@@ -83,7 +83,7 @@ class Sandbox:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the sandbox has ended, by itself or by `close`, so that it cannot run programs any more."""
+        """True if the sandbox has ended, by itself or by `close`, so that it cannot run programs any more."""
         return self._connection.is_lost
 
     @property
@@ -95,9 +95,9 @@ class Sandbox:
         """Wait until the agent has started and has imported the modules of the spec."""
         await asyncio.shield(self._ready.end)
 
-    def on_close(self, call: Callable[[], None]) -> None:
+    def on_close(self, callback: Callable[[], None]) -> None:
         """Register a function to be called once, after the sandbox was closed or has ended by itself."""
-        self._ended.add_done_callback(lambda _: call())
+        self._ended.add_done_callback(lambda _: callback())
 
     async def __aenter__(self) -> Self:
         return self
@@ -269,7 +269,7 @@ class Session:
 
     @property
     def closed(self) -> bool:
-        """Whether the session has ended: by `close`, by `exit`, with its sandbox, or because a command could not be
+        """True if the session has ended: by `close`, by `exit`, with its sandbox, or because a command could not be
         interrupted.
         """
         return self._closed or self._connection.is_lost

@@ -75,7 +75,7 @@ class BubblewrapRuntime:
     """Runs every sandbox in unprivileged namespaces; see `runtime.Runtime`.
 
     Args:
-        zygote: whether to fork sandboxes from a zygote if possible; otherwise bwrap starts every sandbox.
+        zygote: if true, fork sandboxes from a zygote if possible; otherwise bwrap starts every sandbox.
     """
 
     name = "bubblewrap"
@@ -91,7 +91,7 @@ class BubblewrapRuntime:
         self._cache = ImageCache()
         self._roots = Roots(self._cache)
         self._supports_overlays: bool | None = None
-        """Whether sandboxes can mount overlays over an image; `None` until this was tested."""
+        """True if sandboxes can mount overlays over an image; `None` until this was tested."""
         self._spawner_lock = asyncio.Lock()
         self._overlay_lock = asyncio.Lock()
         self._limit_flags: dict[str, Any] = {}
@@ -241,7 +241,7 @@ class BubblewrapRuntime:
         )
 
     async def _test_overlays(self, spec: SandboxSpec, image: Image) -> None:
-        """Start a sandbox with `image`, to record whether sandboxes can mount overlays here, unless this is known."""
+        """Start a test sandbox with `image`, and record whether sandboxes can mount overlays, unless this is known."""
         async with self._overlay_lock:
             if self._supports_overlays is not None:
                 return

@@ -162,6 +162,6 @@ class Job:
 
     @property
     def has_closed_session(self) -> bool:
-        """Whether the session's shell ended with this command. Also true before the end, and if the sandbox broke."""
+        """True if the session's shell ended with this command. Also true before the end, and if the sandbox broke."""
         job = self._job.end
         return not job.done() or job.exception() is not None or bool(job.result().get("closed"))

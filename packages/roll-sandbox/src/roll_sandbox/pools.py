@@ -124,7 +124,7 @@ class Pool:
 
     @property
     def is_unused(self) -> bool:
-        """Whether the pool has no idle sandboxes, is starting none, and has the target 0."""
+        """True if the pool has no idle sandboxes, is starting none, and has the target 0."""
         return not (self.idle or self.starting or self.target)
 
     def make_report(self) -> PoolReport:

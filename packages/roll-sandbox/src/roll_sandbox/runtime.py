@@ -16,7 +16,7 @@ class Runtime(Protocol):
 
     name: str
     fresh_programs: bool
-    """Whether one sandbox can run many programs in turn, each with its own namespaces and files."""
+    """True if one sandbox can run many programs in turn, each with its own namespaces and files."""
 
     async def start(self) -> None:
         """Check that the runtime works here.

@@ -137,7 +137,7 @@ class SyncSession:
 
     @property
     def closed(self) -> bool:
-        """Whether the shell has ended."""
+        """True if the shell has ended."""
         return self._session.closed
 
     def run(self, command: str, *, wall_s: float | None = None) -> ExecutionResult:
@@ -174,7 +174,7 @@ class SyncSandbox:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the sandbox has ended, by itself or by `close`."""
+        """True if the sandbox has ended, by itself or by `close`."""
         return self._sandbox.has_ended
 
     @property

@@ -92,7 +92,7 @@ class Mount:
     source: str
     target: str
     upload: bool = False
-    """Whether to upload the content (up to 16 MiB) to a service; otherwise `source` is a path on its machine."""
+    """If True, upload the content (up to 16 MiB) to a service; otherwise `source` is a path on its machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class SandboxSpec:
 
     limits: Limits = field(default_factory=Limits)
     trust: Trust = "untrusted"
-    """Whether the code is trusted. The `subprocess` runtime runs trusted code only."""
+    """True if the code is trusted. The `subprocess` runtime runs trusted code only."""
     mounts: tuple[Mount, ...] = ()
     """Files and directories of the host to show in the sandbox, such as a directory of Python packages."""
     python_path: tuple[str, ...] = ()
@@ -133,13 +133,13 @@ class _Settings:
     cwd: str | None = None
     """Working directory; `None`: home."""
     interactive: bool = False
-    """Whether standard input stays open after `stdin`: `Job.write` sends more, `Job.end_input` closes it."""
+    """True if standard input stays open after `stdin`: `Job.write` sends more, `Job.end_input` closes it."""
     terminal: tuple[int, int] | None = None
     """Rows and columns of a terminal for input and output (`stdout`), with `Sandbox.start` only. Its output has no
     limit unless `output_bytes` is given: the program waits for `Job.update_terminal`, and only the last 4 MiB are kept.
     """
     result: bool = False
-    """Whether to open file descriptor 3, whose data becomes `ExecutionResult.result`, separate from stdout and stderr.
+    """If True, open file descriptor 3, whose data becomes `ExecutionResult.result`, separate from stdout and stderr.
     """
     wall_s: float | None = None
     """Wall-clock limit in seconds, instead of the spec's."""
@@ -204,7 +204,7 @@ class ExecutionResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the program exited by itself with exit code 0."""
+        """True if the program exited by itself with exit code 0."""
         return self.outcome is Outcome.EXITED and self.exit_code == 0
 
 

@@ -61,7 +61,7 @@ class ParsedMessages:
         return ParsedMessages(messages=(*before, *self.messages), marks=marks)
 
     @property
-    def untrained(self) -> frozenset[int]:
+    def untrained_messages(self) -> frozenset[int]:
         """Indices of the answers that are context only."""
         return frozenset(place for place, mark in self.marks.items() if not mark)
 

@@ -123,7 +123,7 @@ class RowParser:
         return Conversation(
             messages=parsed.messages,
             num_prompt_messages=num_prompt_messages,
-            untrained=parsed.untrained,
+            untrained_messages=parsed.untrained_messages,
             tools=self._context.tools,
             template_kwargs=self._context.template_kwargs,
         )

@@ -157,8 +157,8 @@ class ExampleReader:
             yield f"{conversation.num_prompt_messages}\x00{conversation.text or ''}"
             yield from map(get_message_content, conversation.messages)
             yield from get_template_inputs(conversation.tools, conversation.template_kwargs)
-            if conversation.untrained:
-                yield f"untrained {sorted(conversation.untrained)}"
+            if conversation.untrained_messages:
+                yield f"untrained {sorted(conversation.untrained_messages)}"
 
     def _check_special_tokens(self, conversation: Conversation, location: str) -> None:
         # Rejected rather than escaped: in chat data, special tokens are mostly leftovers of another model's template,
@@ -197,14 +197,16 @@ def _select_last_answer(conversation: Conversation, kind: ExampleKind) -> Conver
 def _check_marks(conversation: Conversation, kind: ExampleKind, location: str) -> None:
     """Check that at least one answer is trained on, and that no answer of a label, score or preference is masked."""
     answers = [i for i, message in enumerate(conversation.messages) if message.role == "assistant"]
-    if conversation.untrained and conversation.untrained.issuperset(
+    if conversation.untrained_messages and conversation.untrained_messages.issuperset(
         i for i in answers if i >= conversation.num_prompt_messages
     ):
         raise BadRow(
             "nothing to learn",
             f"{location}: every answer is marked as context only: mark one for training, or leave the row out.",
         )
-    if kind != "supervised" and any(place >= conversation.num_prompt_messages for place in conversation.untrained):
+    if kind != "supervised" and any(
+        place >= conversation.num_prompt_messages for place in conversation.untrained_messages
+    ):
         raise BadRow(
             "masked answer",
             f"{location}: a loss mask excludes the answer that the label, score or preference applies to: remove the "
@@ -219,7 +221,7 @@ def _check_answers(conversation: Conversation, location: str) -> None:
         BadRow: An answer has an image, audio or a video.
     """
     for place, message in enumerate(conversation.messages):
-        trained = place >= conversation.num_prompt_messages and place not in conversation.untrained
+        trained = place >= conversation.num_prompt_messages and place not in conversation.untrained_messages
         if message.role == "assistant" and message.media and trained:
             kind = message.media[0].kind
             raise BadRow(

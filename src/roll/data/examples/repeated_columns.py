@@ -82,7 +82,7 @@ def _contains_messages(conversation: Conversation, messages: ParsedMessages) -> 
     rest = iter(enumerate(map(_remove_whitespace, conversation.messages)))
     for place, message in enumerate(map(_remove_whitespace, messages.messages)):
         same = next((there for there, other in rest if other == message), None)
-        if same is None or (place in messages.untrained and same not in conversation.untrained):
+        if same is None or (place in messages.untrained_messages and same not in conversation.untrained_messages):
             return False
     return True
 

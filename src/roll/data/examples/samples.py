@@ -126,7 +126,7 @@ class SampleBuilder:
         ids, mask = self.renderer.tokenize_conversation(
             conversation.messages,
             conversation.num_prompt_messages,
-            untrained=conversation.untrained,
+            untrained=conversation.untrained_messages,
             tools=conversation.tools,
             template_kwargs=conversation.template_kwargs,
         )

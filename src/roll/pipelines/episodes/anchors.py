@@ -136,7 +136,7 @@ def update_kept_episodes(
     results: dict[str, dict[int, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for group in groups:
         if (anchor := group.draw.anchor) is not None:
-            results[anchor.trajectory.uid][anchor.num_turns] += map(has_succeeded, group.scored)
+            results[anchor.trajectory.uid][anchor.num_turns] += map(has_succeeded, group.scored_rollouts)
     going = [_add_result(config, one, results[one.trajectory.uid]) for one in kept if one.trajectory.uid not in lost]
     known = {one.trajectory.uid for one in kept}
     for group in groups:
@@ -168,10 +168,10 @@ def _add_result(config: AnchorsConfig, kept: KeptEpisode, results: Mapping[int, 
 
 def _find_rare_success(config: AnchorsConfig, group: Group) -> KeptEpisode | None:
     """Return the shortest success of a group in which success is rare; `None` if no success can be replayed."""
-    won = [rollout for rollout in group.scored if has_succeeded(rollout)]
-    if group.draw.anchor is not None or len(won) > config.rare_below * len(group.scored):
+    won = [rollout for rollout in group.scored_rollouts if has_succeeded(rollout)]
+    if group.draw.anchor is not None or len(won) > config.rare_below * len(group.scored_rollouts):
         return None
-    usable = [r for r in won if r.finished and len(r.turns) > 1 and not r.counts.get("summaries")]
+    usable = [r for r in won if r.is_finished and len(r.turns) > 1 and not r.counts.get("summaries")]
     if not usable or group.draw.prompt.environment is None:
         return None
     best = min(usable, key=lambda rollout: (len(rollout.turns), rollout.index))
@@ -207,7 +207,7 @@ def compute_anchor_metrics(kept: Sequence[KeptEpisode], groups: Sequence[Group])
     for group, anchor in began:
         share = anchor.num_turns / len(anchor.trajectory.turns)
         shares.append(share)
-        quarters[int(4 * share) + 1] += map(has_succeeded, group.scored)
+        quarters[int(4 * share) + 1] += map(has_succeeded, group.scored_rollouts)
     results = [won for found in quarters.values() for won in found]
     if shares:
         metrics["anchors/replayed_share"] = sum(shares) / len(shares)

@@ -48,7 +48,7 @@ def update_success_rates(curriculum: CurriculumConfig, state: AgenticState, grou
     by_domain: dict[str, list[Rollout]] = {}
     for group in groups:
         if group.draw.anchor is None:
-            by_domain.setdefault(group.draw.prompt.domain, []).extend(group.scored)
+            by_domain.setdefault(group.draw.prompt.domain, []).extend(group.scored_rollouts)
     rates = dict(state.success_rates)
     for name, rollouts in by_domain.items():
         if rollouts:

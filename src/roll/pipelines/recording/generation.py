@@ -163,7 +163,9 @@ async def _replay_step(replay: _RolloutReplay, step: int, comparison: Comparison
             async with controller.pause_for_update():
                 await asyncio.sleep(work.sync_s[step])
     kept = [group for group in batch.groups if group.draw.draw_id not in batch.left_out]
-    await controller.complete_step(step - replay.first + 1, {r.rollout_id for group in kept for r in group.scored})
+    await controller.complete_step(
+        step - replay.first + 1, {r.rollout_id for group in kept for r in group.scored_rollouts}
+    )
     metrics = measures.compute_rollout_metrics(batch.groups) | measures.compute_batch_metrics(batch)
     metrics |= replay.generation.retries.collect_metrics() | measures.compute_engine_metrics(
         replay.generation.proxy.get_counters()

@@ -89,7 +89,7 @@ def build_demonstration_player(online: OnlineRun[C, ServedPolicy]) -> Demonstrat
     async def play(batch: Batch) -> Sequence[Rollout]:
         if online.config.algorithm.imitation.weight == 0:
             return ()
-        repeated = [group.draw for group in batch.groups if group.scored or group.draw.anchor is None]
+        repeated = [group.draw for group in batch.groups if group.scored_rollouts or group.draw.anchor is None]
         with online.policy_engines.measure_wait("wait" if online.is_asynchronous else "generate"):
             return await play_demonstrations(online.config, online.policy_engines, repeated)
 

@@ -73,7 +73,7 @@ class PipelineSplit:
         stage, owner = self.stage, self.stages_of[name][0]
         if owner and stage.includes_rank_0:
             if stage.number == owner:
-                stage.send_to_first(tensor)
+                stage.send_to_first_stage(tensor)
             elif stage.is_first:
                 return stage.recv_from(owner, tensor)
         return tensor.new_empty(0, device="cpu") if tensor.is_meta else tensor

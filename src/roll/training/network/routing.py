@@ -8,8 +8,8 @@ experts, and then compute different functions. With replay, the forward pass of 
 that computed the denominator of its ratio (R2 of arXiv 2512.01374), or those that the engine chose during generation
 (R3, arXiv 2510.11370). The experts' weights, and thus the gradients, come from the current router.
 
-Choices are counted as if prefixes were not shared: a token counts once for each sample that has it. So the counts do
-not depend on packing.
+Choices are counted as if prefixes were not shared: a token counts once for each sample that contains it. Therefore the
+counts do not depend on packing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Routing:
         self.clear()
         for layer in get_decoder(model).layers:
             # Routers do not receive the keyword arguments of a layer, so the plan is stored when the layer begins.
-            layer.register_forward_pre_hook(self._store_plan, with_kwargs=True)
+            layer.register_forward_pre_hook(self._store_attention_plan, with_kwargs=True)
         for i, router in enumerate(routers):
             router.forward = self._build_router_forward(i, router, router.forward)
 
@@ -121,7 +121,7 @@ class Routing:
 
     @contextmanager
     def pause_recording(self) -> Iterator[None]:
-        """Run the body without recording expert choices, for passes of another model such as the reference."""
+        """Disable recording of expert choices in a `with` block, for example while the reference model runs."""
         self._counts_choices = False
         try:
             yield
@@ -129,10 +129,11 @@ class Routing:
             self._counts_choices = True
 
     def compute_metrics(self, loads: Sequence[tuple[Int64Array, np.ndarray]]) -> dict[str, float]:
-        """Return metrics of load balance from the loads of all ranks, and store the summed loads for `update_biases`.
+        """Compute load-balance metrics from the loads of all ranks, and store the summed loads for `update_biases`.
 
-        In addition to `compute_load_metrics`: `experts/aux_loss` is the auxiliary loss that was added;
-        `experts/bias_range` is the difference between a layer's largest and smallest bias, averaged over layers.
+        The result has the metrics of `compute_load_metrics` and two more: `experts/aux_loss` is the auxiliary loss that
+        was added, and `experts/bias_range` is the difference between a layer's largest and smallest bias, averaged over
+        layers.
         """
         metrics = compute_load_metrics(loads)
         self._totals = np.sum([load[0] for load in loads], axis=0)
@@ -162,7 +163,7 @@ class Routing:
 
     @torch.no_grad()
     def update_biases(self, rate: float) -> None:
-        """Raise the biases of experts with less than the mean load by `rate`, and lower those of experts with more.
+        """Raise the bias of each expert below the mean load by `rate`, and lower the bias of each expert above it.
 
         The loads are those of the last call to `compute_metrics` (arXiv 2408.15664).
         """
@@ -203,7 +204,7 @@ class Routing:
                     own[: len(entries), here] = chosen[entries]
             start += block.num_tokens
 
-    def _store_plan(self, layer: nn.Module, args: Any, kwargs: Any) -> None:
+    def _store_attention_plan(self, layer: nn.Module, args: Any, kwargs: Any) -> None:
         plan = kwargs.get("roll_plan")
         if plan is not self._current:  # another pass, perhaps through other layers
             self._chosen = [None] * self.num_layers
@@ -279,7 +280,7 @@ class _AuxiliaryLoss(torch.autograd.Function):
 
 
 class _ReplayMode(TorchFunctionMode):
-    """Replaces the result of a router's top-k by given experts [N, k]; where they are -1, the router's choice stays."""
+    """Replaces a router's top-k result by recorded experts [N, k]; entries of -1 keep the router's own choice."""
 
     def __init__(self, chosen: Tensor, num_experts: int) -> None:
         super().__init__()
@@ -318,10 +319,10 @@ def compute_load_metrics(loads: Sequence[tuple[Int64Array, np.ndarray]]) -> dict
     The result is empty if no tokens were routed.
 
     `experts/load_ratio` is the largest load divided by the mean load, 1 where all loads are equal;
-    `experts/load_ratio_worst` is that of the worst layer. `experts/largest_share` is the share of choices of the most
-    loaded expert. `experts/entropy` of the loads is 1 where all are equal, 0 where one expert is always chosen;
-    `experts/idle` is the share of experts that no token chose. `experts/balance_loss` is E sum_e f_e p_e of the Switch
-    Transformer (arXiv 2101.03961 eq. 4), with the softmax of the router's logits.
+    `experts/load_ratio_worst` is the same ratio in the worst layer. `experts/largest_share` is the share of choices of
+    the most loaded expert. `experts/entropy` is the normalized entropy of the loads: 1 if all loads are equal, 0 if one
+    expert is always chosen. `experts/idle` is the share of experts that no token chose. `experts/balance_loss` is E
+    sum_e f_e p_e of the Switch Transformer (arXiv 2101.03961 eq. 4), with the softmax of the router's logits.
     """
     counts = np.sum([load[0] for load in loads], axis=0).astype(np.float64)
     shares = np.sum([load[1] for load in loads], axis=0)

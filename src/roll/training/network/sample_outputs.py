@@ -1,4 +1,4 @@
-"""Conversion of micro-batch predictions to arrays by sample, which a trainer's forward pass returns."""
+"""Conversion of micro-batch predictions to one array per sample, the result of a trainer's forward pass."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def order_outputs(collected: Mapping[int, Any], batch: TrainingBatch) -> list[An
 def fill_missing_outputs(
     outputs: dict[Output, list[Any]], batch: TrainingBatch, *, every_token: bool, num_top: int | None = None
 ) -> None:
-    """Replace the zero arrays that `order_outputs` inserted by empty results in the format of each output, in place.
+    """Replace the zero arrays of `order_outputs` with empty results in the format of each output, in place.
 
-    If values were computed for every token, those of tokens outside the loss become 0.
+    If values were computed for every token, the values of tokens outside the loss are set to 0.
     """
     if every_token and "values" in outputs:
         outputs["values"] = [np.where(s.loss_mask, v, 0) for s, v in zip(batch.samples, outputs["values"], strict=True)]

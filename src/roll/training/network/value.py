@@ -24,7 +24,7 @@ __all__ = ["ValueNetwork", "compute_values", "create_value_head"]
 
 
 def create_value_head(projection: Tensor) -> nn.Linear:
-    """Build a value head, initialized to 0, for the hidden states that a vocabulary projection [V, H] takes."""
+    """Build a zero-initialized value head with the input size H of a vocabulary projection [V, H]."""
     device = "cpu" if projection.is_meta else projection.device  # its own weights are not in any file
     head = nn.Linear(projection.shape[1], 1, device=device, dtype=projection.dtype)
     nn.init.zeros_(head.weight)
@@ -44,8 +44,7 @@ class ValueNetwork(nn.Module):
 
     h_t is the hidden state from which the policy would predict token t: it depends on all earlier tokens and not on t.
     The vocabulary projection is dropped; embeddings that are tied to it stay. Parameters are named as in HF's token
-    classifiers; the network is one of them, without dropout. The backbone of a vision-language model includes its
-    vision tower.
+    classification models, but there is no dropout. The backbone of a vision-language model includes its vision tower.
 
     If the model is an HF sequence classifier, the network is a reward model: it uses the classifier's own head, without
     a bias. The score of a sequence is the value of the state after its last token, so samples end with a dummy token.
@@ -67,7 +66,7 @@ class ValueNetwork(nn.Module):
         self._backbone: str = model.base_model_prefix
         head = getattr(model, "score", None)
         self.is_reward_model = isinstance(head, nn.Linear)
-        """Whether the network is a reward model."""
+        """True if the network is a reward model."""
         if isinstance(head, nn.Linear):
             self.add_module(self._backbone, model.base_model)
             self.score: nn.Linear = head
@@ -132,7 +131,7 @@ class ValueNetwork(nn.Module):
 
     @property
     def architecture(self) -> str:
-        """The class of `transformers` that an export is loaded with, if there is one for this backbone."""
+        """The `transformers` class that loads an exported checkpoint, if this backbone has one."""
         from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
 
         texts, tokens = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING

@@ -44,7 +44,7 @@ def build_part_finder(model: Any) -> Callable[[str], VisionPart]:
 def list_tower_blocks(model: Any) -> list[nn.Module]:
     """Return the blocks of a model's towers for images, audio and video; empty without a tower.
 
-    These are the members of the lists of modules outside of the decoder, without those inside other members.
+    The blocks are the elements of every `ModuleList` outside the decoder; lists inside a block are skipped.
     """
     if not has_media_tower(model):
         return []
@@ -73,7 +73,7 @@ def freeze_parts(model: Any, config: VisionConfig) -> None:
 
 
 def compute_learning_rate_factors(model: Any, config: VisionConfig, names: Iterable[str]) -> dict[str, float]:
-    """Return the factor on the learning rate of each trained weight whose factor is not 1, by name.
+    """Return the learning rate factors of trained weights, by name, except factors of 1.
 
     Raises:
         ModelError: The configuration has factors, but the model has no vision tower.

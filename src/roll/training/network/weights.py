@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 from roll.models import has_renamed_weights, to_checkpoint_tensors
 from roll.training.memory.nf4 import find_nf4_layers
 from roll.training.network.lora import Adapter, find_adapters, get_checkpoint_name
-from roll.training.parallel.collectives import gather_on_first, uses_point_to_point
+from roll.training.parallel.collectives import gather_on_first_rank, uses_point_to_point
 
 __all__ = ["TrainerWeights", "collect_adapters", "find_persistent_buffers", "gather_weight"]
 
@@ -24,14 +24,15 @@ logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERR
 class TrainerWeights:
     """The current weights as a re-iterable stream. See `roll.protocols.WeightSource`.
 
-    A yielded tensor may be the trainer's own: use it before the next optimizer step, and do not write to it.
+    A yielded tensor may share memory with the trainer's weights: use it before the next optimizer step, and do not
+    write to it.
 
     Args:
-        names: The names of the model's parameters, tied ones once, and of its `find_persistent_buffers`, in order.
+        names: The names of the model's parameters and persistent buffers, in order; tied parameters appear once.
         read: A function that returns the tensor of a name; a DTensor under FSDP.
         adapters: The adapters to merge, by checkpoint name of the weight.
         dtype: The dtype of the engines.
-        is_first: Whether this is rank 0. Iterating is collective; other ranks get `None`s.
+        is_first: True if this is rank 0. Iterating is collective; other ranks get `None`s.
         model: The HF model, if its weights may have other names and shapes in the checkpoint.
         fetch: A function that takes a name and this rank's result of `read`, and returns the full tensor on rank 0.
     """
@@ -71,9 +72,9 @@ class TrainerWeights:
 
         Args:
             network: `PolicyNetwork` or `ValueNetwork`.
-            adapted: Whether the network has adapters.
+            adapted: True if the network has adapters.
             dtype: The dtype of the engines.
-            is_first: Whether this is rank 0.
+            is_first: True if this is rank 0.
             read: A back-end's function that returns the current value of a parameter or buffer. Collective where they
                 are sharded.
         """
@@ -122,7 +123,7 @@ class TrainerWeights:
         # Buffers, such as the biases of routers, keep their dtype in a checkpoint.
         dtype = self._dtype if isinstance(weight, torch.nn.Parameter) else weight.dtype
         if adapter is None:
-            weight = _gather_weight_on_first(weight.to(dtype))  # cast before gathering: less to send and to hold
+            weight = _gather_weight_on_first_rank(weight.to(dtype))  # cast before gathering: less to send and to hold
         else:
             weight = adapter.merge(
                 gather_weight(weight), gather_weight(self._read(adapter.a)), gather_weight(self._read(adapter.b))
@@ -142,7 +143,7 @@ def gather_weight(weight: Tensor) -> Tensor:
     return weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
 
 
-def _gather_weight_on_first(weight: Tensor) -> Tensor:
+def _gather_weight_on_first_rank(weight: Tensor) -> Tensor:
     """Gather a parameter on rank 0, which sends the weights to engines; with gloo, only rank 0 gets a full copy."""
     if isinstance(weight, DTensor):
         *outer, inner = weight.placements
@@ -150,7 +151,7 @@ def _gather_weight_on_first(weight: Tensor) -> Tensor:
         rows_alone = type(inner) is Shard and inner.dim == 0 and all(placement.is_replicate() for placement in outer)
         # `full_tensor` gives the whole weight to every rank; on hosts only rank 0 needs the memory.
         if rows_alone and uses_point_to_point(group, weight.device.type):
-            return gather_on_first(weight.to_local(), weight.shape[0], group)
+            return gather_on_first_rank(weight.to_local(), weight.shape[0], group)
     return gather_weight(weight)
 
 

@@ -21,7 +21,7 @@ from roll.types import TrainingSample, build_sequence_key
 __all__ = [
     "MIN_SHARED_TOKENS",
     "Block",
-    "Member",
+    "BlockMember",
     "build_single_sample_block",
     "group_into_blocks",
     "split_in_half",
@@ -36,7 +36,7 @@ context."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Member:
+class BlockMember:
     """A sample in a block."""
 
     index: int
@@ -55,7 +55,7 @@ class Member:
 class Block:
     """Samples whose common prefixes are computed once."""
 
-    members: tuple[Member, ...]
+    members: tuple[BlockMember, ...]
     shared: tuple[int, ...]
     """The number of leading tokens that each member shares with the previous one; 0 for the first."""
 
@@ -75,7 +75,7 @@ class Block:
         return Block(members=self.members[start:stop], shared=(0, *self.shared[start + 1 : stop]))
 
 
-def build_single_sample_block(member: Member) -> Block:
+def build_single_sample_block(member: BlockMember) -> Block:
     """Return a block of one sample: a plain sequence."""
     return Block(members=(member,), shared=(0,))
 
@@ -108,22 +108,22 @@ def split_to_budget(block: Block, max_tokens: int) -> list[Block]:
     return [block.slice(start, stop) for start, stop in parts]
 
 
-def group_into_blocks(members: Sequence[Member]) -> list[Block]:
+def group_into_blocks(members: Sequence[BlockMember]) -> list[Block]:
     """Group the samples of one unit (group or pair) into blocks; samples of different blocks share no prefix."""
     if len(members) == 1:
         return [build_single_sample_block(members[0])]
-    prefixes = _Prefixes(members)
+    prefixes = _PrefixTree(members)
     return [prefixes.build_block(tree) for tree in prefixes.split_into_children(0, len(members), 0)]
 
 
-class _Prefixes:
+class _PrefixTree:
     """Sorts members lexicographically by their inputs, so that members with a common prefix are adjacent.
 
-    A subtree of common prefixes is given by (start, stop, depth): members `start` to `stop` share the first `depth`
+    A subtree of common prefixes is a triple (start, stop, depth): members `start` to `stop` share the first `depth`
     tokens. The depth of a single member is irrelevant.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[BlockMember]) -> None:
         inputs = [(own, m) for own, m in zip(_encode_inputs(members), members, strict=True)]
         # Keys are big-endian, so the order of bytes is the order of tokens.
         inputs.sort(key=lambda pair: pair[0].tobytes())
@@ -135,7 +135,7 @@ class _Prefixes:
 
     def build_block(self, tree: tuple[int, int, int]) -> Block:
         """Return a block of a subtree's members, depth first; siblings are ordered by their smallest member key."""
-        members: list[Member] = []
+        members: list[BlockMember] = []
         shared: list[int] = []
         pending = [(tree, 0)]
         while pending:
@@ -180,7 +180,7 @@ class _Prefixes:
         return common if is_prompt or common - depth >= MIN_SHARED_TOKENS else depth
 
 
-def _encode_inputs(members: Sequence[Member]) -> list[np.ndarray]:
+def _encode_inputs(members: Sequence[BlockMember]) -> list[np.ndarray]:
     """Return sortable keys that identify the members' inputs: tokens [n] and, for media, their contents and positions.
 
     If samples have RoPE positions, keys are [n, 4]: a token with other positions is a different input.
@@ -196,7 +196,7 @@ def _encode_inputs(members: Sequence[Member]) -> list[np.ndarray]:
 
 
 def _get_positions(sample: TrainingSample) -> np.ndarray:
-    """Return integers that are equal where RoPE positions are: the positions, or the bits of fractional ones."""
+    """Return RoPE positions as integers that can be compared; fractional positions are returned as their bits."""
     if sample.positions is None:
         return np.arange(len(sample))
     exact = np.issubdtype(sample.positions.dtype, np.integer)

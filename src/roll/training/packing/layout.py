@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roll.training.packing.blocks import Block, Member, group_into_blocks
+from roll.training.packing.blocks import Block, BlockMember, group_into_blocks
 from roll.types import FloatArray, IntArray, MediaSpan, slice_media
 
 __all__ = [
@@ -109,7 +109,7 @@ class PackedLayout:
     """The positions of the tokens in their samples [N]."""
     blocks: tuple[Tree, ...]
     rows: Int64Array
-    """The entries of the row that predict [M]."""
+    """The entries of the row that make the predictions [M]."""
     targets: Int64Array
     """The predicted tokens [M]."""
     spans: tuple[SampleSpan, ...]
@@ -122,13 +122,12 @@ class PackedLayout:
     media: tuple[MediaSpan, ...] = ()
     """The spans of media in the row; shared media appear once."""
     encodes_media: bool = False
-    """Whether a row of this micro-batch has media, on this rank or another: all ranks then run the vision tower."""
+    """True if a row of this micro-batch has media, on this rank or another: all ranks then run the vision tower."""
     rotary_ids: Int64Array | FloatArray | None = None
-    """The positions for RoPE [N] or [3, N]; `None`: `position_ids`, which count tokens. They are float32 if some are
-    not integers."""
+    """The RoPE positions [N] or [3, N], float32 if some are fractional. If `None`, `position_ids` are used."""
     experts: Int64Array | None = None
-    """The experts that routers must choose [N, layers, k]; -1: their own choice. Samples that share a token have the
-    same experts; see `unify_replayed_experts`."""
+    """The experts [N, layers, k] that routers must choose, or -1 where the router chooses. Samples that share a token
+    have the same experts; see `unify_replayed_experts`."""
 
     @property
     def num_tokens(self) -> int:
@@ -137,7 +136,7 @@ class PackedLayout:
 
 
 def build_idle_layout(*, teacher: int = 0) -> PackedLayout:
-    """Return the smallest micro-batch, without samples, for a rank that must take part in collectives without work."""
+    """Return the smallest layout, without samples, for a rank that has no work but must take part in collectives."""
     zero = np.zeros(1, dtype=np.int64)
     block = Tree(segments=(Segment(start=0, length=1),))
     return PackedLayout(
@@ -160,9 +159,9 @@ def build_layout(
 
     Args:
         blocks: The blocks of one micro-batch, at least one.
-        every_token: Whether to predict all tokens but the first, instead of only the tokens in the loss.
+        every_token: If True, predict all tokens but the first, instead of only the tokens in the loss.
         teacher: The number of the teacher whose divergence is computed.
-        shared_predictions: Whether samples share the predictions of shared tokens; otherwise each sample has its own,
+        shared_predictions: True if samples share the predictions of shared tokens; otherwise each sample has its own,
             because the requested outputs may differ.
     """
     tokens: list[NDArray[np.int32]] = []
@@ -238,38 +237,39 @@ def pad_layout(layout: PackedLayout, multiple: int) -> PackedLayout:
 
 
 def _gather_rotary_ids(
-    known: Sequence[NDArray[Any] | None], counts: Sequence[Int64Array]
+    positions: Sequence[NDArray[Any] | None], counts: Sequence[Int64Array]
 ) -> Int64Array | FloatArray | None:
     """Return RoPE positions [N] or [3, N] from the parts of a row; parts without RoPE positions count tokens. `None` if
     no part has any.
     """
-    given = [own for own in known if own is not None]
+    given = [own for own in positions if own is not None]
     if not given:
         return None
     axes = max(own.ndim for own in given)
-    parts = [count if own is None else own for own, count in zip(known, counts, strict=True)]
+    parts = [count if own is None else own for own, count in zip(positions, counts, strict=True)]
     wide = [np.broadcast_to(part, (3, part.shape[-1])) if axes > 1 else part for part in parts]
     joined = np.concatenate(wide, axis=-1)
     is_exact = all(np.issubdtype(own.dtype, np.integer) for own in given)
     return joined.astype(np.int64) if is_exact else joined.astype(np.float32)
 
 
-def _gather_experts(known: Sequence[IntArray | None], lengths: Sequence[int]) -> Int64Array | None:
-    shape = next((own.shape[1:] for own in known if own is not None), None)
+def _gather_experts(choices: Sequence[IntArray | None], lengths: Sequence[int]) -> Int64Array | None:
+    shape = next((own.shape[1:] for own in choices if own is not None), None)
     if shape is None:
         return None
-    parts = [np.full((n, *shape), -1) if own is None else own for own, n in zip(known, lengths, strict=True)]
+    parts = [np.full((n, *shape), -1) if own is None else own for own, n in zip(choices, lengths, strict=True)]
     return np.concatenate(parts).astype(np.int64)
 
 
-def find_predicted_tokens(member: Member, every_token: bool) -> Int64Array:
-    """Return the positions of the tokens whose log-probs are needed; never the first token, which nothing predicts."""
+def find_predicted_tokens(member: BlockMember, every_token: bool) -> Int64Array:
+    """Return the positions of the tokens whose log-probs are needed. The first token is excluded: nothing predicts
+    it."""
     if every_token:
         return np.arange(1, len(member.sample), dtype=np.int64)
     return np.flatnonzero(member.sample.loss_mask[1:]) + 1
 
 
-def iter_entries(block: Block, start: int) -> Iterator[tuple[Member, int, Int64Array]]:
+def iter_entries(block: Block, start: int) -> Iterator[tuple[BlockMember, int, Int64Array]]:
     """Yield the row entries of each sample of a block whose first token is entry `start` of the row.
 
     Yields:
@@ -284,17 +284,17 @@ def iter_entries(block: Block, start: int) -> Iterator[tuple[Member, int, Int64A
         yield member, shared, entries
 
 
-def unify_replayed_experts(members: Sequence[Member]) -> list[Member]:
+def unify_replayed_experts(members: Sequence[BlockMember]) -> list[BlockMember]:
     """Make the samples of a unit agree on the experts that are replayed for shared tokens.
 
-    Rollouts of a prompt may come with different experts for its tokens, if engines computed the prompt more than once.
-    The first sample with recorded experts, in the order of `Member.key`, decides for all samples of the unit, even if
-    they are not packed together. So log-probs do not depend on packing.
+    Rollouts may have recorded different experts for the tokens of their prompt, if engines computed it more than once.
+    The experts of the first sample that has them, in the order of `BlockMember.key`, are used for all samples of the
+    unit, even if they are not packed together. Therefore log-probs do not depend on packing.
     """
     known = next((m.sample.experts for m in members if m.sample.experts is not None), None)
     if known is None or len(members) == 1:
         return list(members)
-    agreed: dict[int, Member] = {}
+    agreed: dict[int, BlockMember] = {}
     for block in group_into_blocks(members):
         own = {member.index: (member, entries) for member, _, entries in iter_entries(block, 0)}
         chosen = np.full((block.num_tokens, *known.shape[1:]), -1, known.dtype)
@@ -310,7 +310,8 @@ def unify_replayed_experts(members: Sequence[Member]) -> list[Member]:
 
 
 def _build_tree(block: Block, start: int) -> Tree:
-    """Build the tree of a block: a member's own tokens are one segment, cut where later members branch off."""
+    """Build the tree of a block: a member's own tokens form one segment, which is split where later members branch
+    off."""
     starts, parents, cuts = [], [], []
     path: list[int] = []  # members whose own tokens form the sequence of the previous member
     for i, (member, shared) in enumerate(zip(block.members, block.shared, strict=True)):

@@ -21,7 +21,7 @@ import numpy as np
 
 from roll.training.packing.blocks import (
     Block,
-    Member,
+    BlockMember,
     build_single_sample_block,
     group_into_blocks,
     split_in_half,
@@ -45,7 +45,7 @@ class MicroBatch(NamedTuple):
     teacher: int
     blocks: tuple[Block, ...]
     encodes_media: bool
-    """Whether this or another rank's part has media."""
+    """True if this or another rank's part has media."""
 
 
 def select_micro_batches(by_rank: Sequence[Sequence[tuple[int, tuple[Block, ...]]]], rank: int) -> list[MicroBatch]:
@@ -73,12 +73,12 @@ def pack(
     Args:
         samples: The whole batch.
         max_tokens: The token budget of a micro-batch. An atomic group that exceeds it gets its own micro-batch.
-        share_prefix: Whether to compute the common prefixes of a unit's samples once; a unit over budget is split into
+        share_prefix: If True, compute the common prefixes of a unit's samples once; a unit over budget is split into
             parts that repeat them.
         num_ranks: The number of ranks that share the work.
-        every_token: Whether log-probs are needed for all tokens, not only for those in the loss.
-        whole_units: Whether to keep a unit within one micro-batch.
-        whole_sequences: Whether to keep a sequence of several samples within one micro-batch.
+        every_token: True if log-probs are needed for all tokens, not only for those in the loss.
+        whole_units: If True, keep a unit within one micro-batch.
+        whole_sequences: If True, keep a sequence of several samples within one micro-batch.
 
     Returns:
         The micro-batches of each rank. An empty tuple is a micro-batch without work: all ranks must run the same number
@@ -133,31 +133,31 @@ def _count_tokens(group: AtomicGroup) -> int:
     return sum(block.num_tokens for block in group)
 
 
-def _group_by_unit(samples: Sequence[TrainingSample], every_token: bool) -> list[list[Member]]:
+def _group_by_unit(samples: Sequence[TrainingSample], every_token: bool) -> list[list[BlockMember]]:
     """Return the samples that must go through the network as members, one list for each unit."""
-    units: dict[int, list[Member]] = {}
+    units: dict[int, list[BlockMember]] = {}
     for index, sample in enumerate(samples):
         if num_inputs := _count_inputs(sample, every_token):
-            units.setdefault(sample.unit, []).append(Member(index=index, sample=sample, num_inputs=num_inputs))
+            units.setdefault(sample.unit, []).append(BlockMember(index=index, sample=sample, num_inputs=num_inputs))
     return list(units.values())
 
 
-def _build_blocks(members: Sequence[Member], share_prefix: bool) -> list[Block]:
+def _build_blocks(members: Sequence[BlockMember], share_prefix: bool) -> list[Block]:
     """Return the blocks of one unit's members, sorted by key."""
     blocks = group_into_blocks(members) if share_prefix else [build_single_sample_block(member) for member in members]
     return sorted(blocks, key=lambda block: block.key)
 
 
 def _group_sequences(
-    units: Sequence[Sequence[Member]], max_tokens: int, share_prefix: bool, count: int
-) -> list[list[Member]]:
+    units: Sequence[Sequence[BlockMember]], max_tokens: int, share_prefix: bool, count: int
+) -> list[list[BlockMember]]:
     """Group the sequences of each unit into lists within `max_tokens`, if possible, without splitting a sequence.
 
     Lists are halved until there are at least `count` of them, if possible.
     """
-    parts: list[list[list[Member]]] = []
+    parts: list[list[list[BlockMember]]] = []
     for members in units:
-        sequences: dict[str | int, list[Member]] = {}
+        sequences: dict[str | int, list[BlockMember]] = {}
         for member in sorted(members, key=lambda member: member.key):
             sequences.setdefault(member.sample.sequence or member.index, []).append(member)
         used = max_tokens

@@ -8,6 +8,6 @@
     predictions           each cp rank those of its slice, from its tp rank's vocabulary shard ──► all ranks
 
 Invariant: along tp and cp, all ranks compute the same loss, and each rank's gradient is a share: the sum of the shares
-over the ranks is the gradient. A value that several ranks compute identically contributes its gradient divided among
-them.
+over the ranks is the gradient. If several ranks compute the same value, its gradient is divided by the number of these
+ranks.
 """

@@ -24,7 +24,7 @@ __all__ = [
     "all_to_all_no_grad",
     "all_to_all_rows",
     "divide_gradient",
-    "gather_on_first",
+    "gather_on_first_rank",
     "reduce_scatter",
     "reduce_scatter_into",
     "uses_point_to_point",
@@ -137,8 +137,8 @@ def all_gather_rows(local: Tensor, index: Tensor, size: int, group: ProcessGroup
     """Gather the rows [n, ...] of all ranks into [size, ...], at the positions `index` [n]; each position belongs to
     one rank.
 
-    All ranks must compute the same from the result, so that its gradient is identical: each rank takes the gradient of
-    its own rows.
+    All ranks must use the result in the same computation, so that its gradient is identical on every rank. Each rank
+    then returns the gradient of its own rows.
     """
     return _apply(_AllGatherRows, local, index, size, group)
 
@@ -149,7 +149,8 @@ def divide_gradient(value: Tensor, count: int) -> Tensor:
 
 
 def all_reduce_(value: Tensor, group: ProcessGroup, *, largest: bool = False) -> Tensor:
-    """Replace `value` by its sum over all ranks, or with `largest` by its maximum, in place and without a gradient."""
+    """Replace `value` by its sum over all ranks, or by its maximum if `largest` is true, in place and without a
+    gradient."""
     dist.all_reduce(value, op=dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group)
     return value
 
@@ -205,7 +206,7 @@ def reduce_scatter_into(local: Tensor, share: Tensor, group: ProcessGroup, *, ov
 
 
 @torch.no_grad()
-def gather_on_first(part: Tensor, length: int, group: ProcessGroup) -> Tensor:
+def gather_on_first_rank(part: Tensor, length: int, group: ProcessGroup) -> Tensor:
     """Gather parts, split as by `torch.chunk`, into [length, ...] on the group's first rank; others get an empty
     tensor.
     """

@@ -7,10 +7,10 @@ Buckets are the layers, the embeddings, the vocabulary projection, and the rest.
 with collectives, so the next bucket is not prefetched and needs no buffer. On an accelerator FSDP prefetches, so that
 collectives overlap with kernels.
 
-Embeddings are not gathered for their gradient, which does not depend on them. A projection's weights are used outside
-its module, because log-probs are computed from parts of them. So the module's `forward` is an identity that hidden
-states pass on their way to the projection. It triggers the gathering, and the weights are freed once the gradient of
-these states is known. Tied embeddings and projection are gathered from the first use to the last gradient.
+The backward pass does not gather embeddings, because their gradient does not depend on their values. A projection's
+weights are used outside its module, because log-probs are computed from parts of them. So the module's `forward`
+returns the hidden states unchanged, only to trigger the gathering of the weights. They are freed once the gradient of
+the hidden states is known. Tied embeddings and projection are gathered from the first use to the last gradient.
 """
 
 from __future__ import annotations
@@ -111,12 +111,12 @@ def regather_on_backward(projection: Any, output: Tensor) -> Tensor:
 
 
 def get_projection_dtype(projection: Any) -> torch.dtype:
-    """Return the dtype of a projection's gathered weights: that in which the network computes."""
+    """Return the dtype of a projection's gathered weights, which is the network's compute dtype."""
     return vars(projection).get(_DTYPE_ATTRIBUTE) or projection.weight.dtype
 
 
 def set_first_backward_layer(network: nn.Module, layer: nn.Module) -> None:
-    """Tell FSDP which layer the next backward pass begins with.
+    """Set the layer with which FSDP begins the next backward pass.
 
     By default FSDP gathers the layer that ran last, which is the wrong layer if a rank has several model chunks.
     """

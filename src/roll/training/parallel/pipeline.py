@@ -6,11 +6,11 @@
     and gradients in the opposite direction
 
 `pipeline_schedule` decides in which order a rank computes its chunks. Rows may differ in length: every rank packs the
-whole batch, so all ranks know the shape of each message. A process group carries messages in one direction only, and
-two ranks receive them in the order in which they were sent. Before a stage sends a message, it waits until its messages
-from two actions earlier have arrived. So a stage may wait for a slower stage, but two stages never wait for each other.
-If stages have several chunks and a backward pass follows, hidden states are sent without waiting, because they are kept
-for the backward pass anyway.
+whole batch, so all ranks know the shape of each message. Each process group is used in one direction only, and messages
+between two ranks arrive in the order in which they were sent. Before a stage sends a message, it waits until its
+messages from two actions earlier have arrived. So a stage may wait for a slower stage, but two stages never wait for
+each other. If stages have several chunks and a backward pass follows, hidden states are sent without waiting, because
+they are kept for the backward pass anyway.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _InFlightMessage(NamedTuple):
     arrival: Any
     tensor: Tensor
     action: int
-    """The number of the action that sent it, counted from the trainer's first one."""
+    """The index of the action that sent the message, counted from the trainer's first action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ class ModelChunk:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the first chunk of the model, which gets tokens."""
+        """True if this is the first chunk of the model, which gets tokens."""
         return self.number == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether this is the last chunk of the model, which computes log-probs, values and losses."""
+        """True if this is the last chunk of the model, which computes log-probs, values and losses."""
         return self.number == self.count - 1
 
 
@@ -67,26 +67,26 @@ class Stage:
     """This rank's pipeline stage, with the messages that it exchanges with other stages.
 
     Args:
-        up: The group of the ranks of all stages, first stage first, for hidden states.
-        down: A group of the same ranks, for gradients.
+        forward_group: The process group of all stages, first stage first, in which hidden states are sent.
+        backward_group: A process group of the same ranks, in which gradients are sent.
         device: The device of the network.
-        includes_rank_0: Whether rank 0 of the trainer is among the ranks.
-        around: Two more groups of the same ranks, for hidden states and gradients between the last and the first stage;
-            needed if each stage has several chunks.
+        includes_rank_0: True if rank 0 of the trainer is among the ranks.
+        wraparound_groups: Two more groups of the same ranks, for hidden states and gradients between the last and the
+            first stage; required if each stage has several chunks.
         num_chunks: The number of chunks of each stage.
     """
 
     def __init__(
         self,
-        up: ProcessGroup,
-        down: ProcessGroup,
+        forward_group: ProcessGroup,
+        backward_group: ProcessGroup,
         device: torch.device,
         *,
         includes_rank_0: bool,
-        around: tuple[ProcessGroup, ProcessGroup] | None = None,
+        wraparound_groups: tuple[ProcessGroup, ProcessGroup] | None = None,
         num_chunks: int = 1,
     ) -> None:
-        self.number, self.count, self.num_chunks = up.rank(), up.size(), num_chunks
+        self.number, self.count, self.num_chunks = forward_group.rank(), forward_group.size(), num_chunks
         self.device = device
         self.includes_rank_0 = includes_rank_0
         self.chunks = tuple(
@@ -95,20 +95,21 @@ class Stage:
         """The chunks of this rank, in the model's order."""
         self.active_index = 0
         """The index of the active chunk."""
-        self._up, self._down = up, down
-        turn = around or (up, down)
-        self._before = (self.number - 1) % self.count, *((up, down) if self.number else turn)
+        self._forward_group, self._backward_group = forward_group, backward_group
+        own_groups = (forward_group, backward_group)
+        turn = wraparound_groups or own_groups
+        self._before = (self.number - 1) % self.count, *(own_groups if self.number else turn)
         """The rank of the previous chunk, the group of its hidden states, and the group of gradients sent to it."""
-        self._after = (self.number + 1) % self.count, *((up, down) if self.number + 1 < self.count else turn)
+        self._after = (self.number + 1) % self.count, *(own_groups if self.number + 1 < self.count else turn)
         """The rank of the next chunk, the group of hidden states sent to it, and the group of its gradients."""
-        self._sent: dict[ProcessGroup, deque[_InFlightMessage]] = {group: deque() for group in (up, down, *turn)}
+        self._sent: dict[ProcessGroup, deque[_InFlightMessage]] = {group: deque() for group in (*own_groups, *turn)}
         self._in_flight: list[deque[tuple[Tensor | None, Tensor | None, int]]] = [deque() for _ in self.chunks]
         self._has_backward = False
         self._num_actions = 0
         self._has_open_messages = False
-        """Whether messages of a batch may be in transfer: some were sent or received, and the batch has not ended."""
-        if around is not None:
-            self._warm_up_connections(around)
+        """True if messages of a batch may be in transfer: some were sent or received, and the batch has not ended."""
+        if wraparound_groups is not None:
+            self._warm_up_connections(wraparound_groups)
 
     @property
     def active_chunk(self) -> ModelChunk:
@@ -117,12 +118,12 @@ class Stage:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank has the first chunk."""
+        """True if this rank has the first chunk."""
         return self.chunks[0].is_first
 
     @property
     def is_last(self) -> bool:
-        """Whether this rank has the last chunk."""
+        """True if this rank has the last chunk."""
         return self.chunks[-1].is_last
 
     def iter_actions(self, num_micro_batches: int, *, backward: bool) -> Iterator[Action]:
@@ -161,7 +162,7 @@ class Stage:
         """Send hidden states to the next chunk."""
         rank, up, _ = self._after
         # Waiting bounds memory. With several chunks, the backward pass keeps these states anyway.
-        self._send(states.detach(), up, rank, waits=not self._has_backward or self.num_chunks == 1)
+        self._send(states.detach(), up, rank, wait=not self._has_backward or self.num_chunks == 1)
 
     def save_for_backward(self, received: Tensor | None, passed: Tensor | None) -> None:
         """Store a micro-batch's received and passed hidden states for its backward pass through the active chunk."""
@@ -192,53 +193,64 @@ class Stage:
         if received is not None:
             gradient = received.grad if received.grad is not None else torch.zeros_like(received)
             rank, _, down = self._before
-            self._send(gradient, down, rank, waits=True)
+            self._send(gradient, down, rank, wait=True)
 
     def gather(self, value: Any) -> list[Any]:
         """Return the Python objects of all stages, first stage first."""
         values: list[Any] = [None] * self.count
-        dist.all_gather_object(values, value, group=self._up)
+        dist.all_gather_object(values, value, group=self._forward_group)
         return values
 
     def sum(self, value: Tensor) -> Tensor:
         """Sum a tensor over the stages, in place, and return it."""
-        dist.all_reduce(value, group=self._up)
+        dist.all_reduce(value, group=self._forward_group)
         return value
 
     def exchange_between_ends(self, own: Tensor) -> Tensor:
         """Exchange tensors of the same shape between the first and the last stage; return the other stage's tensor."""
         other = torch.empty_like(own, memory_format=torch.contiguous_format)
-        peer, there, back = (self.count - 1, self._up, self._down) if self.is_first else (0, self._down, self._up)
+        peer, there, back = (
+            (self.count - 1, self._forward_group, self._backward_group)
+            if self.is_first
+            else (0, self._backward_group, self._forward_group)
+        )
         # Both ends send before they receive, so neither may wait for the other.
-        self._send(own, there, peer, waits=False)
+        self._send(own, there, peer, wait=False)
         dist.recv(other, group=back, group_src=peer)
         self._finish()
         return other
 
     def broadcast(self, tensor: Tensor, owner: int) -> Tensor:
-        """Overwrite a tensor on every stage with that of the stage `owner`, and return it."""
-        dist.broadcast(tensor, group=self._up, group_src=owner)
+        """Broadcast a tensor from the stage `owner` to all stages, in place, and return it."""
+        dist.broadcast(tensor, group=self._forward_group, group_src=owner)
         return tensor
 
-    def send_to_first(self, tensor: Tensor) -> None:
+    def send_to_first_stage(self, tensor: Tensor) -> None:
         """Send a tensor to the first stage, which receives it with `recv_from`."""
-        dist.send(tensor.contiguous(), group=self._down, group_dst=0)
+        dist.send(tensor.contiguous(), group=self._backward_group, group_dst=0)
 
     def recv_from(self, stage: int, like: Tensor) -> Tensor:
-        """Return a tensor, shaped like `like`, that `stage` sent to this first stage with `send_to_first`."""
+        """Receive a tensor on the first stage that `stage` sent with `send_to_first_stage`; `like` has its shape and
+        dtype."""
         tensor = torch.empty(like.shape, dtype=like.dtype, device=self.device)
-        dist.recv(tensor, group=self._down, group_src=stage)
+        dist.recv(tensor, group=self._backward_group, group_src=stage)
         return tensor
 
-    def _warm_up_connections(self, around: tuple[ProcessGroup, ProcessGroup]) -> None:
+    def _warm_up_connections(self, wraparound_groups: tuple[ProcessGroup, ProcessGroup]) -> None:
         """Exchange one message with each neighbor, so that NCCL connects the ranks.
 
         NCCL connects two ranks at their first message, and the sender waits for the connection. During a schedule this
         could deadlock.
         """
         word, first, last = torch.zeros(1, device=self.device), 0, self.count - 1
-        links = [(self._up, i, i + 1) for i in range(last)] + [(self._down, i + 1, i) for i in range(last)]
-        for group, sender, receiver in (*links, (around[0], last, first), (around[1], first, last)):
+        links = [(self._forward_group, i, i + 1) for i in range(last)] + [
+            (self._backward_group, i + 1, i) for i in range(last)
+        ]
+        for group, sender, receiver in (
+            *links,
+            (wraparound_groups[0], last, first),
+            (wraparound_groups[1], first, last),
+        ):
             if self.number == sender:
                 dist.send(word, group=group, group_dst=receiver)
             elif self.number == receiver:
@@ -249,12 +261,12 @@ class Stage:
             self._wait_for_sent(group, self._num_actions)
         self._has_open_messages = False
 
-    def _send(self, tensor: Tensor, group: ProcessGroup, to: int, *, waits: bool) -> None:
+    def _send(self, tensor: Tensor, group: ProcessGroup, receiver: int, *, wait: bool) -> None:
         sent, tensor = self._sent[group], tensor.contiguous()
         self._has_open_messages = True
-        while waits and len({each.action for each in sent} - {self._num_actions}) >= MAX_UNRECEIVED:
+        while wait and len({each.action for each in sent} - {self._num_actions}) >= MAX_UNRECEIVED:
             self._wait_for_sent(group, sent[0].action)
-        sent.append(_InFlightMessage(dist.isend(tensor, group=group, group_dst=to), tensor, self._num_actions))
+        sent.append(_InFlightMessage(dist.isend(tensor, group=group, group_dst=receiver), tensor, self._num_actions))
 
     def _wait_for_sent(self, group: ProcessGroup, action: int) -> None:
         """Wait until all messages of a group up to those of `action` have arrived, and drop them."""

@@ -31,7 +31,7 @@ class Action(NamedTuple):
     """The forward or backward pass of one micro-batch through one chunk of a stage."""
 
     is_forward: bool
-    """Whether it is a forward pass; otherwise a backward pass."""
+    """True if it is a forward pass; otherwise a backward pass."""
     chunk: int
     """The index of the chunk among the stage's chunks."""
     micro_batch: int
@@ -47,7 +47,7 @@ def build_schedule(
         stage: The number of the stage, from 0 on.
         num_stages: The number of stages, at least 1.
         num_chunks: The number of chunks per stage; more than 1 only with several stages.
-        backward: Whether backward passes follow.
+        backward: True if backward passes follow.
     """
     rounds = _split_into_rounds(num_micro_batches, num_stages if num_chunks > 1 else num_micro_batches)
     forwards = [Action(True, chunk, i) for each in rounds for chunk in range(num_chunks) for i in each]

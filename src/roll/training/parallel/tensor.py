@@ -48,7 +48,7 @@ _POINTWISE_MODULES = ("mlp", "feed_forward", "block_sparse_moe")
 
 
 def get_local_part(parameter: Tensor) -> Tensor:
-    """Return this rank's part of a parameter, which is no DTensor.
+    """Return this rank's part of a parameter as a plain tensor.
 
     The gradients of a replicated parameter are summed over the ranks.
     """

@@ -30,7 +30,7 @@ class TokenShare:
 
     @property
     def length_multiple(self) -> int:
-        """The number of which a row's length must be a multiple, because all ranks compute equally many tokens."""
+        """The number by which a row's length must be divisible, because all ranks compute equally many tokens."""
         return self._num_slices * (self.tp.size() if self.tp else 1)
 
     @property

@@ -240,20 +240,20 @@ def mount_writable_space(home, size_bytes, num_files):
         mount(source, target, None, _MS_BIND)
 
 
-def limit_capabilities(kept):
-    """Drop all capabilities except `kept`; no exec, file or user can give this process another capability."""
+def limit_capabilities(allowed):
+    """Drop all capabilities except `allowed`; no exec, file or user can give this process another capability."""
     global _bounding
     _call("prctl", _PR_CAP_AMBIENT, 4, 0, 0, 0)
-    left = kept
+    left = allowed
     # PR_CAPBSET_DROP needs CAP_SETPCAP, so the bounding set shrinks before `capset` drops that capability.
     for capability in _bounding:
-        if capability not in kept and _call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+        if capability not in allowed and _call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
             if _call("prctl", _PR_CAPBSET_READ, capability, 0, 0, 0) >= 0:
                 left = _bounding  # the capability exists, but the kernel refuses: this process has no privileges
             break
     _bounding = left
     order = sys.byteorder
-    mask = sum(1 << capability for capability in kept).to_bytes(4, order)  # every kept capability is below 32
+    mask = sum(1 << capability for capability in allowed).to_bytes(4, order)  # every allowed capability is below 32
     header = _CAPABILITY_VERSION.to_bytes(4, order) + bytes(4)
     # Effective and permitted; the inheritable set is empty, so that no exec passes a capability on (capabilities(7)).
     _check_call("capset", _call("capset", header, mask + mask + bytes(16)))

@@ -58,7 +58,7 @@ class StartedProgram:
         """The kind of each output, by its file descriptor: `o` (stdout), `e` (stderr) or `r` (result)."""
 
     def read_end_report(self, status):
-        """Read the program's end from the pipe on which the init reports it, and close the pipe.
+        """Read the init's report of the program's end from its pipe, and close the pipe.
 
         Args:
             status: the status of the process `pid`, as wait(2) returns it.

@@ -37,14 +37,14 @@ class Settings(_Fields):
 
     home: str
     mount_space: bool
-    """Whether the agent mounts file systems, and creates namespaces for programs."""
+    """True if the agent mounts file systems, and creates namespaces for programs."""
     isolated: bool
     has_own_cgroup: bool
-    """Whether the control group contains nothing but the sandbox (`docker`)."""
+    """True if the control group contains nothing but the sandbox (`docker`)."""
     counts_cpu: bool
     watch_memory: bool
-    """Whether the agent must sample the memory of programs, since no control group bounds it. For the same reason, the
-    next two fields limit processes and address spaces.
+    """True if the agent must sample the memory of programs, since no control group limits it. For the same reason,
+    `limit_processes` and `limit_address_space` are then true.
     """
     limit_processes: bool
     limit_address_space: bool

@@ -58,11 +58,11 @@ class Agent:
         _signal.signal(_signal.SIGCHLD, lambda *_: None)
         _signal.signal(_signal.SIGINT, _signal.SIG_IGN)  # as in PID 1, which gets no signal without a handler
         self.stdin, self.runs, self.shells, self.owners = {}, {}, {}, {}
-        self.spare: spare.Spare | None = None
+        self.spare: spare.SpareChild | None = None
         self.can_use_spares = False
-        """Whether to fork spare children."""
+        """If True, fork spare children."""
         self.last_was_fresh: bool | None = None
-        """Whether the last program was `fresh`; None before the first."""
+        """True if the last program was `fresh`; None before the first."""
         self.num_cpus = len(os.sched_getaffinity(0))
         self.settings, self.namespace, self.counter = Settings({"limits": {}, "image": None}), -1, -1
         self.next_lock_check = NEVER
@@ -115,7 +115,7 @@ class Agent:
         return programs.start(request, self.settings, self.namespace)
 
     def drop_spare(self, *, reaped=False):
-        """End the spare child, if there is one; `reaped` says that the agent has already reaped it."""
+        """End the spare child, if there is one; `reaped` is true if the agent has already reaped it."""
         if self.spare is not None:
             self.spare.discard(reaped=reaped)
             self.spare = None
@@ -127,7 +127,7 @@ class Agent:
         if not self.can_use_spares or not idle or self.poll.poll(0):
             return
         try:
-            self.spare = spare.Spare(bool(self.last_was_fresh), self.settings, self.namespace)
+            self.spare = spare.SpareChild(bool(self.last_was_fresh), self.settings, self.namespace)
         except OSError:
             return  # starting the next program reports the error
 
@@ -207,7 +207,7 @@ class Agent:
             self.buffer = self.buffer[start:]  # not `del`, which keeps the bytes in memory
 
     def on_data(self, channel, data):
-        """Keep `data` in a file in memory, as standard input of the program that will be started on `channel`."""
+        """Store `data` in a file in memory, as standard input of the next program on `channel`."""
         if channel not in self.stdin:
             self.stdin[channel] = os.memfd_create("stdin")
         view = memoryview(data)
@@ -310,7 +310,7 @@ class Agent:
                         each.report_end(status, used)
 
     def watch(self, descriptors, owner, events=select.POLLIN):
-        """Call `owner.read` whenever one of the descriptors is readable, or writable if `events` says so."""
+        """Call `owner.read` whenever one of the descriptors has one of the poll events `events`."""
         for descriptor in descriptors:
             self.owners[descriptor] = owner
             self.poll.register(descriptor, events)

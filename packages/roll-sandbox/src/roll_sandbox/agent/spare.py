@@ -1,6 +1,6 @@
 """A spare child: forked before its program is known, so that the next program starts faster.
 
-    agent: Spare() ── fork ──► init ── fork ──► child: restricted, with an empty stack, waits
+    agent: SpareChild() ── fork ──► init ── fork ──► child: restricted, with an empty stack, waits
            launch(request) ── request in a file in memory, descriptors by socket ──► the child becomes the program
 
 Invariants:
@@ -32,7 +32,7 @@ def can_have_spares(settings):
     return settings.mount_space and settings.limits.max_open_files >= _MIN_OPEN_FILES
 
 
-class Spare:
+class SpareChild:
     """A child that waits for its program.
 
     File descriptors are kept as numbers, since a socket object would also close its descriptor in the child.
@@ -87,7 +87,7 @@ class Spare:
             os.close(descriptor)
 
     def discard(self, *, reaped=False):
-        """Close the descriptors, and kill the child, unless `reaped`: the agent has already reaped the child."""
+        """Close the descriptors, and kill the child unless the agent has already reaped it (`reaped`)."""
         os.close(self.socket_fd)
         os.close(self.request)
         for kind in "oer":

@@ -66,7 +66,7 @@ class Terminator:
 
         Args:
             now: the current time, at or after `get_deadline()`.
-            idle: whether no program and no session runs, so that every process here is a leftover.
+            idle: true if no program and no session runs, so that every process here is a leftover.
         """
         if now >= self._sweep_at:
             self._sweep_at = NEVER

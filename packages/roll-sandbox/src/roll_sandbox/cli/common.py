@@ -119,20 +119,18 @@ class ServiceAddress:
             after = f"&after={rows[-1].sandbox}" if rows else ""
         return sorted(rows, key=lambda each: (each.created, each.sandbox))
 
-    async def resolve_name(self, beginning: str) -> str:
-        """Return the full name of the sandbox whose name is or begins with `beginning`.
+    async def resolve_name(self, prefix: str) -> str:
+        """Return the full name of the sandbox whose name is or begins with `prefix`.
 
         Raises:
             ConfigError: no sandbox or more than one sandbox has such a name.
         """
         names = [each.sandbox for each in await self.list_sandboxes()]
-        matches = [name for name in names if name == beginning] or [
-            name for name in names if name.startswith(beginning)
-        ]
+        matches = [name for name in names if name == prefix] or [name for name in names if name.startswith(prefix)]
         if len(matches) == 1:
             return matches[0]
         problem = f"matches {len(matches)} sandboxes" if matches else "does not match any of your sandboxes"
-        raise ConfigError(f"'{to_single_line(beginning)}' {problem}: `roll-sandbox ls` lists them.")
+        raise ConfigError(f"'{to_single_line(prefix)}' {problem}: `roll-sandbox ls` lists the sandboxes.")
 
     def _get_token(self) -> str:
         if not self.token:
@@ -184,7 +182,7 @@ def format_size(num_bytes: float) -> str:
 
 
 def make_missing_packages_error(error: ImportError) -> ConfigError:
-    """Build the error for packages that are not installed; its message says what to do."""
+    """Build the error for packages that are not installed, with the command that installs them."""
     return ConfigError(f"packages that `roll-sandbox` needs are not installed ({error}): pip install {DISTRIBUTION}")
 
 

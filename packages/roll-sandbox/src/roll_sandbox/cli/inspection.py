@@ -74,7 +74,7 @@ def logs(service: ServiceAddress, name: str, max_bytes: int) -> None:
 @click.argument("names", nargs=-1)
 @click.option("--all", "stop_all_sandboxes", is_flag=True, help="Stop all of your sandboxes.")
 def stop(service: ServiceAddress, names: tuple[str, ...], stop_all_sandboxes: bool) -> None:
-    """End sandboxes, given by their names or by the beginnings of their names."""
+    """Stop sandboxes by name or by the beginning of their name."""
     if bool(names) == stop_all_sandboxes:
         raise ConfigError("no sandbox is given: name the sandboxes to stop, or set --all.")
 
@@ -173,26 +173,27 @@ async def _load_usage(service: ServiceAddress, runtime: RemoteRuntime) -> list[_
 
 
 def _format_top(
-    sandboxes: Sequence[_SandboxUsage], before: dict[str, float], passed_s: float, max_rows: int | None
+    sandboxes: Sequence[_SandboxUsage], last_cpu_s: dict[str, float], interval_s: float, max_rows: int | None
 ) -> str:
     """Return the table of `top`, busiest sandboxes first.
 
     Args:
         sandboxes: all sandboxes.
-        before: CPU seconds of each sandbox in the last table; the CPU column shows the percentage of a core since then.
-        passed_s: seconds since the last table.
-        max_rows: maximum number of rows; `None`: no bound.
+        last_cpu_s: CPU seconds of each sandbox in the last table; the CPU column shows the percentage of a core used
+            since then.
+        interval_s: seconds since the last table.
+        max_rows: maximum number of rows; `None` for no limit.
     """
 
     def compute_share(each: _SandboxUsage) -> float:
-        return (each.cpu_s - before[each.row.sandbox]) / passed_s if each.row.sandbox in before else 0.0
+        return (each.cpu_s - last_cpu_s[each.row.sandbox]) / interval_s if each.row.sandbox in last_cpu_s else 0.0
 
     order = sorted(sandboxes, key=lambda each: (-compute_share(each), -each.cpu_s, each.row.sandbox))
     rows = [
         (
             each.row.sandbox,
             each.state,
-            f"{100 * compute_share(each):.0f}" if each.row.sandbox in before else "–",
+            f"{100 * compute_share(each):.0f}" if each.row.sandbox in last_cpu_s else "–",
             f"{each.cpu_s:.1f}",
             format_size(each.memory_bytes),
             len(each.running),

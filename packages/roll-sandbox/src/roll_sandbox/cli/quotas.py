@@ -23,8 +23,8 @@ class _QuotaValue(click.ParamType):
 
     Args:
         kind: type of the number.
-        bytes_: whether the number is a size, such as 8GiB.
-        bound: whether a bound is required, so that `none` is refused.
+        bytes_: true if the number is a size, such as 8GiB.
+        bound: true if a bound is required, so that `none` is refused.
     """
 
     name = "amount"
@@ -72,12 +72,12 @@ def _quota_options(command: Any) -> Any:
 @click.argument("owner")
 @_quota_options
 @database_option
-def set_quota(owner: str, database: str | None, **given: Any) -> None:
+def set_quota(owner: str, database: str | None, **options: Any) -> None:
     """Set fields of OWNER's quota, each to a number, `none` (no bound) or `default` (the service's default)."""
     from roll_sandbox.service.tokens import check_owner
 
     check_owner(owner)
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
     if not given:
         raise ConfigError(f"no option is set: set at least one of {', '.join(f'--{option}' for option in _FIELDS)}.")
     records = _open_records(database)

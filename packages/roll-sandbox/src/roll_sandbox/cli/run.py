@@ -47,7 +47,7 @@ class _OpenSandbox:
     sandbox: Sandbox
     name: str
     keep: bool
-    """Whether the sandbox outlives the command."""
+    """True if the sandbox outlives the command."""
     programs: list[Message]
 
 

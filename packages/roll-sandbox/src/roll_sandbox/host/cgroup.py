@@ -109,12 +109,12 @@ class CgroupPool:
 
     @property
     def is_available(self):
-        """Whether groups can be created here."""
+        """True if groups can be created here."""
         return bool(self.by_controller)
 
     @property
     def counts_cpu(self):
-        """Whether the groups count CPU time."""
+        """True if the groups count CPU time."""
         return _CPU_CONTROLLER in self.by_controller or bool(self.roots and os.path.exists(self.roots[0] + "/cpu.stat"))
 
     def make_group(self, slot):

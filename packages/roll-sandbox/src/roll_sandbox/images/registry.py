@@ -57,7 +57,7 @@ class RegistrySource:
 
     Args:
         reference: name of the image.
-        insecure: whether to use the registry without TLS.
+        insecure: if true, use the registry without TLS.
         max_blob_bytes: maximum bytes of one layer, compressed as the registry sends it.
         backoff_s: seconds to wait before each retry.
 

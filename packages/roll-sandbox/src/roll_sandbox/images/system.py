@@ -39,7 +39,7 @@ def make_image_plan(cache: ImageCache, image: Image, mounts: tuple[Mount, ...], 
         cache: the cache that has the image.
         image: the image.
         mounts: mounts to add.
-        merged: whether to merge the layers into one, for machines on which sandboxes cannot mount overlays.
+        merged: if true, merge the layers into one, for machines on which sandboxes cannot mount overlays.
 
     Raises:
         SandboxUnavailableError: a mount's source does not exist, or a path is not absolute.

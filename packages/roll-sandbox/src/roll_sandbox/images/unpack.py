@@ -278,8 +278,8 @@ class _Layer:
 
         Args:
             parts: the names in its path, starting at the layer's root.
-            make: whether to create missing directories.
-            follow: whether to follow links.
+            make: if true, create missing directories.
+            follow: if true, follow links.
         """
         waiting, opened, links = list(reversed(parts)), [os.dup(self._root)], 0
         try:

@@ -42,7 +42,7 @@ def connect(
         lifetime_s: seconds after which the service ends each sandbox; `None`: the service's default.
         ca_file: file of CA certificates to verify the service's certificate; `None`: the system's.
         reconnect_timeout_s: seconds without a connection after which running programs count as lost.
-        wait_for_quota: whether to wait up to `reconnect_timeout_s` when the owner's quota of sandboxes is used up.
+        wait_for_quota: if true, wait up to `reconnect_timeout_s` when the owner's quota of sandboxes is used up.
 
     Raises:
         ConfigError: the address, token or CA file is invalid.

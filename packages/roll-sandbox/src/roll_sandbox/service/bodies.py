@@ -129,7 +129,7 @@ class RunBody(_Body):
     cpu_s: _Seconds | None = None
     output_bytes: Annotated[int, Field(gt=0, lt=2**40)] | None = None
     alone: bool = False
-    """Whether the program gets its own namespaces and files, or the sandbox to itself if it has no namespaces."""
+    """True if the program gets its own namespaces and files, or the sandbox to itself if it has no namespaces."""
 
     def make_program(self) -> Program:
         """Return the program to run.
@@ -172,7 +172,7 @@ class ResultBody(_Body):
     cpu_s: float
     peak_memory_bytes: int
     output_kept: bool = True
-    """Whether `stdout` and `stderr` have the output; if it is no longer available, they are empty."""
+    """True if `stdout` and `stderr` have the output; if it is no longer available, they are empty."""
 
 
 class ProgramBody(BaseModel):

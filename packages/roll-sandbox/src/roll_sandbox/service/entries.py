@@ -22,7 +22,7 @@ class ClientConnection:
     identity: Identity
     deliver: Callable[[Message], None]
     holds_leases: bool = True
-    """Whether sandboxes created over this connection are stopped when no client has been connected for a while."""
+    """True if sandboxes created over this connection are stopped when no client has been connected for a while."""
     peer: str = ""
 
 
@@ -36,7 +36,7 @@ class ProgramEntry:
     """Messages that wait until the program is in the database; `None` if no message has to wait."""
     has_ended: bool = False
     is_end_pending: bool = False
-    """Whether the program has ended, but its end is not in the database yet."""
+    """True if the program has ended, but its end is not in the database yet."""
 
     def deliver(self, message: Message) -> None:
         """Send a message to the program's client, if it is connected."""

@@ -41,7 +41,7 @@ def serve(
         certificate, key: files for TLS, in PEM format. Without them, `host` must be an address of this machine only,
             unless `insecure` is set.
         print_line: prints a line to the user.
-        insecure: whether to permit other addresses without TLS.
+        insecure: if true, permit other addresses without TLS.
 
     Raises:
         ConfigError: a setting is invalid, listening on the address fails, or connections would not be encrypted.

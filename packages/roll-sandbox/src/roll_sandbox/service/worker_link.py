@@ -28,9 +28,9 @@ class WorkerLink:
     memory_bytes: int | None = None
     """Maximum sum of the memory limits of the worker's sandboxes; `None`: no bound."""
     is_drained: bool = False
-    """Whether an admin has requested that the worker gets no new sandboxes."""
+    """True if an admin has requested that the worker gets no new sandboxes."""
     is_leaving: bool = False
-    """Whether the worker itself wants no new sandboxes, since it exits when its current ones have ended."""
+    """True if the worker itself wants no new sandboxes, since it exits when its current ones have ended."""
     process: str = ""
     """Identifier of the worker's process; no other process can join by the same name while the worker is connected."""
     disconnect: Callable[[], None] | None = None
@@ -52,12 +52,12 @@ class WorkerLink:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the worker is connected."""
+        """True if the worker is connected."""
         return self.transmit is not None
 
     @property
     def is_draining(self) -> bool:
-        """Whether the worker gets no new sandboxes."""
+        """True if the worker gets no new sandboxes."""
         return self.is_drained or self.is_leaving
 
     @property

@@ -201,7 +201,7 @@ class Worker:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no sandbox is running or starting."""
+        """True if no sandbox is running or starting."""
         return not self._held and not self._starting
 
     def make_report(self) -> Report:
