@@ -36,15 +36,15 @@ __all__ = [
 ]
 
 PERIOD_S = 0.25
-CONTENDED = 0.3
+CONTENDED_SHARE = 0.3
 """Share of time with a waiting thread above which cores count as shared; 0.4 to 1 was measured with one other program.
 """
-QUIET = 0.15
+QUIET_SHARE = 0.15
 """Share below which cores count as not shared; up to 0.08 was measured without other programs."""
 
 
 def find_loaded_libgomp(maps: Path = Path("/proc/self/maps")) -> str | None:
-    """Return the path of PyTorch's OpenMP runtime, or `None` if that is not libgomp or not loaded."""
+    """Return the path of PyTorch's libgomp; `None` if PyTorch uses another OpenMP runtime or has not loaded it."""
     try:
         lines = maps.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
@@ -116,7 +116,7 @@ class SpinControl:
 
     @property
     def may_spin(self) -> bool:
-        """Whether threads may spin before they sleep."""
+        """True if threads may spin before they sleep."""
         return self._team is None
 
     def observe(self, now_s: float, stalled_s: float) -> None:
@@ -130,26 +130,26 @@ class SpinControl:
         if before is None or now_s <= before[0]:
             return
         share = (stalled_s - before[1]) / (now_s - before[0])
-        if self._team is None and share > CONTENDED:
+        if self._team is None and share > CONTENDED_SHARE:
             self._team = self._make_team()
-        elif share < QUIET:
-            self._let_spin()
+        elif share < QUIET_SHARE:
+            self._allow_spinning()
 
     def reset(self) -> None:
-        """Let threads spin, and reset the state; called when the counts cannot be read."""
+        """Allow spinning and reset the state; called when the stall counter cannot be read."""
         self._last = None
-        self._let_spin()
+        self._allow_spinning()
 
-    def _let_spin(self) -> None:
+    def _allow_spinning(self) -> None:
         team, self._team = self._team, None
         if team is not None:
             team.close()
 
 
 def find_pressure_file(root: Path = Path("/")) -> Path | None:
-    """Return the file in which the kernel counts how long threads waited for this process's cores; `None` if missing.
+    """Return the pressure stall file for this process's cores; `None` if the kernel has none.
 
-    The file of the process's own cgroup comes first. The machine-wide file also counts threads of other processes, so
+    The file of the process's own cgroup is preferred. The machine-wide file also counts threads of other processes, so
     it is used only by a process that may use all cores.
     """
     with suppress(OSError):
@@ -172,16 +172,16 @@ def _read_stalled_seconds(path: Path) -> float | None:
         return None
 
 
-_started = threading.Lock()
+_start_lock = threading.Lock()
 
 
 def start_spin_control() -> None:
-    """Start to watch this process in a thread; do nothing if it is watched already."""
-    if _started.acquire(blocking=False):
-        threading.Thread(target=_watch_this_process, name="spin-control", daemon=True).start()
+    """Start the thread that controls spinning in this process; do nothing if it has already been started."""
+    if _start_lock.acquire(blocking=False):
+        threading.Thread(target=_run_spin_control, name="spin-control", daemon=True).start()
 
 
-def _watch_this_process() -> None:
+def _run_spin_control() -> None:
     path = find_pressure_file()
     if path is not None:
         watch(SpinControl(_create_team), path, threading.Event().wait)

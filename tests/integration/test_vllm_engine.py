@@ -531,7 +531,7 @@ async def test_vllm_engine_an_engine_begins_in_a_process_that_has_waited_and_ano
 ) -> None:
     spec = make_spec(model, tmp_path / "engine.log")
     with prestart_engine("vllm", spec.num_threads):
-        (waiting,) = prefork._available
+        (waiting,) = prefork._unclaimed_processes
         engine = build_engine(spec)
         await engine.start()
         assert isinstance(engine, VLLMEngine)

@@ -232,7 +232,7 @@ class HFEngine:
         async with self._device:
             decoder = self._get_decoder(synced=False)
             if decoder.is_released:
-                raise WeightSyncError(f"engine '{self.engine_id}' sleeps: call wake() before update_weights().")
+                raise WeightSyncError(f"engine '{self.engine_id}' is asleep: call wake() before update_weights().")
             # Set before the update and cleared after it, so that it stays set if the update fails or is canceled.
             self._unsynced = f"the sync of policy version {update.policy_version} failed"
             checksums = await self._compute(decoder.update_weights, update, ends_engine=False)

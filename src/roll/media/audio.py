@@ -64,7 +64,7 @@ def decode_audio(data: bytes, label: str, rate: int | None, limits: AudioLimits 
     Args:
         data: The encoded audio.
         label: How messages refer to the audio, for example by its row.
-        rate: The rate to which it is resampled, in Hz; `None` keeps the rate of the file.
+        rate: The sampling rate of the clip, in Hz; `None` keeps the rate of the file.
         limits: The limits; by default `AudioLimits()`.
 
     Raises:
@@ -88,11 +88,11 @@ def convert_array_to_audio(
         array: Floating-point, int16 or int32 samples [n], [n, channels] or [channels, n], with at most 32 channels.
         rate: Samples per second, in Hz.
         label: How messages refer to the audio.
-        target_rate: The rate to which it is resampled, in Hz; `None` keeps `rate`.
+        target_rate: The sampling rate of the clip, in Hz; `None` keeps `rate`.
         limits: The limits; by default `AudioLimits()`.
 
     Raises:
-        DataError: The array is not one of samples, is empty or too long, or has values that are not finite.
+        DataError: The array has an unsupported dtype or shape, is empty or too long, or has values that are not finite.
     """
     limits = limits or AudioLimits()
     array = np.asarray(array)
@@ -129,7 +129,7 @@ def resample(samples: NDArray[np.float32], rate: int, target: int) -> NDArray[np
 
     Args:
         samples: The samples, shape [n].
-        rate: Their sampling rate, in Hz.
+        rate: The sampling rate of the input, in Hz.
         target: The sampling rate of the result, in Hz.
     """
     if rate == target:

@@ -123,7 +123,7 @@ class MediaStore:
         """Check the size of an encoded medium, before it is read.
 
         Raises:
-            DataError: It is too large.
+            DataError: The medium is too large.
         """
         most = {"image": self._limits, "audio": AudioLimits(), "video": VideoLimits()}[kind].num_bytes
         if num_bytes > most:
@@ -156,8 +156,8 @@ class MediaStore:
 
         Args:
             digest: Digest of the image.
-            size: Its width and height.
-            pixels: Its RGB pixels, row by row.
+            size: The image's width and height.
+            pixels: The image's RGB pixels, row by row.
 
         Raises:
             DataError: The pixels do not match the digest.

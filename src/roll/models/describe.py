@@ -70,13 +70,13 @@ class ModelDescription:
     expert_parameters: int = 0
     """The number of parameters of all experts, in all layers together."""
     has_untied_lm_head: bool = False
-    """Whether the projection to the vocabulary is not tied to the embeddings."""
+    """True if the projection to the vocabulary is not tied to the embeddings."""
     norm_width: int = 0
-    """How many elements per token the norms of one layer process in total, including query and key norms."""
+    """The total width of one layer's norms, including query and key norms."""
     has_fusable_norms: bool = True
-    """Whether norms can be fused like Llama's; assumed for SiLU models, which do not add 1 to the norm weights."""
+    """True if norms can be fused like Llama's; assumed for SiLU models, which do not add 1 to the norm weights."""
     has_fusable_gates: bool = True
-    """Whether the MLPs are SwiGLU with separate gate and up matrices."""
+    """True if the MLPs are SwiGLU with separate gate and up matrices."""
     tower: TowerDescription | None = None
     """The vision tower, whose weights are in `num_parameters`; `None` for a model that reads only text."""
 
@@ -199,9 +199,9 @@ class WeightCounts(NamedTuple):
     norms: Mapping[str, int] = MappingProxyType({})
     """The sizes of the first layer's norms, by module name; empty if there are no weight files."""
     has_gates: bool = True
-    """Whether MLPs have a matrix `gate_proj`."""
+    """True if MLPs have a matrix `gate_proj`."""
     has_projection: bool = False
-    """Whether a projection is stored in addition to the embeddings."""
+    """True if a projection is stored in addition to the embeddings."""
     shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     """The shapes of a multimodal model's weights by name; empty for other models."""
 

@@ -22,9 +22,9 @@ _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
 def compute_model_fingerprint(directory: Path) -> str:
-    """Return a hash of `config.json`, of the settings of an image processor, and of the weight files.
+    """Return a hash of `config.json`, the settings of the image processor, and the weight files.
 
-    Of a weight file, the name, the size, both ends and blocks in between are hashed.
+    The hash of a weight file covers its name, its size, both ends, and blocks in between.
     """
     digest = xxhash.xxh3_128((directory / "config.json").read_bytes())
     for path in (directory / name for name in _PROCESSOR_FILES):

@@ -1,4 +1,4 @@
-"""Checks from a model's files that it is a language model, not a reward model or another classifier."""
+"""Rejects reward models and other classifiers where a language model is needed, based on the model's files."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ TIMEOUT_S = 8.0
 
 
 class FetchError(Exception):
-    """The file cannot be fetched; the message gives the reason in a few words."""
+    """The file cannot be fetched; the message is a short reason."""
 
 
 def fetch_config(name: str, cache: str) -> Path:

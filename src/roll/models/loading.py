@@ -18,7 +18,7 @@ from roll.models.quiet import silence_transformers
 from roll.models.resolve import resolve_model
 from roll.models.sizes import get_thinker_config, read_config
 from roll.models.tied_weights import build_tied_weights_error
-from roll.models.weight_reader import WeightReader, leave_weights_in_files
+from roll.models.weight_reader import WeightReader, defer_weight_loading
 
 if TYPE_CHECKING:
     import torch
@@ -163,7 +163,7 @@ def _load(
     if not isinstance(wanted, torch.dtype):
         raise ModelError(f"model '{path}': '{dtype}' is not a torch dtype; use 'bfloat16' or 'float32'.")
     try:
-        leaving = leave_weights_in_files() if meta_init is not None else nullcontext([])
+        leaving = defer_weight_loading() if meta_init is not None else nullcontext([])
         with _load_lock, silence_transformers(), leaving as files:
             model, report = auto_class.from_pretrained(
                 directory,

@@ -1,9 +1,8 @@
 """Finds decoder modules that mix tokens without calling the registered attention.
 
-Linear attention, state-space layers and short convolutions carry their own state from token to token. They are
-recognized by their behavior: a child of a decoder layer that calls no attention, but whose later outputs change if its
-first input changes.
-"""
+Linear attention, state-space layers and short convolutions carry their own state from token to token. They are detected
+by their behavior: such a child of a decoder layer does not call attention, but its outputs for later tokens change if
+the first token changes."""
 
 from __future__ import annotations
 
@@ -26,21 +25,21 @@ def get_decoder(model: Any) -> Any:
     return model.model if decoder is model and hasattr(model, "model") else decoder
 
 
-def find_mixers(model: Any, run: Callable[[], Any], num_calls: Callable[[], int]) -> dict[str, nn.Module]:
+def find_mixers(model: Any, run: Callable[[], Any], count_calls: Callable[[], int]) -> dict[str, nn.Module]:
     """Return the modules of a model that mix tokens without attention, by name.
 
     Args:
         model: An HF causal language model, in evaluation mode.
         run: A function that runs one forward pass over a few tokens.
-        num_calls: A function that returns how many times the registered attention has been called.
+        count_calls: A function that returns how many times the registered attention has been called.
     """
     key = type(model).__name__, model.config.to_json_string(use_diff=False)
     if key not in _cached_mixers:
-        _cached_mixers[key] = _find_mixer_names(model, run, num_calls)
+        _cached_mixers[key] = _find_mixer_names(model, run, count_calls)
     return {name: model.get_submodule(name) for name in _cached_mixers[key]}
 
 
-def _find_mixer_names(model: Any, run: Callable[[], Any], num_calls: Callable[[], int]) -> tuple[str, ...]:
+def _find_mixer_names(model: Any, run: Callable[[], Any], count_calls: Callable[[], int]) -> tuple[str, ...]:
     import torch
 
     layers = getattr(get_decoder(model), "layers", None)
@@ -51,11 +50,11 @@ def _find_mixer_names(model: Any, run: Callable[[], Any], num_calls: Callable[[]
     silent: dict[nn.Module, tuple[Any, Any, Any]] = {}
 
     def store_input(module: nn.Module, args: Any, kwargs: Any) -> None:
-        seen[module] = args, kwargs, num_calls()
+        seen[module] = args, kwargs, count_calls()
 
     def check_output(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         # A child that calls attention needs no further check: packed attention keeps sequences apart.
-        if seen[module][2] == num_calls():
+        if seen[module][2] == count_calls():
             silent[module] = args, kwargs, output
 
     children = [child for layer in layers for child in layer.children()]

@@ -72,7 +72,7 @@ def read_speech_weights(directory: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def complete_export(source: Path, target: Path) -> None:
-    """Turn the export of a thinker into one of the complete model: wrap its config.json, and copy the talker's voices.
+    """Convert a thinker's export to the complete model's format: wrap its config.json, and copy the talker's voices.
 
     Args:
         source: The directory of the complete model.

@@ -10,7 +10,7 @@ __all__ = ["silence_transformers"]
 
 @contextlib.contextmanager
 def silence_transformers() -> Iterator[None]:
-    """Run the body without progress bars and warnings of `transformers`; only errors are shown."""
+    """Suppress progress bars and warnings of `transformers` within this context; errors are still shown."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -4,7 +4,7 @@
     model.visual.merger.mlp.0.weight     [4 h, 4 h]       projector: 4 patches become one feature token
     model.language_model.…                                neither
 
-config.json often leaves out values that are the defaults of a class, so the shapes tell the sizes.
+config.json often omits values that equal a class's defaults, so the sizes are read from the shapes.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class TowerDescription:
     patches_per_token: float
     """The number of patches that become one feature token."""
     output_size: int
-    """The width of a feature token, that of the language model."""
+    """The width of a feature token, which equals the hidden size of the language model."""
     num_projectors: int
-    """1, and one more for each layer whose features enter a layer of the decoder (Qwen3-VL)."""
+    """The number of projectors: one, plus one for each DeepStack layer (Qwen3-VL)."""
     has_gates: bool
-    """Whether the MLPs are gated, as in Qwen2.5-VL."""
+    """True if the MLPs are gated, as in Qwen2.5-VL."""
     hidden_vectors: int
-    """The number of vectors of width `hidden_size` that a layer keeps for the backward pass, for each patch."""
+    """The number of vectors of width `hidden_size` that a layer stores per patch for the backward pass."""
     inner_vectors: int
-    """The number of vectors of width `intermediate_size` that it keeps."""
+    """The number of vectors of width `intermediate_size` that a layer stores per patch for the backward pass."""
 
 
 def is_tower_weight(name: str) -> bool:
@@ -102,14 +102,13 @@ def describe_towers(
 
 
 def _count_hidden_vectors(block: Collection[str], *, has_gates: bool) -> int:
-    """Return the number of vectors of the width of the tower that autograd keeps in a block.
+    """Return the number of vectors of the tower's width that autograd stores per patch and block.
 
-    These are the inputs and results of two norms, the residuals, queries, keys, values, and the output of attention;
-    counted from the tensors that autograd keeps.
+    These are the inputs and results of two norms, the residuals, queries, keys, values, and the output of attention.
 
     Args:
         block: The names of the weights of the block.
-        has_gates: Whether its MLP is gated.
+        has_gates: Whether the MLP of the block is gated.
     """
     if any("qkv" in name for name in block):  # Qwen-VL: with rotary embeddings, and with RMSNorm if MLPs are gated
         return 14 if has_gates else 11

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["Box", "WeightReader", "leave_weights_in_files"]
+__all__ = ["Box", "WeightReader", "defer_weight_loading"]
 
 Box: TypeAlias = Sequence[tuple[int, int]]
 """A part of a tensor: for each dimension, the first index and the size."""
@@ -170,8 +170,9 @@ class _MetaSlice:
 
 
 @contextmanager
-def leave_weights_in_files() -> Iterator[list[WeightReader]]:
-    """Make `from_pretrained` build models on the meta device in the body; yield the list of the models' weight readers.
+def defer_weight_loading() -> Iterator[list[WeightReader]]:
+    """Make `from_pretrained` build models on the meta device; yield a list to which each model's weight reader is
+    added.
 
     Weights that are missing from the files, and buffers that are not stored, are created as usual. Not thread-safe.
     """

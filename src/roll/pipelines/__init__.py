@@ -1,4 +1,4 @@
-"""Pipelines: each has an objective and the roles that it opens; `commands` has the command-line entry points.
+"""Pipelines: each has an objective and the roles that it starts; `commands` has the command-line entry points.
 
 A pipeline is a package (`rlvr/`, `agentic/`, `sft/`, …) with `pipeline` and `check`, and a name in `registry`. All
 share `online/` (training on rollouts), `reinforcement/` (with an `algorithm`), `supervised/` (training on given

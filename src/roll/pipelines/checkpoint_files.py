@@ -66,7 +66,7 @@ class SavedRun(Generic[S]):
         """Load the checkpoint into the trainers.
 
         Raises:
-            CheckpointError: A trainer's part is missing, or cannot be read.
+            CheckpointError: The files of a trainer are missing, or cannot be read.
         """
         paths = [self.trainer_path, *map(self.get_critic_path, range(len(critics)))]
         with _add_advice_on_error(self.path):
@@ -76,7 +76,7 @@ class SavedRun(Generic[S]):
 
 @contextmanager
 def _add_advice_on_error(path: Path) -> Iterator[None]:
-    """Run the body; if it raises a `CheckpointError`, append advice on continuing without the checkpoint `path`."""
+    """Append advice on continuing without the checkpoint `path` to a `CheckpointError` raised in this context."""
     try:
         yield
     except CheckpointError as error:
@@ -107,19 +107,19 @@ def find_checkpoint(directory: Path) -> Path | None:
     return next(reversed(list_checkpoints(directory).values()), None)
 
 
-def read_checkpoint(path: Path, kind: type[S]) -> SavedRun[S]:
+def read_checkpoint(path: Path, state_class: type[S]) -> SavedRun[S]:
     """Read a checkpoint's controller part.
 
     Args:
         path: Directory of the checkpoint.
-        kind: Class of the run's state in the checkpoint.
+        state_class: Class of the run's state in the checkpoint.
 
     Raises:
         CheckpointVersionError: Another version of ROLL wrote the checkpoint, and this version cannot read it.
         CheckpointError: A file is missing or malformed.
     """
     try:
-        state = kind.from_json(json.loads((path / "state.json").read_text(encoding="utf-8")))
+        state = state_class.from_json(json.loads((path / "state.json").read_text(encoding="utf-8")))
         ledger = DataLedger.loads((path / "ledger.jsonl").read_text(encoding="utf-8"))
     except CheckpointVersionError as error:
         raise CheckpointVersionError(f"checkpoint '{path}' cannot be read: {error}") from None
@@ -130,7 +130,7 @@ def read_checkpoint(path: Path, kind: type[S]) -> SavedRun[S]:
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Remove the unfinished checkpoints in `directory`, which a crash during saving or pruning left there."""
+    """Remove unfinished checkpoints from `directory`, which remain after a crash during saving or pruning."""
     if directory.is_dir():
         for path in directory.iterdir():
             if path.name.startswith(UNFINISHED_PREFIX):

@@ -7,9 +7,8 @@ Invariants:
     - a directory called `step-N` is complete: everything is written under another name, flushed to the disk, and
       renamed;
     - the previous checkpoint is removed only after the new one has its name, so a crash leaves a complete checkpoint;
-    - an asynchronous checkpoint is of the step at which it began, including the ledger; it is published, or its failure
-      is reported, at the first step boundary after it ended, and before the next checkpoint begins.
-"""
+    - an asynchronous checkpoint contains the state and the ledger of the step at which it began; it is published, or
+its failure is reported, at the first step boundary after it was written, and before the next checkpoint begins."""
 
 from __future__ import annotations
 
@@ -79,7 +78,7 @@ class Checkpointer:
     on_saved: Callable[[int, Path], object] | None = None
     """Called with the step and the directory of every new checkpoint."""
     before_writing: Callable[[], Awaitable[None]] | None = None
-    """Called before writing; moves trainers' states to where they can be written."""
+    """Called before writing, to move trainers' states to where they can be saved."""
     _saved_at: float = field(init=False)
     _pending: _PendingCheckpoint | None = field(init=False, default=None)
 
@@ -181,9 +180,9 @@ class Checkpointer:
 
     @contextlib.asynccontextmanager
     async def _add_advice_on_error(self, final: Path, temporary: Path) -> AsyncIterator[None]:
-        """Run the body, which writes the checkpoint `final`; convert an error to one with advice.
+        """Convert an error while writing the checkpoint `final` to an error with advice.
 
-        The unfinished checkpoint is removed once no trainer writes to it any more.
+        The unfinished checkpoint is removed when no trainer writes to it anymore.
 
         Raises:
             RunDirectoryError: The disk is full or not writable.

@@ -1,4 +1,5 @@
-"""Hand-over of device memory between engines and trainers on shared devices: one sleeps while the other works.
+"""Time-sharing of device memory by engines and trainers on shared devices: one side is offloaded while the other
+computes.
 
     trainers compute              │ weight sync                   │ engines answer
     ──────────────────────────────┼───────────────────────────────┼────────────────────────────────────
@@ -51,7 +52,7 @@ class SleepingEngines(Protocol):
 
 
 class SharedDevices:
-    """Devices that engines and trainers share: knows the current phase, and makes all transitions between phases.
+    """Devices that engines and trainers share: stores the current phase, and performs all transitions between phases.
 
     Invariants:
         - in the phase `training` engines sleep, and all states of trainers are on their devices;
@@ -92,7 +93,7 @@ class SharedDevices:
 
     @asynccontextmanager
     async def onload_for_sync(self) -> AsyncIterator[None]:
-        """Run the body, a weight sync, with the policy's weights on their device; offload them afterwards."""
+        """Onload the policy's weights for a weight sync; offload them on exit."""
         if self._policy not in self._trainers:
             yield
             return

@@ -67,9 +67,8 @@ def resume(
         callbacks: Callbacks of the user.
 
     Raises:
-        ConfigError: The run has finished, and `config` changes it (which would have no effect) or its checkpoint is
-            gone; or the checkpoint is beyond the configured number of steps.
-    """
+        ConfigError: The run has finished and `config` changes it or its checkpoint is missing; or the checkpoint is
+    beyond the configured number of steps."""
     with RunDirectory.open(run_path, lock=True) as run:
         remove_unfinished(run.checkpoints_dir)
         path, pipeline = find_checkpoint(run.checkpoints_dir), PIPELINES.get(config.pipeline)
@@ -132,7 +131,7 @@ def _has_finished(run: RunDirectory, saved: SavedRun[Any] | None, num_steps: int
 
 
 def _has_summary(run: RunDirectory, saved: SavedRun[Any] | None, step: int) -> bool:
-    """Return whether the run wrote the summary of a run that finished with step `step`."""
+    """Return whether the run directory has the summary of a run that finished at step `step`."""
     try:
         summary = json.loads(run.summary_path.read_text(encoding="utf-8"))
         ending = summary.get("ending")

@@ -31,7 +31,7 @@ async def collect_first_observations(
         media: Images of the run; `None` for a text-only model.
 
     Raises:
-        UserError: An environment does not exist, refuses its options, or does not start.
+        UserError: An environment does not exist, rejects its options, or does not start.
     """
     found: dict[str, ResetResult] = {}
     own = [entry for entry in entries if isinstance(entry, EnvironmentData)]

@@ -38,7 +38,7 @@ class Evaluator:
     policy_engines: ServedPolicy
     """Engines that hold the policy."""
     held_out: Sequence[PromptDraw]
-    """Prompts of every evaluation."""
+    """Held-out prompts, which every evaluation uses."""
     plan: SamplingPlan
     """Sampling settings of answers."""
     config: EvaluationConfig
@@ -48,14 +48,14 @@ class Evaluator:
 
     @property
     def is_due(self) -> bool:
-        """Whether an evaluation after this step is configured, possible, and not done yet."""
+        """True if an evaluation after this step is configured, possible, and not done yet."""
         state, every = self.run.state, self.config.every_num_steps
         last = state.step == self.run.num_steps
         due = self.config.before_training if state.step == 0 else last or bool(every and state.step % every == 0)
         return due and state.evaluated_at != state.step and bool(self.held_out)
 
     async def evaluate_if_due(self) -> bool:
-        """Evaluate the policy if an evaluation is due, while nothing else runs; return whether one was due."""
+        """Evaluate the policy if an evaluation is due, and wait for the result; return whether one was due."""
         if not self.is_due:
             return False
         await self.policy_engines.wake()
@@ -110,7 +110,7 @@ class Evaluator:
         step, failures = self.run.state.step, count_failures(groups)
         if text := describe_failures(failures):
             logger.warning("evaluation after step %d: %s", step, text)
-        alarms = check_failures(self.alarms, [failures.counts], failures, first=True) if step == 0 else []
+        alarms = check_failures(self.alarms, [failures.counts], failures, is_first_step=True) if step == 0 else []
         if stopping := [alarm.message for alarm in alarms if alarm.stops]:
             raise AlarmError("; ".join(stopping))
 

@@ -70,7 +70,7 @@ def check_hub(repository: str) -> None:
     """Check that an upload is possible, before anything is written.
 
     Raises:
-        HubError: The name is not that of a repository, no token is available, or the hub is offline.
+        HubError: The repository name is invalid, no token is available, or the hub is offline.
     """
     from huggingface_hub import constants, get_token
     from huggingface_hub.utils import HFValidationError, validate_repo_id

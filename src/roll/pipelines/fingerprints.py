@@ -15,11 +15,11 @@ from roll.config.sources import PythonTable
 from roll.errors import CheckpointError
 from roll.user_code import compute_code_fingerprint
 
-__all__ = ["check_unchanged", "compute_fingerprints"]
+__all__ = ["check_fingerprints", "compute_fingerprints"]
 
 
 def compute_fingerprints(config: RunConfig, held_out: Mapping[str, str]) -> dict[str, str]:
-    """Return digests of held-out rows and user code, keyed by what they cover, as in "the code of 'rewards.py:f'".
+    """Return digests of held-out rows and user code, with keys such as "the code of 'rewards.py:f'".
 
     Args:
         config: Configuration of the run.
@@ -37,15 +37,15 @@ def compute_fingerprints(config: RunConfig, held_out: Mapping[str, str]) -> dict
     return found
 
 
-def check_unchanged(before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Check that the digests of a checkpoint, `before`, equal the current ones, `now`.
+def check_fingerprints(saved: Mapping[str, str], current: Mapping[str, str]) -> None:
+    """Check that the digests in a checkpoint equal the current digests.
 
-    Keys that only one of the mappings has are ignored.
+    Keys that are missing from one of the mappings are ignored.
 
     Raises:
         CheckpointError: A digest differs.
     """
-    changed = [name for name, digest in now.items() if before.get(name, digest) != digest]
+    changed = [name for name, digest in current.items() if saved.get(name, digest) != digest]
     if changed:
         raise CheckpointError(
             f"{' and '.join(changed)} changed since the checkpoint, so steps before and after it would not be "

@@ -77,8 +77,8 @@ async def start_roles(
     Returns:
         The engines, reward workers and judge; and the started trainers, in the order of `trainers`.
     """
-    progress = StartProgress(tracker.note if tracker else _ignore)
-    emit = tracker.spans.add_event if tracker else _ignore
+    progress = StartProgress(tracker.note if tracker else _do_nothing)
+    emit = tracker.spans.add_event if tracker else _do_nothing
     kind = resolve_engine_kind(config.inference.engine)
     training = [progress.await_start(f"trainer ({role})", start) for role, start in trainers]
     before = await start_concurrently(stack, *training) if offload_colocated else []
@@ -95,7 +95,7 @@ async def start_roles(
     return StartedRoles(engines=engines, pool=pool, judge=judge, max_context=prepared.max_context), before or others
 
 
-def _ignore(*_: object, **__: object) -> None:
+def _do_nothing(*_: object, **__: object) -> None:
     """Accept all arguments and do nothing; replaces the tracker's functions outside a run."""
 
 
@@ -170,7 +170,7 @@ async def open_generation(
         loop=await _build_loop(config, roles, stack, images) if loop is None else loop,
         episodes=build_episode_plan(config, roles.max_context),
         hosts=await stack.enter_async_context(open_hosts(roles.pool, config.sandbox, images)),
-        on_rollout=tracker.on_rollout if tracker else _ignore,
+        on_rollout=tracker.on_rollout if tracker else _do_nothing,
     )
     generation = GenerationParts(
         proxy=proxy,

@@ -1,4 +1,4 @@
-"""Checks of a few seconds before any role starts; without them, the run would fail only after minutes."""
+"""Fast checks before any role starts, for errors that would otherwise stop the run after minutes."""
 
 from __future__ import annotations
 

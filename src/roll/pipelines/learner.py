@@ -1,4 +1,4 @@
-"""The trainers of a run by role, and one optimizer step of any of them."""
+"""The trainers of a run by role, and functions that run their optimizer steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BaseModelScorer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Learner:
-    """The trained roles, and the models that they are compared with."""
+    """The trained roles, and the models with which they are compared."""
 
     policy: TrainerGroup
     critics: tuple[TrainerGroup, ...] = ()
@@ -43,9 +43,9 @@ class Learner:
     snapshots: PolicySnapshots | None = None
     """Earlier policy versions, if tokens are scored under the version that sampled them."""
     replays_experts: bool = False
-    """Whether updates replay the MoE experts that the policy chose before the update."""
+    """True if updates replay the MoE experts that the policy chose before the update."""
     replays_engine: bool = False
-    """Whether updates replay the MoE experts that engines chose."""
+    """True if updates replay the MoE experts that engines chose."""
 
     async def load(self, saved: SavedRun[Any]) -> None:
         """Restore the policy and the critics from a checkpoint."""
@@ -53,7 +53,7 @@ class Learner:
 
 
 async def update(run: Run[Any], trainer: TrainerGroup, batch: TrainingBatch, loss: LossFn) -> StepResult:
-    """Run one optimizer step, and set `run.mid_update`: the last boundary can then no longer be saved.
+    """Run one optimizer step, and set `run.mid_update`, because the last boundary can no longer be saved.
 
     `run.mid_update` is reset if the first step since the boundary fails, on a single rank, before it changes a weight.
     """

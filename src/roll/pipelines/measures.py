@@ -129,7 +129,7 @@ def compute_group_metrics(draw_outcomes: Mapping[int, tuple[DrawOutcome, str]]) 
 
 
 def compute_batch_metrics(batch: Batch) -> dict[str, float]:
-    """Return how the batch was assembled: refills, staleness, expired groups, and selection bias."""
+    """Return metrics of the batch: refills, staleness, expired groups, and selection bias."""
     choice = batch.selection_bias.compute_metrics() if batch.selection_bias is not None else {}
     return choice | {
         "data/refills": float(batch.num_refills),

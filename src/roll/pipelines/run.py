@@ -22,7 +22,7 @@ from roll.data import WeightedStream
 from roll.errors import AlarmError, one_line_error
 from roll.pipelines.checkpoint_files import S, SavedRun
 from roll.pipelines.checkpointer import Checkpointer
-from roll.pipelines.fingerprints import check_unchanged
+from roll.pipelines.fingerprints import check_fingerprints
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import Interrupted, StopRequest
 from roll.protocols import TrainerGroup
@@ -70,7 +70,7 @@ def restore_state(
     state = saved.state if saved else kind(data=stream.state())
     stream.restore(state.data)
     if unchanging is not None:
-        check_unchanged(state.unchanging, unchanging)
+        check_fingerprints(state.unchanging, unchanging)
         state.unchanging = dict(unchanging)
     return state
 
@@ -92,10 +92,10 @@ class Run(Generic[S]):
     began_at: int
     """Step after which this session began."""
     mid_update: bool = False
-    """Whether trainers may differ from the last boundary, so that no consistent checkpoint can be saved until the next.
+    """True if trainers may differ from the last boundary, so that no consistent checkpoint can be saved until the next.
     """
     has_trained: bool = False
-    """Whether a trainer's weights differ from the initial model: from a checkpoint, or after an update."""
+    """True if a trainer's weights differ from the initial model: from a checkpoint, or after an update."""
 
     @classmethod
     def create(

@@ -37,7 +37,7 @@ class Machine:
 
     @property
     def has_accelerators(self) -> bool:
-        """Whether the machine has accelerators; if not, `device_mapping` refers to CPU cores."""
+        """True if the machine has accelerators; if not, `device_mapping` refers to CPU cores."""
         return bool(self.accelerator_bytes)
 
     @property

@@ -38,7 +38,7 @@ class ReferenceCheck:
 
     @property
     def is_rejected(self) -> bool:
-        """Whether the share of bad references is so high that the run is rejected."""
+        """True if the share of bad references is so high that the run is rejected."""
         return len(self.bad) > MAX_BAD_SHARE * self.num_checked
 
     def __str__(self) -> str:

@@ -35,7 +35,7 @@ class RewardTrial:
 
     @property
     def prefers_correct(self) -> bool:
-        """Whether the correct answer has a higher reward than the wrong one, or no correct answer is known."""
+        """True if the correct answer has a higher reward than the wrong one, or no correct answer is known."""
         return not self.right or self.right_value > self.wrong_value
 
 
@@ -50,7 +50,7 @@ class Report:
     engine_kind: str | None = None
     placement: Placement | None = None
     is_colocated: bool = False
-    """Whether engines and trainers take turns in using the memory of shared devices."""
+    """True if engines and trainers take turns in using the memory of shared devices."""
     model: ModelDescription | None = None
     critic: ModelDescription | None = None
     """Sizes of the critics' backbone, if it is not the policy's."""

@@ -53,7 +53,7 @@ class Verifier:
     `UnscorableError` if a retry cannot help. Any other exception is a failure of the infrastructure for this one
     answer."""
     decides: bool
-    """Whether the verifier decides if the task was solved."""
+    """True if the verifier decides if the task was solved."""
     close: Callable[[], Awaitable[None]] = _do_nothing
     """Closes the verifier's connections and processes; calling it twice is allowed."""
     state: Callable[[], Any] = _return_no_state

@@ -129,13 +129,13 @@ class Mention:
     letters: tuple[str, ...]
     """The letters in upper case, without repetition, in the order of the text."""
     stated: bool
-    """Whether the text says that this is the answer."""
+    """True if the text says that this is the answer."""
     denied: bool
-    """Whether the text says that this is not the answer."""
+    """True if the text says that this is not the answer."""
     marked: bool
-    """Whether the letter is in brackets, before a bracket (`B)`), or in bold."""
+    """True if the letter is in brackets, before a bracket (`B)`), or in bold."""
     fits_alone: bool
-    """Whether the text says that only this letter fits, which is weaker than stating that it is the answer."""
+    """True if the text says that only this letter fits, which is weaker than stating that it is the answer."""
     begin: int
     end: int
 

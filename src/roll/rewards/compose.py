@@ -40,7 +40,7 @@ class Component:
 
     @property
     def is_logged_only(self) -> bool:
-        """Whether the component is only logged: it changes neither reward nor accuracy."""
+        """True if the component is only logged: it changes neither reward nor accuracy."""
         return self.config.weight == 0 and self.config.gate is None
 
     async def judge(self, rollout: Rollout) -> Judgement:

@@ -71,7 +71,7 @@ def test_cli_check_a_judge_is_shown_with_its_place_and_its_memory_and_is_not_ask
     shown = capsys.readouterr().out
     assert "judge judge: 0 M parameters, bfloat16, hf, context 4,096, frozen" in shown
     assert "judge        node 0 device 2; node 0 device 3  2 " in shown
-    assert "the judge answers only during a run, so the reward of arithmetic is not tried." in shown
+    assert "the judge answers only during a run, so the reward of arithmetic is not tested." in shown
     assert run(["check", "config.yaml", *asking, "judge.max_context=9000"]) == 2
     assert "judge.max_context 9000 exceeds the context length of the judge, 4096 tokens" in capsys.readouterr().err
 

@@ -30,7 +30,7 @@ from roll.inference.vllm.direct import DirectLoader, TensorPlacement
 from roll.inference.vllm.environment import prepare_environment
 from roll.inference.vllm.launch import VLLMServer, _build_start_error
 from roll.inference.vllm.stats import StatsCollector
-from roll.inference.vllm.worker import check_applied, check_manifest, read_checkpoint_shapes
+from roll.inference.vllm.worker import check_manifest, check_weights_applied, read_checkpoint_shapes
 from roll.types import GenerationRequest, SamplingParams, TensorSpec, WeightUpdate
 
 SPEC = EngineSpec(engine_id="e", kind="vllm", model_path="/model", max_context=100, max_num_seqs=8, seed=3)
@@ -145,7 +145,7 @@ async def test_vllm_an_engine_that_slept_answers_only_after_a_weight_sync() -> N
     await engine.sleep()
     await engine.sleep()
     assert client.told == ["sleep"]
-    with pytest.raises(WeightSyncError, match=r"sleeps: call wake\(\)"):
+    with pytest.raises(WeightSyncError, match=r"is asleep: call wake\(\)"):
         await engine.update_weights(update)
     await engine.wake()
     with pytest.raises(WeightSyncError, match="lost its weights while asleep: run a weight sync first"):
@@ -218,11 +218,11 @@ def test_vllm_a_tensor_that_arrived_but_was_not_applied_is_named() -> None:
     model = torch.nn.ModuleDict({"norm": torch.nn.RMSNorm(4), "embed": torch.nn.Embedding(6, 4)})
     plain = dict(model.named_parameters())
     padded = {"norm.weight": plain["norm.weight"].data.clone(), "embed.weight": plain["embed.weight"].data[:5].clone()}
-    check_applied(model, set(plain), plain, padded, 2)
+    check_weights_applied(model, set(plain), plain, padded, 2)
     with pytest.raises(WeightSyncError, match=r"'norm\.weight' was received, but the engine holds other values"):
-        check_applied(model, set(plain), plain, {"norm.weight": torch.full((4,), 2.0)}, 2)
+        check_weights_applied(model, set(plain), plain, {"norm.weight": torch.full((4,), 2.0)}, 2)
     with pytest.raises(WeightSyncError, match=r"vLLM's 'embed\.weight' was not loaded \(1 such parameters\)"):
-        check_applied(model, {"norm.weight"}, plain, {}, 2)
+        check_weights_applied(model, {"norm.weight"}, plain, {}, 2)
 
 
 class Layer(torch.nn.Module):

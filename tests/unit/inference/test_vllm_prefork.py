@@ -87,9 +87,9 @@ def test_vllm_prestart_one_that_has_named_itself_ends_with_its_launch(
     monkeypatch.setattr(module, "_PROGRAM", naming + LIGHT)
     ahead = PreforkedProcess(launch._build_environment("its launch", None, Path(os.devnull), cpu=True), None)
     named.read_text()  # once it has its name
-    launch.end_launch("another")
+    launch.cancel_launch("another")
     assert ahead.process.poll() is None
-    launch.end_launch("its launch")
+    launch.cancel_launch("its launch")
     assert ahead.process.wait(30) == -signal.SIGKILL
     ahead.close_pipes()
 
@@ -108,9 +108,9 @@ def test_vllm_prestart_a_signal_that_ends_it_is_its_exit_code_and_closes_its_sen
 
 def test_vllm_prestart_one_that_nobody_took_is_gone_after_the_block() -> None:
     with open_preforked_process(variables("b"), None):
-        (ahead,) = module._available
+        (ahead,) = module._unclaimed_processes
         assert psutil.pid_exists(ahead.process.pid)
-    assert module._available == []
+    assert module._unclaimed_processes == []
     assert not psutil.pid_exists(ahead.process.pid)
 
 
@@ -141,7 +141,7 @@ def test_vllm_prestart_it_is_not_used_where_libraries_would_have_read_something_
 def test_vllm_prestart_one_that_has_died_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PROGRAM", NOTHING)
     with open_preforked_process(variables(), None):
-        module._available[0].process.wait()
+        module._unclaimed_processes[0].process.wait()
         assert claim_process(None) is None
 
 
@@ -295,7 +295,7 @@ def test_vllm_prestart_there_is_none_while_another_engine_starts_whose_environme
 ) -> None:
     monkeypatch.setattr(launch, "is_cpu_build", lambda: True)
     with launch._launch_lock, launch.prestart_engine(None):
-        assert module._available == []
+        assert module._unclaimed_processes == []
 
 
 def spec(log: Path) -> EngineSpec:
@@ -314,7 +314,7 @@ def test_vllm_prestart_a_start_that_fails_before_vllm_is_asked_ends_it(
 def test_vllm_prestart_a_start_that_is_cancelled_before_its_turn_starts_nothing(
     tmp_path: Path, waiting: PreforkedProcess
 ) -> None:
-    launch.end_launch(waiting.name)
+    launch.cancel_launch(waiting.name)
     with pytest.raises(EngineDiedError, match="canceled"):
         launch.launch(spec(tmp_path / "log"), waiting.name, waiting)
     assert waiting.process.returncode == -signal.SIGKILL
@@ -324,9 +324,9 @@ def test_vllm_prestart_a_start_that_is_cancelled_before_its_turn_starts_nothing(
 def test_vllm_prestart_a_start_that_is_cancelled_before_it_has_a_process_has_none(tmp_path: Path) -> None:
     process = get_context("spawn").Process(target=os.getpid)
     with launch._patch_multiprocessing(spec(tmp_path / "log"), "its name"):
-        launch.end_launch("another name")
+        launch.cancel_launch("another name")
         spawn.get_preparation_data("any")
-        launch.end_launch("its name")
+        launch.cancel_launch("its name")
         with pytest.raises(EngineDiedError, match="canceled"):
             process.start()
     assert process.pid is None

@@ -24,7 +24,7 @@ from roll.data.samples import build_batch, build_samples
 from roll.pipelines.episodes import anchors
 from roll.pipelines.episodes.curriculum import choose_domain
 from roll.pipelines.episodes.draws import EpisodeDraws
-from roll.pipelines.episodes.state import AgenticState, KeptEpisode
+from roll.pipelines.episodes.state import AgenticState, AnchorEpisode
 from roll.pipelines.reinforcement.demonstrations import build_anchor_demonstration
 from roll.rollout.episode import play_episode
 from roll.types import (
@@ -58,8 +58,8 @@ def trajectory(num_turns: int, uid: str = "a/0", reward: float = 1.0) -> Traject
     return Trajectory(uid=uid, prompt_token_ids=np.array([90, 91], np.int32), token_ids=ids, turns=turns, reward=reward)
 
 
-def kept(num_turns: int = 4, uid: str = "a/0", **changes: Any) -> KeptEpisode:
-    return KeptEpisode(**{"domain": "a", "position": 5, "trajectory": trajectory(num_turns, uid), **changes})
+def kept(num_turns: int = 4, uid: str = "a/0", **changes: Any) -> AnchorEpisode:
+    return AnchorEpisode(**{"domain": "a", "position": 5, "trajectory": trajectory(num_turns, uid), **changes})
 
 
 def group(*solved: bool | str, uid: str = "a/9", anchor: Anchor | None = None, turns: int = 3) -> Group:
@@ -119,16 +119,16 @@ def test_anchor_even_anchors_are_different_boundaries_inside_at_like_distances(
 
 def test_anchor_a_rollback_stands_at_the_last_turn_that_is_not_passed() -> None:
     assert anchors.list_remaining_anchors(ROLLBACK, kept()) == [3]
-    assert anchors.list_remaining_anchors(ROLLBACK, kept(passed=frozenset({3, 2}))) == [1]
-    assert anchors.list_remaining_anchors(ROLLBACK, kept(passed=frozenset({0, 1, 2, 3}))) == []
-    assert anchors.list_remaining_anchors(PARALLEL, kept(passed=frozenset({2}))) == [1, 3]
+    assert anchors.list_remaining_anchors(ROLLBACK, kept(passed_anchors=frozenset({3, 2}))) == [1]
+    assert anchors.list_remaining_anchors(ROLLBACK, kept(passed_anchors=frozenset({0, 1, 2, 3}))) == []
+    assert anchors.list_remaining_anchors(PARALLEL, kept(passed_anchors=frozenset({2}))) == [1, 3]
 
 
 def test_anchor_an_episode_that_was_summed_up_is_not_kept_since_its_turns_are_not_the_environments() -> None:
     won = group(True, False, False, False)
-    assert len(anchors.update_kept_episodes(ROLLBACK, [], [won], ())) == 1
+    assert len(anchors.update_episodes(ROLLBACK, [], [won], ())) == 1
     summed_up = tuple(replace(rollout, counts={"summaries": 1}) for rollout in won.rollouts)
-    assert anchors.update_kept_episodes(ROLLBACK, [], [replace(won, rollouts=summed_up)], ()) == ()
+    assert anchors.update_episodes(ROLLBACK, [], [replace(won, rollouts=summed_up)], ()) == ()
 
 
 def test_anchor_as_many_draws_begin_at_anchors_as_asked_for_spread_over_episodes_and_boundaries() -> None:
@@ -146,13 +146,13 @@ def test_anchor_as_many_draws_begin_at_anchors_as_asked_for_spread_over_episodes
     counts = [drawn.count((uid, k)) for uid in ("a/0", "a/1") for k in (1, 2, 3)]
     assert min(counts) > 0.75 * sum(counts) / 6
     assert {chosen(number, domain="b") for number in range(99)} - {None} == {("b/0", k) for k in (1, 2, 3)}
-    assert {chosen(number, a=anchors.MAX_UNREPEATED) for number in range(99)} == {None}
+    assert {chosen(number, a=anchors.MAX_REPLAY_FAILURES) for number in range(99)} == {None}
     assert {chosen(number, domain="c") for number in range(99)} == {None}
 
 
 def test_anchor_draws_at_anchors_are_repeats_and_one_left_in_flight_begins_there_again() -> None:
     config = chain_config(anchors={"share": 1.0}, environments=[{"environment": "a", "num_turns": 4}])
-    state = AgenticState(kept=(kept(uid="a/0"), kept(uid="a/1")))
+    state = AgenticState(episodes=(kept(uid="a/0"), kept(uid="a/1")))
 
     def stream() -> PromptStream:
         source = WeightedSource(domain="a", items=EpisodeList(config.environments[0], "a", 0, 9))
@@ -166,7 +166,7 @@ def test_anchor_draws_at_anchors_are_repeats_and_one_left_in_flight_begins_there
     again = resumed.redraw(1, "a", 5)
     assert again.anchor == second.anchor and again.uid == second.uid
     assert resumed.redraw(0, "a", 5).anchor is None  # no longer in flight at the boundary
-    state.kept = ()
+    state.episodes = ()
     assert [draw.position for draw in draws.draw(2)] == [0, 1] and resumed.redraw(1, "a", 5).anchor is None
 
 
@@ -185,67 +185,67 @@ def test_anchor_the_environment_of_a_draw_under_a_curriculum_is_that_of_its_numb
 # ---- what is kept
 
 
-def at(one: KeptEpisode, num_turns: int) -> Anchor:
+def at(one: AnchorEpisode, num_turns: int) -> Anchor:
     return Anchor(trajectory=one.trajectory, num_turns=num_turns)
 
 
 def test_anchor_an_anchor_is_passed_once_the_last_rollouts_from_it_succeeded() -> None:
     first = kept()
-    (one,) = anchors.update_kept_episodes(ROLLBACK, [first], [group(True, False, anchor=at(first, 3))], ())
-    assert one.recent == {3: (True, False)} and not one.passed
-    (two,) = anchors.update_kept_episodes(ROLLBACK, [one], [group(True, anchor=at(first, 3))], ())
-    assert two.recent == {3: (False, True)}
-    (three,) = anchors.update_kept_episodes(
+    (one,) = anchors.update_episodes(ROLLBACK, [first], [group(True, False, anchor=at(first, 3))], ())
+    assert one.recent_results == {3: (True, False)} and not one.passed_anchors
+    (two,) = anchors.update_episodes(ROLLBACK, [one], [group(True, anchor=at(first, 3))], ())
+    assert two.recent_results == {3: (False, True)}
+    (three,) = anchors.update_episodes(
         ROLLBACK, [two], [group(True, anchor=at(first, 3)), group(False, anchor=at(first, 1))], ()
     )
-    assert three.passed == {3} and three.recent == {1: (False,)}
-    last = replace(three, passed=frozenset({3, 2, 1}))
+    assert three.passed_anchors == {3} and three.recent_results == {1: (False,)}
+    last = replace(three, passed_anchors=frozenset({3, 2, 1}))
     beaten = group(True, True, anchor=at(first, 0))
-    assert anchors.update_kept_episodes(ROLLBACK, [last], [beaten], ()) == ()
-    (held,) = anchors.update_kept_episodes(ROLLBACK, [last], [beaten], {"a/0"})  # a draw that begins there is in flight
+    assert anchors.update_episodes(ROLLBACK, [last], [beaten], ()) == ()
+    (held,) = anchors.update_episodes(ROLLBACK, [last], [beaten], {"a/0"})  # a draw that begins there is in flight
     assert (
-        held.passed == {0, 1, 2, 3}
+        held.passed_anchors == {0, 1, 2, 3}
         and anchors.choose_anchor(ROLLBACK, [held], {}, domain="a", seed=0, number=0) is None
     )
 
 
 def test_anchor_rare_successes_are_kept_and_the_oldest_gives_way_to_a_new_one() -> None:
     config = PARALLEL.model_copy(update={"num_kept": 2})
-    found = anchors.update_kept_episodes(
-        config, [], [group(True, False, False), group(True, True, False, uid="a/8")], ()
-    )
-    assert [(one.trajectory.uid, one.position, one.shown) for one in found] == [("a/9", 7, False)]
+    found = anchors.update_episodes(config, [], [group(True, False, False), group(True, True, False, uid="a/8")], ())
+    assert [(one.trajectory.uid, one.position, one.is_demonstration) for one in found] == [("a/9", 7, False)]
     assert found[0].trajectory.turns == trajectory(3).turns and found[0].trajectory.reward == 1.0
-    assert anchors.update_kept_episodes(config, found, [group(True, False, turns=2)], ()) == found  # one of a prompt
+    assert anchors.update_episodes(config, found, [group(True, False, turns=2)], ()) == found  # one of a prompt
     single = group(True, False, uid="a/1", turns=1)
-    assert anchors.update_kept_episodes(config, [], [single, group(False, False), group("x", uid="a/2")], ()) == ()
-    older = [kept(uid="a/1", shown=True), kept(uid="a/2"), kept(uid="b/0", domain="b")]
-    left = anchors.update_kept_episodes(config, older, [group(True, False)], ())
+    assert anchors.update_episodes(config, [], [single, group(False, False), group("x", uid="a/2")], ()) == ()
+    older = [kept(uid="a/1", is_demonstration=True), kept(uid="a/2"), kept(uid="b/0", domain="b")]
+    left = anchors.update_episodes(config, older, [group(True, False)], ())
     assert [one.trajectory.uid for one in left] == ["a/1", "b/0", "a/9"]
-    left = anchors.update_kept_episodes(config, older, [group(True, False)], {"a/2"})
+    left = anchors.update_episodes(config, older, [group(True, False)], {"a/2"})
     assert [one.trajectory.uid for one in left] == ["a/1", "a/2", "b/0"]
     from_an_anchor = group(True, False, anchor=at(older[1], 1))
-    assert [one.trajectory.uid for one in anchors.update_kept_episodes(config, older[1:], [from_an_anchor], ())] == [
+    assert [one.trajectory.uid for one in anchors.update_episodes(config, older[1:], [from_an_anchor], ())] == [
         "a/2",
         "b/0",
     ]
 
 
 def test_anchor_what_is_not_repeated_is_given_up_and_after_three_times_the_environment(caplog: Any) -> None:
-    state = AgenticState(kept=tuple(kept(uid=f"a/{i}") for i in range(5)))
+    state = AgenticState(episodes=tuple(kept(uid=f"a/{i}") for i in range(5)))
     for number in range(3):
         gone = group(True, "ReplayError: it differs.", anchor=at(kept(uid=f"a/{number}"), 1))
-        assert anchors.compute_anchor_metrics(state.kept, [gone])["anchors/not_repeated"] == 1
+        assert anchors.compute_anchor_metrics(state.episodes, [gone])["anchors/not_repeated"] == 1
         anchors.update_anchors(PARALLEL, state, [gone], [gone.draw] if number else [])
-        assert state.unrepeated == {"a": number + 1} and len(state.kept) == 4 - number
+        assert state.replay_failures == {"a": number + 1} and len(state.episodes) == 4 - number
     assert [record.message for record in caplog.records] == [
         *["it differs."] * 2,
         "it differs. Groups of 'a' no longer begin at anchors.",
     ]
-    assert anchors.choose_anchor(PARALLEL, state.kept, state.unrepeated, domain="a", seed=0, number=0) is None
+    assert anchors.choose_anchor(PARALLEL, state.episodes, state.replay_failures, domain="a", seed=0, number=0) is None
     died = group("WorkerDiedError: gone", anchor=at(kept(uid="a/3"), 1))
     anchors.update_anchors(PARALLEL, state, [died], [died.draw])
-    assert state.unrepeated == {"a": 3} and len(state.kept) == 2 and state.begun == {"0": ["a/3", 1]}
+    assert (
+        state.replay_failures == {"a": 3} and len(state.episodes) == 2 and state.anchors_in_flight == {"0": ["a/3", 1]}
+    )
 
 
 def test_anchor_figures_tell_success_by_how_much_was_replayed() -> None:
@@ -267,12 +267,14 @@ TURNS = st.builds(
     st.integers(0, 9), st.integers(0, 9), st.floats(allow_nan=False), st.text(max_size=4),
 )  # fmt: skip
 EPISODES = st.builds(
-    KeptEpisode,
+    AnchorEpisode,
     domain=st.text(max_size=3),
     position=st.integers(0, 9),
-    shown=st.booleans(),
-    recent=st.dictionaries(st.integers(0, 9), st.lists(st.booleans(), min_size=1, max_size=4).map(tuple), max_size=3),
-    passed=st.frozensets(st.integers(0, 9), max_size=3),
+    is_demonstration=st.booleans(),
+    recent_results=st.dictionaries(
+        st.integers(0, 9), st.lists(st.booleans(), min_size=1, max_size=4).map(tuple), max_size=3
+    ),
+    passed_anchors=st.frozensets(st.integers(0, 9), max_size=3),
     trajectory=st.builds(
         Trajectory,
         uid=st.text(max_size=4),
@@ -286,15 +288,17 @@ EPISODES = st.builds(
 
 
 @given(episodes=st.lists(EPISODES, max_size=2).map(tuple))
-def test_anchor_a_checkpoint_holds_what_is_kept_to_the_last_bit(episodes: tuple[KeptEpisode, ...]) -> None:
-    state = AgenticState(kept=episodes, begun={"7": ["a/0", 2]}, unrepeated={"a": 1}, shown=True)
+def test_anchor_a_checkpoint_holds_what_is_kept_to_the_last_bit(episodes: tuple[AnchorEpisode, ...]) -> None:
+    state = AgenticState(
+        episodes=episodes, anchors_in_flight={"7": ["a/0", 2]}, replay_failures={"a": 1}, demonstrations_played=True
+    )
     again = AgenticState.from_json(json.loads(json.dumps(state.to_json())))
-    assert again.to_json() == state.to_json() and state.kept == episodes
-    for one, other in zip(again.kept, episodes, strict=True):
+    assert again.to_json() == state.to_json() and state.episodes == episodes
+    for one, other in zip(again.episodes, episodes, strict=True):
         np.testing.assert_array_equal(one.trajectory.token_ids, other.trajectory.token_ids)
-        assert one.trajectory.turns == other.trajectory.turns and (one.recent, one.passed) == (
-            other.recent,
-            other.passed,
+        assert one.trajectory.turns == other.trajectory.turns and (one.recent_results, one.passed_anchors) == (
+            other.recent_results,
+            other.passed_anchors,
         )
 
 
@@ -441,8 +445,10 @@ async def trained(config: AgenticConfig, num_steps: int) -> tuple[Table, Agentic
         return replace(await policy.generate(request), token_ids=np.array([ord(next(script)), 0], np.int32))
 
     shown = await played(stream.redraw(-1, "chain", 0), 0, expert)
-    episode = KeptEpisode(domain="chain", position=0, trajectory=anchors.build_trajectory(shown), shown=True)
-    state = AgenticState(kept=(episode,))
+    episode = AnchorEpisode(
+        domain="chain", position=0, trajectory=anchors.build_trajectory(shown), is_demonstration=True
+    )
+    state = AgenticState(episodes=(episode,))
     draws = EpisodeDraws(config=config, state=state, stream=stream)
     for _ in range(num_steps):
         groups = []
@@ -473,7 +479,7 @@ def test_anchor_a_chain_that_chance_never_ends_is_learnt_from_one_demonstration_
     anchored = chain_config(anchors={"type": kind, "share": 0.75, "num_anchors": 7})
     policy, state = asyncio.run(trained(anchored, 60))
     assert success(policy) > 0.5
-    assert state.kept == () or kind == "parallel"
+    assert state.episodes == () or kind == "parallel"
 
 
 def test_anchors_that_could_not_be_are_refused() -> None:

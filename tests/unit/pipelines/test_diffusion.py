@@ -14,8 +14,8 @@ import roll
 from roll.config.load import load_config
 from roll.errors import ConfigError, DataError, ModelError, RewardInfraError, UserError
 from roll.media import MediaStore
-from roll.pipelines.diffusion.pictures import SampleRecord, draw_grid
 from roll.pipelines.diffusion.rows import read_rows
+from roll.pipelines.diffusion.sample_files import SampleRecord, draw_grid
 from roll.tracking.metrics_file import read_metrics
 
 REWARDS = """

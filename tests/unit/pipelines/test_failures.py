@@ -69,7 +69,7 @@ def steps(config: AlarmsConfig, *found: tuple[int, int, int]) -> list[int]:
     for number, (asked, failed, late) in enumerate(found, 1):
         state.step = number
         results = [*["boom"] * failed, *[LATE] * late, *[RIGHT] * (asked - failed - late)]
-        if check_step_failures(config, state, [group(0, *results)], first=number == 1):
+        if check_step_failures(config, state, [group(0, *results)], is_first_step=number == 1):
             when.append(number)
     return when
 
@@ -80,10 +80,10 @@ def test_failures_a_first_step_that_failed_altogether_stops_the_run_at_once(inde
     if index == 1:
         bad.causes["boom"] = 8
         bad.prompts["boom"] = "d/0"
-    (alarm,) = check_failures(AlarmsConfig(), [bad.counts], bad, first=True)
+    (alarm,) = check_failures(AlarmsConfig(), [bad.counts], bad, is_first_step=True)
     assert alarm.stops
     assert alarm.message.startswith("8 of 8 answers ")
-    assert check_failures(AlarmsConfig(), [bad.counts], bad, first=False) == []  # one step is no window
+    assert check_failures(AlarmsConfig(), [bad.counts], bad, is_first_step=False) == []  # one step is no window
 
 
 def test_failures_an_outage_stops_the_run_in_its_first_step_and_a_trickle_does_not() -> None:
@@ -103,7 +103,7 @@ def test_failures_time_outs_have_a_threshold_of_their_own() -> None:
 
 def test_failures_who_wants_only_warnings_can_have_them() -> None:
     bad = count_failures([group(0, "boom")])
-    (alarm,) = check_failures(AlarmsConfig(stop_on=[]), [bad.counts], bad, first=True)
+    (alarm,) = check_failures(AlarmsConfig(stop_on=[]), [bad.counts], bad, is_first_step=True)
     assert not alarm.stops
 
 

@@ -15,7 +15,7 @@ import roll
 from roll.config.history import read_history
 from roll.config.load import load_config
 from roll.errors import CheckpointError, ConfigError
-from roll.pipelines.fingerprints import check_unchanged, compute_fingerprints
+from roll.pipelines.fingerprints import check_fingerprints, compute_fingerprints
 
 ROWS = [
     {"messages": [{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": word}]}
@@ -213,9 +213,9 @@ def test_resume_compares_the_code_of_rewards_and_of_what_they_import(
     before = compute_fingerprints(loaded, {})
     Path("helper.py").write_text("changed = 1\n")
     with pytest.raises(CheckpointError, match=r"the code of 'rewards\.py:score' changed since the checkpoint"):
-        check_unchanged(before, compute_fingerprints(loaded, {}))
-    check_unchanged({}, before)
-    check_unchanged({"the code of 'gone.py:score'": "1"}, before)
+        check_fingerprints(before, compute_fingerprints(loaded, {}))
+    check_fingerprints({}, before)
+    check_fingerprints({"the code of 'gone.py:score'": "1"}, before)
 
 
 def test_resume_compares_the_source_of_a_reward_that_was_given(caplog: pytest.LogCaptureFixture) -> None:

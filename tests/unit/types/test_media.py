@@ -15,7 +15,7 @@ from roll.data.samples import build_samples
 from roll.errors import DataError, ReplayError, UnsupportedError
 from roll.inference.hf_requests import build_prefill_key, create_row
 from roll.inference.spec import reject_media
-from roll.pipelines.episodes.state import KeptEpisode
+from roll.pipelines.episodes.state import AnchorEpisode
 from roll.pipelines.supervised import output_store
 from roll.rollout.episode_replay import ReplayedPart, build_trajectory, check_replay
 from roll.training.network.hidden_states import _build_rotary_ids
@@ -235,9 +235,9 @@ def test_media_replayed_episodes_are_compared_with_their_media() -> None:
 
 
 def test_media_kept_episodes_come_back_with_their_media() -> None:
-    episode = KeptEpisode(domain="d", position=0, trajectory=build_trajectory(rollout()))
-    again = KeptEpisode.from_json(episode.to_json()).trajectory
+    episode = AnchorEpisode(domain="d", position=0, trajectory=build_trajectory(rollout()))
+    again = AnchorEpisode.from_json(episode.to_json()).trajectory
     assert (again.prompt_media, again.media) == (rollout().prompt_media, rollout().media)
     assert [branch.media for branch in again.branches] == [(span(OTHER, 1, 3),)]
     text = replace(rollout(), prompt_media=(), media=(), branches=())
-    assert "media" not in KeptEpisode(domain="d", position=0, trajectory=build_trajectory(text)).to_json()
+    assert "media" not in AnchorEpisode(domain="d", position=0, trajectory=build_trajectory(text)).to_json()

@@ -4,9 +4,8 @@
                        ─► all others: copied into the parameter
 
 vLLM's reload rebuilds every layer: it allocates each parameter twice, copies the tensors into it, packs it, and copies
-the rest back. Here each tensor is read once. This is used if the parameter of every checkpoint tensor is known (plain
-linear layers, embeddings, norms); other models use the reload.
-"""
+the rest back. Here each tensor is read once. This path requires that every checkpoint tensor has a known parameter
+(plain linear layers, embeddings, norms); other models use the reload."""
 
 from __future__ import annotations
 
@@ -33,9 +32,9 @@ class TensorPlacement:
     part_shapes: tuple[tuple[int, ...], ...]
     """The shapes of all parts of the parameter, in order."""
     is_packed: bool
-    """Whether the layer is a projection that holds only a packed copy of its weight."""
+    """True if the layer is a projection that holds only a packed copy of its weight."""
     is_output: bool = False
-    """Whether the layer is a separate output layer, which holds both its weight and a packed copy."""
+    """True if the layer is a separate output layer, which holds both its weight and a packed copy."""
 
 
 def plan_direct_load(
@@ -96,8 +95,8 @@ class DirectLoader:
     """
 
     placements: Mapping[str, TensorPlacement]
-    _waiting: dict[int, dict[int, Tensor]] = field(default_factory=dict)
-    """By fused layer, the parts that have arrived, by index."""
+    _received_parts: dict[int, dict[int, Tensor]] = field(default_factory=dict)
+    """The received parts of each incomplete fused layer, by part index."""
 
     @torch.no_grad()
     def load_tensor(self, name: str, tensor: Tensor) -> None:
@@ -117,15 +116,15 @@ class DirectLoader:
             if placement.is_output:  # vLLM computes with the packed copy, which only this call creates
                 placement.module.quant_method.process_weights_after_loading(placement.module)
             return
-        parts = self._waiting.setdefault(id(placement.module), {})
+        parts = self._received_parts.setdefault(id(placement.module), {})
         parts[placement.part_index] = tensor
         if len(parts) == len(placement.part_shapes):
-            del self._waiting[id(placement.module)]
+            del self._received_parts[id(placement.module)]
             _pack(placement.module, [parts[index] for index in range(len(parts))])
 
     def finish(self) -> set[str]:
-        """Return the checkpoint names of tensors whose layer lacks a part; empty after a complete update."""
-        return {name for name, placement in self.placements.items() if id(placement.module) in self._waiting}
+        """Return the checkpoint names of tensors in incomplete fused layers; empty after a complete update."""
+        return {name for name, placement in self.placements.items() if id(placement.module) in self._received_parts}
 
 
 def _pack(module: Any, parts: list[Tensor]) -> None:

@@ -38,7 +38,7 @@ from roll.inference.vllm.conversion import (
     to_generation,
     to_logprobs,
 )
-from roll.inference.vllm.launch import VLLMServer, end_launch, launch
+from roll.inference.vllm.launch import VLLMServer, cancel_launch, launch
 from roll.inference.vllm.media import build_prompt, check_expanded
 from roll.inference.vllm.prefork import claim_process
 from roll.models.multimodal import MediaInputs
@@ -85,7 +85,7 @@ class VLLMEngine:
         self._asleep = self._unsynced = False
         """`_unsynced` is True if the engine has slept and has received no weights since."""
         self._resume_after_update = False
-        """Whether the engine was paused by the update instead of the caller."""
+        """True if the engine was paused by the update instead of the caller."""
         self._update_lock = asyncio.Lock()
         self._media: MediaInputs | None = None
         self._routed_layers: list[int] = []
@@ -103,22 +103,22 @@ class VLLMEngine:
         name = uuid.uuid4().hex if preforked is None else preforked.name
         work = asyncio.ensure_future(run_in_thread(launch, self._spec, name, preforked))
         try:
-            # Shielded: the thread cannot be canceled, but it fails as soon as `end_launch` has killed its processes.
+            # Shielded: the thread cannot be canceled, but it fails as soon as `cancel_launch` has killed its processes.
             self._launch = await asyncio.shield(work)
         except asyncio.CancelledError:
-            await asyncio.to_thread(end_launch, name)
+            await asyncio.to_thread(cancel_launch, name)
             work.add_done_callback(_shut_down_abandoned)
             raise
-        await self._call(self._llm.update_weight_version(str(INITIAL_VERSION)))
-        for resources in await self._call(self._llm.collective_rpc("roll_list_resources")):
-            self._launch.adopt(set(resources["processes"]) - {os.getpid()}, resources["files"])
+        await self._rpc(self._llm.update_weight_version(str(INITIAL_VERSION)))
+        for resources in await self._rpc(self._llm.collective_rpc("roll_list_resources")):
+            self._launch.add_resources(set(resources["processes"]) - {os.getpid()}, resources["files"])
         if self._spec.records_experts:
             await self._record_experts()
         self._media = self._spec.open_media()
         logger.info("engine %s: vLLM serves %s", self.engine_id, self._spec.model_path)
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Run one request to its end; an aborted request returns its tokens so far.
+        """Run one request until it finishes; an aborted request returns the tokens generated so far.
 
         Raises:
             UnsupportedError: the request names an adapter, or has media that this engine does not support.
@@ -126,22 +126,22 @@ class VLLMEngine:
             EngineDiedError: the engine has died.
         """
         reject_adapter("vllm", request.adapter)
-        check_tokens(f"request {request.request_id}", request.token_ids, self._started.vocab_size)
+        check_tokens(f"request {request.request_id}", request.token_ids, self._server.vocab_size)
         check_fits(request, self._spec.max_context)
         params = build_sampling_params(request, () if self._media is None else self._media.processor.replaced_tokens)
-        output = await self._run(request.request_id, request.token_ids, params, request.media, request.priority)
+        output = await self._run_request(request.request_id, request.token_ids, params, request.media, request.priority)
         experts = await self._read_experts(request, output) if self._routed_layers else None
         return to_generation(request, output, self.engine_id, experts)
 
     async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
         """Return the log-probs [L] of each sequence at temperature 1; entry 0 is 0. Wait while the engine is paused."""
         for index, sequence in enumerate(sequences):
-            check_tokens(f"sequence {index}", sequence, self._started.vocab_size)
+            check_tokens(f"sequence {index}", sequence, self._server.vocab_size)
         stamp = time.monotonic_ns()
-        with self._started.stats.steps.pause_recording():
+        with self._server.stats.steps.pause_recording():
             given = enumerate(zip(sequences, media or [()] * len(sequences), strict=True))
             params = build_scoring_params()
-            asked = (self._run(f"logprobs-{stamp}-{i}", seq, params, spans) for i, (seq, spans) in given)
+            asked = (self._run_request(f"logprobs-{stamp}-{i}", seq, params, spans) for i, (seq, spans) in given)
             return [to_logprobs(output) for output in await asyncio.gather(*asked)]
 
     async def abort(self, request_ids: Collection[str]) -> None:
@@ -151,8 +151,8 @@ class VLLMEngine:
             await self._convert_errors(self._llm.abort(known))
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop decoding; requests that arrive in the meantime wait. See `PauseMode` for running requests."""
-        await self._call(self._llm.pause_generation(mode=_PAUSE_MODES[mode], clear_cache=False))
+        """Pause decoding and queue new requests. `PauseMode` defines what happens to running requests."""
+        await self._rpc(self._llm.pause_generation(mode=_PAUSE_MODES[mode], clear_cache=False))
         self._paused = True
 
     async def resume(self) -> None:
@@ -165,12 +165,12 @@ class VLLMEngine:
             raise WeightSyncError(
                 f"engine '{self.engine_id}' has a mixture of old and new weights: run another weight sync first."
             )
-        await self._call(self._llm.resume_generation())
+        await self._rpc(self._llm.resume_generation())
         self._paused = False
-        self._started.stats.steps.begin()
+        self._server.stats.steps.begin()
 
     async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
-        """Receive and apply new weights in every worker. Running requests are paused in the meantime.
+        """Receive and apply new weights in every worker. Running requests are paused during the update.
 
         Raises:
             WeightSyncError: a tensor is missing, unknown, has the wrong shape, or was not applied.
@@ -182,7 +182,7 @@ class VLLMEngine:
                 "processes: set weight_sync.transport to shared_memory or broadcast."
             )
         if self._asleep:
-            raise WeightSyncError(f"engine '{self.engine_id}' sleeps: call wake() before update_weights().")
+            raise WeightSyncError(f"engine '{self.engine_id}' is asleep: call wake() before update_weights().")
         async with self._update_lock:
             began = time.monotonic()
             if not self._paused:
@@ -190,7 +190,7 @@ class VLLMEngine:
                 self._resume_after_update = True
             # Set before the call: if the workers die or the call is canceled, it is unknown which weights have changed.
             was_mixed, self._mixed = self._mixed, True
-            replies = await self._call(self._llm.collective_rpc("roll_update_weights", args=(pickle.dumps(update),)))
+            replies = await self._rpc(self._llm.collective_rpc("roll_update_weights", args=(pickle.dumps(update),)))
             errors = [reply["error"] for reply in replies if "error" in reply]
             if errors:
                 self._mixed = was_mixed or not all(reply.get("intact", False) for reply in replies)
@@ -199,10 +199,10 @@ class VLLMEngine:
                 raise WeightSyncError(errors[0])
             checksums = _merge_checksums([reply["checksums"] for reply in replies], update.policy_version)
             # Cached keys and values belong to the old weights; running requests keep their tokens and recompute them.
-            await self._call(self._llm.reset_prefix_cache(reset_running_requests=True))
+            await self._rpc(self._llm.reset_prefix_cache(reset_running_requests=True))
             if self._media is not None:
-                await self._call(self._llm.reset_encoder_cache())  # it holds features of the old vision tower
-            await self._call(self._llm.update_weight_version(str(update.policy_version)))
+                await self._rpc(self._llm.reset_encoder_cache())  # it holds features of the old vision tower
+            await self._rpc(self._llm.update_weight_version(str(update.policy_version)))
             self._mixed = self._unsynced = False
             await self._end_update()
             return WeightReceipt(
@@ -221,18 +221,18 @@ class VLLMEngine:
         self._check_can_sleep()
         if not self._asleep:
             self._asleep = self._unsynced = True
-            await self._call(self._llm.sleep(level=2, mode="abort"))
+            await self._rpc(self._llm.sleep(level=2, mode="abort"))
 
     async def wake(self) -> None:
-        """Allocate the memory again. The weights are undefined, so requests are rejected until the next update."""
+        """Allocate device memory again after `sleep`. Requests are rejected until the next weight update."""
         self._check_can_sleep()
-        await self._call(self._llm.wake_up())
+        await self._rpc(self._llm.wake_up())
         self._asleep = self._paused = False
 
     def load(self) -> EngineLoad:
         """Return the load: this engine's requests, and the statistics of vLLM's latest step."""
         num_requests = sum(self._running.values())
-        stats = self._started.stats
+        stats = self._server.stats
         num_running = min(stats.num_running, num_requests)  # vLLM's count is from its latest step, ours is current
         return EngineLoad(
             num_running=num_running,
@@ -244,7 +244,7 @@ class VLLMEngine:
 
     def take_steps(self) -> list[EngineStepSpan]:
         """Return the spans of the engine's steps since the last call."""
-        return self._started.stats.steps.take()
+        return self._server.stats.steps.take()
 
     async def close(self) -> None:
         """End the engine's processes; running requests raise `EngineDiedError`."""
@@ -266,13 +266,13 @@ class VLLMEngine:
             await self.resume()
 
     async def _record_experts(self) -> None:
-        """Make the workers record the chosen experts. On a device vLLM itself records them, but not on a CPU.
+        """Make the workers record the chosen experts. On a CPU, ROLL records them; on an accelerator, vLLM does.
 
         Raises:
             ModelError: the model has no routers, or its routers do not report the chosen experts.
         """
-        call = self._llm.collective_rpc("roll_record_experts", args=(self._spec.max_num_seqs, not self._started.cpu))
-        replies = await self._call(call)
+        call = self._llm.collective_rpc("roll_record_experts", args=(self._spec.max_num_seqs, not self._server.cpu))
+        replies = await self._rpc(call)
         errors = [reply["error"] for reply in replies if "error" in reply]
         if errors:
             raise ModelError(
@@ -283,9 +283,9 @@ class VLLMEngine:
 
     async def _read_experts(self, request: GenerationRequest, output: RequestOutput) -> Any:
         """Return the experts [n, layers, k] chosen for the first n tokens of a request; `None` if not recorded."""
-        if self._started.cpu:
-            call = self._llm.collective_rpc("roll_take_experts", args=(request.request_id,))
-            if (found := (await self._call(call))[0]) is None:
+        if self._server.cpu:
+            call = self._llm.collective_rpc("roll_pop_experts", args=(request.request_id,))
+            if (found := (await self._rpc(call))[0]) is None:
                 return None
             dtype, shape, data = found
             return np.frombuffer(data, dtype).reshape(shape)
@@ -295,19 +295,19 @@ class VLLMEngine:
     @property
     def processes(self) -> tuple[psutil.Process, ...]:
         """The processes of this engine, for monitoring and measurements."""
-        return self._started.processes
+        return self._server.processes
 
     @property
-    def _started(self) -> VLLMServer:
+    def _server(self) -> VLLMServer:
         if self._launch is None:
-            raise InfraError(f"engine '{self.engine_id}' is used before start()")
+            raise InfraError(f"engine '{self.engine_id}' has not been started: call start() first.")
         return self._launch
 
     @property
     def _llm(self) -> Any:
-        return self._started.llm
+        return self._server.llm
 
-    async def _run(
+    async def _run_request(
         self, request_id: str, token_ids: IntArray, params: SamplingParams, media: _Media = (), priority: int = 0
     ) -> RequestOutput:
         """Run one request in vLLM, and convert vLLM's errors to ROLL's."""
@@ -316,7 +316,7 @@ class VLLMEngine:
         if self._unsynced:
             raise WeightSyncError(f"engine '{self.engine_id}' lost its weights while asleep: run a weight sync first.")
         if not self._running:
-            self._started.stats.steps.begin()
+            self._server.stats.steps.begin()
         self._running[request_id] = self._running.get(request_id, 0) + 1
         try:
             final = None
@@ -342,7 +342,7 @@ class VLLMEngine:
         except Exception as error:
             raise self._convert_error(error) from error
 
-    async def _call(self, call: Awaitable[T]) -> T:
+    async def _rpc(self, call: Awaitable[T]) -> T:
         """Await a call to EngineCore; raise `EngineDiedError` if its process dies."""
         task = asyncio.ensure_future(self._convert_errors(call))
         try:
@@ -364,10 +364,10 @@ class VLLMEngine:
         return InfraError(f"engine '{self.engine_id}': a call to vLLM failed: {type(error).__name__}: {error}")
 
     def _build_death_error(self) -> EngineDiedError:
-        return EngineDiedError(self.engine_id, "it was closed" if self._closed else self._started.find_cause_of_death())
+        return EngineDiedError(self.engine_id, "it was closed" if self._closed else self._server.find_cause_of_death())
 
     def _check_can_sleep(self) -> None:
-        if self._started.cpu:
+        if self._server.cpu:
             raise UnsupportedError(f"engine '{self.engine_id}' cannot sleep: on a CPU, vLLM cannot free its memory.")
         if not self._spec.sleeps:
             raise UnsupportedError(f"engine '{self.engine_id}' cannot sleep: set `sleeps` in its EngineSpec.")

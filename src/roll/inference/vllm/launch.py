@@ -24,7 +24,7 @@ from roll.inference.vllm.stats import StatsCollector
 from roll.models.sizes import read_config
 from roll.process_environment import SPIN_COUNT, override_environment
 
-__all__ = ["VLLMServer", "end_launch", "launch", "prestart_engine"]
+__all__ = ["VLLMServer", "cancel_launch", "launch", "prestart_engine"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ _SUMMARY_LINE = re.compile(r"Engine core init|EngineDeadError|EngineGenerateErro
 """Log lines that only summarize an error of an earlier line."""
 _launch_lock = threading.Lock()
 """Held while environment variables are changed for the start of an engine."""
-_ended_launches: set[str] = set()
-"""Names of the launches that `end_launch` has ended."""
+_canceled_launches: set[str] = set()
+"""Names of canceled launches."""
 
 
 class VLLMServer:
@@ -53,7 +53,7 @@ class VLLMServer:
         self._processes: dict[int, psutil.Process] = {}
         self._files: set[str] = set()
 
-    def adopt(self, process_ids: Iterable[int], files: Iterable[str] = ()) -> None:
+    def add_resources(self, process_ids: Iterable[int], files: Iterable[str] = ()) -> None:
         """Add processes that `shutdown` must end, and files that it must delete."""
         for process_id in process_ids:
             self._processes[process_id] = psutil.Process(process_id)
@@ -65,7 +65,7 @@ class VLLMServer:
         return tuple(self._processes.values())
 
     def find_cause_of_death(self) -> str:
-        """Describe why the processes ended, as far as the log tells."""
+        """Return the cause of death that the log reports, or a generic description."""
         gone = [str(process_id) for process_id, process in self._processes.items() if not process.is_running()]
         state = f"its process {', '.join(gone)} ended" if gone else "vLLM stopped serving"
         root = _find_last_error(self._spec.log_path, self._log_size)
@@ -85,13 +85,13 @@ class VLLMServer:
                 Path(file).unlink(missing_ok=True)
 
 
-def end_launch(name: str) -> None:
-    """End a launch in progress: kill its processes, and prevent it from starting more. The launch then fails."""
+def cancel_launch(name: str) -> None:
+    """Cancel a launch in progress: kill its processes and prevent it from starting others. The launch then fails."""
     from roll.inference.vllm import child
 
-    _ended_launches.add(
+    _canceled_launches.add(
         name
-    )  # before the loop, so that a process that starts during it is rejected by `_check_not_ended`
+    )  # before the loop, so that a process that starts during it is rejected by `_check_not_canceled`
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if process.environ().get(child.LAUNCH_VARIABLE) == name:
@@ -103,7 +103,7 @@ def launch(spec: EngineSpec, name: str, preforked: PreforkedProcess | None = Non
 
     Args:
         spec: The spec of the engine.
-        name: A unique name of this launch, for `end_launch`.
+        name: A unique name of this launch, for `cancel_launch`.
         preforked: A preforked process, which becomes EngineCore's process or is killed.
 
     Raises:
@@ -111,7 +111,7 @@ def launch(spec: EngineSpec, name: str, preforked: PreforkedProcess | None = Non
         EngineDiedError: vLLM's process ended while it loaded.
     """
     with kill_unless_used(preforked), _launch_lock:
-        _check_not_ended(spec, name)
+        _check_not_canceled(spec, name)
         prepare_environment()
         cpu = is_cpu_build()
         log_size = spec.log_path.stat().st_size if spec.log_path and spec.log_path.exists() else 0
@@ -137,7 +137,7 @@ def launch(spec: EngineSpec, name: str, preforked: PreforkedProcess | None = Non
                 raise _build_start_error(spec, log_size, error) from error
     started = VLLMServer(spec, llm, cpu=cpu, stats=stats, log_size=log_size)
     try:
-        _check_not_ended(spec, name)  # `end_launch` may have been called after the processes were ready
+        _check_not_canceled(spec, name)  # `cancel_launch` may have been called after the processes were ready
     except EngineDiedError:
         started.shutdown()
         raise
@@ -152,8 +152,8 @@ def _check_model_type(spec: EngineSpec) -> None:
         )
 
 
-def _check_not_ended(spec: EngineSpec, name: str) -> None:
-    if name in _ended_launches:
+def _check_not_canceled(spec: EngineSpec, name: str) -> None:
+    if name in _canceled_launches:
         raise EngineDiedError(spec.engine_id, "its start was canceled")
 
 
@@ -190,7 +190,7 @@ def _build_environment(name: str, num_threads: int | None, log_path: Path | None
 
     # When Python's resource tracker frees the semaphores of a killed engine, it prints a warning to the terminal.
     warnings = [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"]
-    # `end_launch` finds processes by their environment, which setproctitle overwrites unless this is set:
+    # `cancel_launch` finds processes by their environment, which setproctitle overwrites unless this is set:
     variables = {child.OWNER_VARIABLE: str(os.getpid()), child.LAUNCH_VARIABLE: name, "SPT_NOENV": "1"}
     # A file in the current directory must not replace a module that a spawned process imports.
     variables["PYTHONSAFEPATH"] = "1"
@@ -214,9 +214,9 @@ def _build_environment(name: str, num_threads: int | None, log_path: Path | None
 
 @contextmanager
 def _patch_multiprocessing(spec: EngineSpec, launch_name: str) -> Generator[None]:
-    """Patch `multiprocessing` during the body, for the processes of one launch.
+    """Patch `multiprocessing` for the processes of one launch; undo the patch on exit.
 
-    A process does not start if the launch was canceled, and does not run the user's script again.
+    A patched process does not start if the launch was canceled, and does not run the user's script again.
     """
     # `multiprocessing` imports the parent's main module in every spawned child, so a script without `if __name__ ==
     # "__main__"` would start another training in each child. vLLM's processes do not need that module. vLLM has no
@@ -226,7 +226,7 @@ def _patch_multiprocessing(spec: EngineSpec, launch_name: str) -> Generator[None
     def get_data_without_main(name: str) -> dict[str, Any]:
         data = original(name)
         if threading.get_ident() == this_thread:
-            _check_not_ended(spec, launch_name)
+            _check_not_canceled(spec, launch_name)
             data = {key: value for key, value in data.items() if not key.startswith("init_main_from")}
         return data
 

@@ -81,7 +81,7 @@ class PreforkedProcess:
         self.work = work
         """The pipe through which the process receives its work."""
         self.is_used = False
-        """Whether the process has received its work."""
+        """True if the process has received its work."""
 
     def is_usable(self, num_threads: int | None) -> bool:
         """Return whether the process is alive and has the settings that a new process would have."""
@@ -102,15 +102,15 @@ class PreforkedProcess:
             os.close(descriptor)
 
 
-class _NotHandedOverError(Exception):
-    """The preforked process has not received work, and cannot receive it."""
+class _PreforkUnavailableError(Exception):
+    """The work could not be sent to the preforked process."""
 
 
 class _PreforkedPopen(Popen):
     """The handle with which `multiprocessing` controls a preforked process that has received work.
 
     Raises:
-        _NotHandedOverError: the process has died, or its work contains objects that can only be inherited.
+        _PreforkUnavailableError: the process has died, or its work contains objects that can only be inherited.
     """
 
     method = "spawn"
@@ -120,7 +120,7 @@ class _PreforkedPopen(Popen):
         super().__init__(process_obj)
 
     def duplicate_for_child(self, fd: int) -> int:
-        raise _NotHandedOverError  # a running process cannot inherit another descriptor
+        raise _PreforkUnavailableError  # a running process cannot inherit another descriptor
 
     def _launch(self, process_obj: Any) -> None:
         preforked, message = self._preforked, io.BytesIO()
@@ -134,7 +134,7 @@ class _PreforkedPopen(Popen):
             with open(preforked.work, "wb", closefd=False) as file:
                 file.write(message.getbuffer())
         except BrokenPipeError as error:
-            raise _NotHandedOverError from error
+            raise _PreforkUnavailableError from error
         preforked.is_used = True
         self.pid, self.sentinel = preforked.process.pid, preforked.ended
         self.finalizer = util.Finalize(self, preforked.close_pipes)
@@ -168,7 +168,7 @@ class _Process(SpawnProcess):
         assert isinstance(process_obj, _Process) and process_obj.preforked is not None
         try:
             return _PreforkedPopen(process_obj, process_obj.preforked)
-        except _NotHandedOverError:
+        except _PreforkUnavailableError:
             return SpawnProcess._Popen(process_obj)
 
 
@@ -189,7 +189,7 @@ class _Context(SpawnContext):
 
 @contextmanager
 def kill_unless_used(preforked: PreforkedProcess | None) -> Generator[None]:
-    """Kill a preforked process after the body if it was not used."""
+    """Kill a preforked process on exit if it was not used."""
     try:
         yield
     finally:
@@ -199,7 +199,7 @@ def kill_unless_used(preforked: PreforkedProcess | None) -> Generator[None]:
 
 @contextmanager
 def use_preforked(preforked: PreforkedProcess | None) -> Generator[None]:
-    """Make vLLM use the preforked process, if any, for the next process that it starts in this thread in the body."""
+    """Make vLLM run the next process that it starts in this thread in the preforked process, if any."""
     if preforked is None:
         yield
         return
@@ -216,12 +216,12 @@ def use_preforked(preforked: PreforkedProcess | None) -> Generator[None]:
 
 
 _lock = threading.Lock()
-_available: list[PreforkedProcess] = []
+_unclaimed_processes: list[PreforkedProcess] = []
 
 
 @contextmanager
 def open_preforked_process(variables: Mapping[str, str], num_threads: int | None) -> Generator[None]:
-    """Keep a preforked process ready during the body; kill it afterwards unless an engine has claimed it.
+    """Start a preforked process that an engine can claim; kill it on exit if no engine has claimed it.
 
     Args:
         variables: See `PreforkedProcess`.
@@ -232,14 +232,14 @@ def open_preforked_process(variables: Mapping[str, str], num_threads: int | None
     """
     preforked = PreforkedProcess(variables, num_threads)
     with _lock:
-        _available.append(preforked)
+        _unclaimed_processes.append(preforked)
     try:
         yield
     finally:
         with _lock:
-            left = preforked in _available
+            left = preforked in _unclaimed_processes
             if left:
-                _available.remove(preforked)
+                _unclaimed_processes.remove(preforked)
         if left:
             preforked.close()
 
@@ -250,14 +250,14 @@ def claim_process(num_threads: int | None) -> PreforkedProcess | None:
     The caller must use or close it.
     """
     with _lock:
-        process = next((preforked for preforked in _available if preforked.is_usable(num_threads)), None)
+        process = next((preforked for preforked in _unclaimed_processes if preforked.is_usable(num_threads)), None)
         if process is not None:
-            _available.remove(process)
+            _unclaimed_processes.remove(process)
     return process
 
 
 def _create_pipe(reads: ExitStack, writes: ExitStack) -> tuple[int, int]:
-    """Create a pipe; return (read end, write end), which the stacks `reads` and `writes` close."""
+    """Create a pipe; return (read end, write end), which the two exit stacks close."""
     reading, writing = os.pipe()
     reads.callback(os.close, reading)
     writes.callback(os.close, writing)

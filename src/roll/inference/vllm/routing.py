@@ -3,10 +3,9 @@
     forward pass ─ capture, layer by layer ─► [tokens, layers, k] ─► by request and position, and by KV cache slot
                                                                        └─ for a cached prefix: the record of its slots
 
-vLLM itself records routing only in its second model runner, which needs Triton; the CPU build has the first one. A slot
-of the KV cache represents a token, so requests that share cached blocks get the experts with which these keys and
-values were computed. The record of a request keeps the experts of the first pass, even if tokens are recomputed.
-"""
+vLLM itself records routing only in its second model runner, which needs Triton; the CPU build has the first one. A KV
+cache slot stores one token, so requests that share cached blocks also share the experts recorded for these blocks. If
+tokens are recomputed, the record still contains the experts of the first pass."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ def find_moe_layers(model: torch.nn.Module) -> dict[int, Any]:
     """Return the MoE layers by layer index, ascending.
 
     Raises:
-        UnsupportedError: there are no routers, or a router does not report the chosen experts.
+        UnsupportedError: the model has no routers, or a router does not report the chosen experts.
     """
     from vllm.model_executor.layers.fused_moe.layer import MoERunner
     from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
@@ -107,7 +106,7 @@ class RoutingRecorder:
                 slots = self._compute_slots(row, starts[name] + count, chosen)
                 self._slots[slots[starts[name] :]] = chosen[first : first + count]
                 if not name.startswith(SCORING_PREFIX):
-                    self._extend(name, slots)
+                    self._append_experts(name, slots)
             first += count
         # The record of a request is read after the request has finished, so it is kept for a while.
         gone = [name for name in self._records if name not in self._runner.requests]
@@ -128,7 +127,7 @@ class RoutingRecorder:
             self._slots = np.concatenate([self._slots, more]) if len(self._slots) else more
         return (blocks[:, None] * size + np.arange(size)).reshape(-1)[:length]
 
-    def _extend(self, name: str, slots: np.ndarray) -> None:
+    def _append_experts(self, name: str, slots: np.ndarray) -> None:
         """Append the experts of a request's new tokens to its record; `slots` are the cache slots of all its tokens."""
         record = self._records.get(name)
         before = 0 if record is None else len(record)

@@ -20,7 +20,7 @@ SCHEDULER_PATH = f"{__name__}.build_scheduler"
 
 
 def build_scheduler(*, vllm_config: Any, **options: Any) -> Any:
-    """Return the scheduler that vLLM would use by default, after the workaround.
+    """Return vLLM's default scheduler with the workaround applied.
 
     Args:
         vllm_config: The configuration of vLLM.

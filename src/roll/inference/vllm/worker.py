@@ -31,7 +31,7 @@ from roll.types import TensorSpec, WeightUpdate
 from roll.weights import open_update
 from roll.weights.quantization import dequantize_stream, drop_scales
 
-__all__ = ["WeightReceiver", "check_applied", "check_manifest", "read_checkpoint_shapes"]
+__all__ = ["WeightReceiver", "check_manifest", "check_weights_applied", "read_checkpoint_shapes"]
 
 logger = logging.getLogger("vllm.roll")
 """A child of vLLM's logger, so that its messages are written to vLLM's log."""
@@ -110,7 +110,7 @@ class WeightReceiver:
         except UnsupportedError as error:
             return {"error": str(error)}
 
-    def roll_take_experts(self, name: str) -> tuple[str, list[int], bytes] | None:
+    def roll_pop_experts(self, name: str) -> tuple[str, list[int], bytes] | None:
         """Remove and return the experts of a request's first n tokens, as dtype, shape [n, layers, k] and bytes."""
         experts = self._roll_experts.pop_experts(name)
         # vLLM does not decode arrays inside results, so dtype, shape and bytes are sent.
@@ -166,7 +166,7 @@ def _update(worker: Any, update: WeightUpdate, progress: dict[str, bool]) -> dic
             with _reload_layers(worker, model):
                 loaded = model.load_weights(stream())
     _repack_tied_outputs(worker, model)
-    check_applied(model, loaded, unmodified, sent, update.policy_version)
+    check_weights_applied(model, loaded, unmodified, sent, update.policy_version)
     return receiver.checksums
 
 
@@ -192,7 +192,7 @@ def _plan_placements(
 
 @contextmanager
 def _reload_layers(worker: Any, model: torch.nn.Module) -> Generator[None]:
-    """Run the body, which calls the model's `load_weights`, within vLLM's layer-wise reload.
+    """Enter vLLM's layer-wise reload, in which the caller runs the model's `load_weights`.
 
     See https://docs.vllm.ai/en/latest/training/layerwise/.
     """
@@ -212,7 +212,7 @@ def _reload_layers(worker: Any, model: torch.nn.Module) -> Generator[None]:
 
 @contextmanager
 def _repack_experts_on_reload(model: torch.nn.Module) -> Generator[None]:
-    """Make a reload during the body pack the experts of an MoE model in the same way as loading."""
+    """Make a weight reload pack MoE experts in the same way as the initial load."""
     # On a CPU, vLLM 0.32 packs experts only when it builds their kernel, which it does once
     # (`UnquantizedFusedMoEMethod._setup_kernel`). A reload would copy unpacked weights into the packed ones, whose
     # padded shapes differ. So kernels are built again. This can be removed when `_setup_kernel` packs updated weights.
@@ -255,7 +255,7 @@ def _list_unmodified_parameters(model: torch.nn.Module, *, sharded: bool) -> dic
     return {name: parameter for name, parameter in model.named_parameters() if name in kept}
 
 
-def check_applied(
+def check_weights_applied(
     model: torch.nn.Module,
     loaded: set[str] | None,
     unmodified: Mapping[str, torch.nn.Parameter],

@@ -4,9 +4,8 @@
         ─ the model's own forward pass with the processor's output        ─► hidden states ┐
         ─ features inserted by span, attention of a trainer or an engine  ─► hidden states ┴ equal?
 
-In some model families (Gemma 3), the tokens of an image attend to each other in both directions. The check finds out
-whether the model does so, and needs no list of families.
-"""
+In some model families (Gemma 3), the tokens of an image attend to each other in both directions. The check detects this
+behavior, so ROLL needs no list of such families."""
 
 from __future__ import annotations
 

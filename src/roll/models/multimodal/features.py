@@ -31,9 +31,9 @@ class MediaFeatures(NamedTuple):
     deepstack: tuple[Tensor, ...] = ()
     """[n, H] each, added to the hidden states after the first decoder layers (Qwen3-VL, arXiv 2511.21631)."""
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> MediaFeatures:
-        """Return the features with `change` applied to each tensor."""
-        return MediaFeatures(change(self.embeds), tuple(map(change, self.deepstack)))
+    def map(self, transform: Callable[[Tensor], Tensor]) -> MediaFeatures:
+        """Return the features with `transform` applied to each tensor."""
+        return MediaFeatures(transform(self.embeds), tuple(map(transform, self.deepstack)))
 
 
 def join_features(features: Sequence[MediaFeatures]) -> MediaFeatures:
@@ -65,7 +65,7 @@ def get_feature_token_ids(model: Any) -> dict[MediaKind, int]:
 
 
 def batch_media(media: Sequence[ProcessedMedia]) -> list[list[int]]:
-    """Return the indices of the media of each run of a tower: media of one kind whose inputs can be concatenated."""
+    """Group media into batches of one kind whose inputs can be concatenated; return the indices of each batch."""
     batches: dict[tuple[Any, ...], list[int]] = {}
     for index, one in enumerate(media):
         shapes = [(name, tensor.shape[1:]) for name, tensor in sorted(one.inputs.items())]

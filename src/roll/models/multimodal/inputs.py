@@ -109,7 +109,7 @@ class MediaInputs:
         return found
 
     def get_without_inputs(self, digest: str) -> ProcessedMedia:
-        """Return a processed medium with empty `inputs`. The cache has room for many of these small results.
+        """Return a processed medium with empty `inputs`. These results are small, so many of them are cached.
 
         Raises:
             DataError: See `get`.

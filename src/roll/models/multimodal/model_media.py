@@ -42,7 +42,7 @@ class ModelMedia:
     def __init__(self, model: Any, inputs: MediaInputs) -> None:
         self.inputs = inputs
         self.is_bidirectional = False
-        """Whether tokens of an image also attend to later tokens of the same image; set by `check_media`."""
+        """True if tokens of an image also attend to later tokens of the same image; set by `check_media`."""
         self._model = model
         ids = get_feature_token_ids(model)
         self._feature_ids = {kind: ids[kind] for kind in inputs.processor.kinds if kind in ids}
@@ -82,7 +82,7 @@ class ModelMedia:
     def find_bidirectional_images(
         self, token_ids: NDArray[np.integer[Any]], media: Sequence[MediaSpan]
     ) -> NDArray[np.int64] | None:
-        """Return for each token of a row [N] the number of its image, from 1; 0 for tokens that are not features.
+        """Return the image number of each token in a row [N], from 1; 0 for tokens that are not features.
 
         Crops of an image are numbered like images. `None` if attention is causal or the row has no images.
         """
@@ -108,7 +108,7 @@ class ModelMedia:
         *,
         agree: Callable[[Sequence[int]], Sequence[int]] | None = None,
     ) -> Iterator[None]:
-        """Insert the features of a row's media during the body, which runs the decoder.
+        """Insert the features of a row's media into the decoder's forward passes within this context.
 
         Args:
             token_ids: Tokens [N] of the row.
@@ -116,9 +116,10 @@ class ModelMedia:
             device: The device of the model.
             dtype: The dtype that the model computes in.
             local: Indices of the tokens that this rank embeds; `None` for all.
-            agree: Returns the maxima over all ranks of the numbers of runs of the towers, in the order of `kinds`;
-                `None` if the towers are not sharded. Ranks that shard a tower must run it equally often, so a rank with
-                fewer runs has further ones on a small medium, whose features are multiplied by 0.
+            agree: A function that takes this rank's number of runs of each tower, in the order of `kinds`, and returns
+                the maximum of each over all ranks; `None` if the towers are not sharded. Ranks that shard a tower must
+                run it equally often, so a rank with fewer runs also runs it on a small medium, whose features are
+                multiplied by 0.
 
         Raises:
             ModelError: The number of a medium's features differs from the number of feature tokens in its span.
@@ -141,7 +142,7 @@ class ModelMedia:
     def insert_last_features(
         self, slots: Sequence[int], media: Sequence[MediaSpan], num_tokens: int, device: Any, dtype: Any
     ) -> Iterator[None]:
-        """Insert features for single tokens during the body; each token is the last feature token of a medium.
+        """Insert features for single tokens within this context; each token is the last feature token of a medium.
 
         Args:
             slots: Indices of the tokens in the row.
@@ -166,7 +167,7 @@ class ModelMedia:
     def _run_towers(
         self, digests: Mapping[str, MediaKind], agree: Callable[[Sequence[int]], Sequence[int]] | None, *where: Any
     ) -> tuple[dict[str, MediaFeatures], list[MediaFeatures]]:
-        """Return the features of media by digest, and those of the small media of further runs.
+        """Return the features of media by digest, and the features of the small media in additional runs.
 
         Args:
             digests: The kinds of the media by digest.

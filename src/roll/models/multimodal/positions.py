@@ -6,9 +6,8 @@
                                  4 5  4  5    column
     text                                 18 19 …    from the largest position so far
 
-The model's own `get_rope_index` computes them. Models of the Qwen-VL family are told which tokens are media; the omni
-models find them by their IDs, so they are given tokens in which only spans have these IDs.
-"""
+The model's own `get_rope_index` computes them. Models of the Qwen-VL family receive the type of each token. Omni models
+find media by token ID, so tokens outside the spans must not have these IDs."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ def compute_mrope_positions(
         media: The spans of media in the tokens.
 
     Raises:
-        DataError: Two media have too few tokens between them for the model to tell them apart.
+        DataError: There are too few tokens between two media for the model to separate them.
     """
     base = get_base_model(model)
     visual = [span for span in media if span.kind != "audio"]  # audio has the positions of text
@@ -61,7 +60,7 @@ def compute_mrope_positions(
 
 
 def _compute_by_kinds(base: Any, model: Any, token_ids: NDArray[np.integer[Any]], media: Sequence[MediaSpan]) -> Tensor:
-    """Return positions [3, L] from a model that is told which tokens are media (Qwen-VL)."""
+    """Return positions [3, L] from a model that receives the type of each token (Qwen-VL)."""
     import torch
 
     kinds = np.zeros(len(token_ids), np.int64)

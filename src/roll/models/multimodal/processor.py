@@ -54,11 +54,11 @@ class ProcessedMedia:
     token_ids: IntArray
     """Tokens that replace the placeholder, int32 [n]."""
     num_features: int
-    """Number of feature tokens among them."""
+    """Number of feature tokens in `token_ids`."""
     grid: tuple[int, int, int] | None = None
     """Frames, rows and columns of patches, for models whose positions depend on them (Qwen-VL)."""
     seconds_per_grid: float | None = None
-    """Seconds between two frames of patches of a video."""
+    """For a video, the time between two frames of the grid, in seconds."""
     token_type_arguments: tuple[str, ...] = ()
     """Names of the further model arguments that distinguish image tokens from text, such as `mm_token_type_ids`."""
     inputs: Mapping[str, Tensor]
@@ -133,7 +133,7 @@ class MediaProcessor:
 
     @property
     def pads_audio_together(self) -> bool:
-        """Whether the features of an audio clip depend on the padding that longer clips in the same batch cause."""
+        """True if the features of an audio clip depend on the padding to the longest clip in the batch."""
         return self._model_type.startswith("qwen3_omni")  # Qwen2.5-Omni always pads to the longest possible clip
 
     def has_fractional_positions(self, video: ProcessedMedia) -> bool:
@@ -157,8 +157,8 @@ class MediaProcessor:
 
     @property
     def replaced_tokens(self) -> tuple[int, ...]:
-        """IDs of the tokens that engines replace with media; they must not be sampled, or a later turn would get a
-        medium.
+        """IDs of the tokens that engines replace with media. They must not be sampled, because a later turn would
+        replace them.
 
         For omni models, the tokens before and after a medium are included, because the models count them to find media.
         """
@@ -210,14 +210,14 @@ class MediaProcessor:
                 f"the processor of model '{self._path}' cannot read {label}: {_get_first_line(error)}"
             ) from error
         if isinstance(content, AudioClip):
-            self._check_whole(content, output, label)
+            self._check_audio_complete(content, output, label)
         return self._build_media(kind, output, label)
 
     def sample_video(self, video: VideoClip) -> tuple[NDArray[np.uint8], float]:
-        """Return the frames of a video that the model sees, and their rate; see `sample_frames`."""
+        """Return the frames of a video that the model receives, and their frame rate; see `sample_frames`."""
         return sample_frames(self._processor.video_processor, video)
 
-    def _check_whole(self, clip: AudioClip, output: Any, label: str) -> None:
+    def _check_audio_complete(self, clip: AudioClip, output: Any, label: str) -> None:
         """Check that the processor read an audio clip to its end."""
         read = int(output["feature_attention_mask"].sum()) * self._processor.feature_extractor.hop_length
         if read < len(clip.samples) - self._processor.feature_extractor.n_fft:
@@ -261,7 +261,7 @@ class MediaProcessor:
             The tokens, and the span of each medium in them.
 
         Raises:
-            DataError: The placeholders are not those of the media, in this order.
+            DataError: The placeholders do not match the kinds and the order of the media.
         """
         places = np.flatnonzero(np.isin(token_ids, list(self.placeholder_ids.values())))
         kinds = {token: kind for kind, token in self.placeholder_ids.items()}

@@ -1,4 +1,4 @@
-"""Chooses the frames of a video that a model sees, as its video processor does."""
+"""Samples the frames of a video in the same way as the model's video processor."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ DEFAULT_FPS = 2.0
 
 
 def sample_frames(video_processor: Any, video: VideoClip) -> tuple[NDArray[np.uint8], float]:
-    """Return the frames that a model sees, and their rate.
+    """Return the frames that a model receives, and their frame rate.
 
     The rate is the processor's target rate if the number of chosen frames is the duration times this rate, rounded
-    down. If the processor's limits or the length of the video lead to another number, the rate is computed from the
-    chosen frames: `transformers` would compute wrong timestamps.
+    down. Otherwise, the rate is computed from the chosen frames, because `transformers` would compute wrong timestamps.
 
     Args:
         video_processor: A video processor of `transformers`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roll.config.pipelines.agentic import AgenticConfig
-from roll.pipelines.episodes.reading import read_demonstrations
+from roll.pipelines.episodes.demonstration_file import read_demonstrations
 from roll.pipelines.reinforcement import check
 from roll.preflight.report import Report
 

@@ -1,4 +1,4 @@
-"""RL objective on episodes, whose results also decide which environments are sampled next and where groups begin."""
+"""RL objective on episodes. Results also update the curriculum of environments and the anchors where groups begin."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AgenticObjective(ReinforcementObjective[AgenticConfig]):
         collected = await ReinforcementObjective.collect(self, batch)
         if self.online.config.anchors is None:
             return collected
-        return replace(collected, metrics=compute_anchor_metrics(self._state.kept, batch.groups))
+        return replace(collected, metrics=compute_anchor_metrics(self._state.episodes, batch.groups))
 
     def update_state(self, collected: CollectedBatch[Selection]) -> None:
         """Store reward moments, success rates of environments, and results of anchors in the run's state."""

@@ -14,9 +14,9 @@ from typing import Any
 from roll.config.pipelines.agentic import AgenticConfig
 from roll.data import Data
 from roll.pipelines.agentic.objective import AgenticObjective
-from roll.pipelines.episodes.demonstrating import play_demonstrations
+from roll.pipelines.episodes.demonstration_file import read_demonstrations
+from roll.pipelines.episodes.demonstrations import play_demonstrations
 from roll.pipelines.episodes.draws import EpisodeDraws
-from roll.pipelines.episodes.reading import read_demonstrations
 from roll.pipelines.episodes.state import AgenticState
 from roll.pipelines.evaluation import measure
 from roll.pipelines.learning.losses import check_user_functions

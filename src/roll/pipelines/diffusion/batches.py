@@ -1,4 +1,4 @@
-"""Builds sample requests, and batches of images from the data, from rows."""
+"""Builds sample requests and batches from rows of the data."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ class BatchBuilder:
         )
 
     def build_dataset_batch(self, draws: Sequence[RowDraw]) -> DiffusionBatch:
-        """Return the batch of a method that trains on images of the data, or whose trainer generates the samples
-        itself.
-        """
+        """Return a batch of rows, for methods that train on images of the data or generate samples in the trainer."""
         samples: list[DiffusionSample] = []
         for draw in draws:
             row, seed = draw.row, compute_seed(self.config.seed, "train", draw.draw_id)
@@ -91,7 +89,7 @@ class BatchBuilder:
         Args:
             row: The row.
             purpose: `train` or `evaluation`, on which the seeds depend.
-            number: The draw's ID, or the row's place in the evaluation.
+            number: The draw's ID, or the row's index in the evaluation.
             count: The number of samples.
         """
         first = self.images.read(row, "first_frame") if "first_frame" in row.images else None

@@ -28,8 +28,8 @@ from roll.media import MediaStore
 from roll.pipelines.diffusion.batches import BatchBuilder
 from roll.pipelines.diffusion.evaluation import Evaluation
 from roll.pipelines.diffusion.groups import Group, build_samples, compute_reward_metrics, split_samples
-from roll.pipelines.diffusion.pictures import SampleRecord, write_samples
 from roll.pipelines.diffusion.rows import ImageRow, ImageRows, RowDraw
+from roll.pipelines.diffusion.sample_files import SampleRecord, write_samples
 from roll.pipelines.diffusion.scoring import ImageScore, ImageScorer
 from roll.pipelines.learning.alarms import check_alarms
 from roll.pipelines.learning.measures import compute_training_metrics
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, slots=True)
-class _Outcome:
+class _StepOutcome:
     """The results of a step: the outcomes of its draws, its optimizer steps, and its metrics."""
 
     draws: Sequence[RowDraw]
@@ -72,7 +72,7 @@ class DiffusionRun:
         """Run one step up to its boundary; return the alarms that stop the run."""
         algorithm, run = self.config.algorithm, self.run
         draws = self.rows.train.draw(self.config.training.prompts_per_step)
-        outcome = _Outcome(draws=draws)
+        outcome = _StepOutcome(draws=draws)
         if isinstance(algorithm, OnlineAlgorithm):
             groups = await run.stop.run_unless_stopped(self._collect(draws))
             run.ledger.record_draws(draws, run.state.step + 1)
@@ -84,7 +84,7 @@ class DiffusionRun:
                 outcome.results.append(await self._update(batch))
         if isinstance(algorithm, NFT):
             await self.policy.call("update_old_policy", algorithm.compute_old_decay(run.state.step + 1))
-        return self._finish(outcome)
+        return self._finish_step(outcome)
 
     async def _collect(self, draws: Sequence[RowDraw]) -> list[Group]:
         """Generate and score the samples of a step; this changes no persistent state."""
@@ -105,15 +105,15 @@ class DiffusionRun:
         for i, group in enumerate(groups):
             group.scores = scores[i * size : (i + 1) * size]
         if self.config.uses_turning_points:
-            await self._measure_steps(groups)
+            await self._compute_step_rewards(groups)
         return groups
 
     async def _score(self, paths: Sequence[DenoisingPath], rows: Sequence[ImageRow]) -> list[ImageScore]:
         images = [path.images for path in paths if path.images is not None]
         return await self.scorers.score(images, [row.prompt for row in rows], [row.metadata for row in rows])
 
-    async def _measure_steps(self, groups: Sequence[Group]) -> None:
-        """Set the rewards of single steps: after every SDE step, the rest of the path is completed with the ODE."""
+    async def _compute_step_rewards(self, groups: Sequence[Group]) -> None:
+        """Compute a reward for every SDE step, by completing the path after it with the ODE."""
         settings = replace(self.builder.settings, noise_level=0.0)
         count = self.builder.settings.stochastic_steps
         members = [(group, i) for group in groups for i in range(len(group.paths))]
@@ -136,7 +136,9 @@ class DiffusionRun:
         for place, group in enumerate(groups):
             group.step_rewards = steps[place * size : (place + 1) * size]
 
-    async def _learn_from_rewards(self, algorithm: OnlineAlgorithm, groups: Sequence[Group], outcome: _Outcome) -> None:
+    async def _learn_from_rewards(
+        self, algorithm: OnlineAlgorithm, groups: Sequence[Group], outcome: _StepOutcome
+    ) -> None:
         """Compute advantages, and run the updates of a step."""
         usable = [group for group in groups if self._is_usable(group, outcome)]
         samples = build_samples(algorithm, usable, self.config.seed)
@@ -144,7 +146,7 @@ class DiffusionRun:
         outcome.metrics |= compute_reward_metrics(groups)
         outcome.metrics["algorithm/groups_used"] = float(len(usable))
         if not usable:
-            logger.warning("no group of this step has rewards that differ, so there is no update")
+            logger.warning("the rewards of every group in this step are equal, so the policy is not updated")
             return
         with self.run.spans.phase("train"):
             for epoch in range(algorithm.num_epochs):
@@ -152,7 +154,7 @@ class DiffusionRun:
                 for part in split_samples(samples, algorithm.num_minibatches, seed):
                     outcome.results.append(await self._update(self.builder.build_batch(part)))
 
-    def _is_usable(self, group: Group, outcome: _Outcome) -> bool:
+    def _is_usable(self, group: Group, outcome: _StepOutcome) -> bool:
         """Return whether a group can be trained on; otherwise record its outcome."""
         problem = next((score.problem for score in group.scores if score.problem), "")
         if not problem and group.step_rewards is not None and not np.isfinite(group.step_rewards).all():
@@ -200,7 +202,7 @@ class DiffusionRun:
         run.has_trained |= result.stepped
         return result
 
-    def _finish(self, outcome: _Outcome) -> list[str]:
+    def _finish_step(self, outcome: _StepOutcome) -> list[str]:
         """Finish the step: record every draw's outcome, log metrics, and return the alarms that stop the run."""
         run, state = self.run, self.run.state
         run.mid_update = True
@@ -225,7 +227,7 @@ class DiffusionRun:
         return [alarm.message for alarm in alarms if alarm.stops]
 
     async def evaluate_if_due(self) -> None:
-        """Evaluate the policy, if the configuration asks for it at this step."""
+        """Evaluate the policy if an evaluation is due at this step."""
         every, step = self.config.evaluation.every_num_steps, self.run.state.step
         last = step == self.run.num_steps
         due = self.config.evaluation.before_training if step == 0 else last or bool(every and step % every == 0)

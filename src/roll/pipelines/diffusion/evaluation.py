@@ -15,8 +15,8 @@ from roll.diffusion.losses import DiffusionLoss, RewardGradientLoss
 from roll.diffusion.records import DenoisingPath
 from roll.pipelines.diffusion.batches import BatchBuilder
 from roll.pipelines.diffusion.groups import compute_pixel_distance
-from roll.pipelines.diffusion.pictures import SampleRecord
 from roll.pipelines.diffusion.rows import ImageRows, RowDraw
+from roll.pipelines.diffusion.sample_files import SampleRecord
 from roll.pipelines.diffusion.scoring import ImageScore, ImageScorer
 from roll.protocols import TrainerGroup
 
@@ -32,7 +32,7 @@ class Evaluation:
     rows: ImageRows
     builder: BatchBuilder
     scorers: ImageScorer
-    """The rewards of training, and those that are only measured."""
+    """Scores images with the training rewards and with the rewards that are used only for evaluation."""
     loss: DiffusionLoss | RewardGradientLoss
 
     async def evaluate(self) -> tuple[dict[str, float], list[SampleRecord]]:
@@ -74,7 +74,7 @@ class Evaluation:
         return metrics, records
 
     async def _measure_loss(self) -> dict[str, float]:
-        """Return the loss on the rows of evaluation, always with the same noise."""
+        """Return the loss on the evaluation rows, always with the same noise."""
         count = self.config.training.prompts_per_step
         draws = [RowDraw(draw_id=i, row=row, position=i) for i, row in enumerate(self.rows.evaluation[:count])]
         batch = await asyncio.to_thread(self.builder.build_dataset_batch, draws)

@@ -82,7 +82,7 @@ def split_samples(samples: Sequence[DiffusionSample], num: int, seed: tuple[int,
 
 
 def compute_reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return mean, spread and parts of a step's rewards, without samples that could not be scored."""
+    """Return the mean, spread and components of a step's rewards. Samples that could not be scored are ignored."""
     scores = [score for group in groups for score in group.scores]
     values = np.array([score.value for score in scores if not score.problem])
     metrics = {"reward/errors": float(sum(bool(score.problem) for score in scores))}
@@ -100,7 +100,7 @@ def compute_reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
 def compute_pixel_distance(images: Sequence[NDArray[np.uint8]], prompts: Sequence[str]) -> float:
     """Return the mean distance between two samples of a prompt: the root mean square over pixels, in [0, 1].
 
-    It shows collapse: it falls to 0 if all samples of a prompt become one image.
+    The distance falls to 0 if the policy collapses to one image per prompt.
     """
     distances: list[float] = []
     by_prompt: dict[str, list[NDArray[np.float32]]] = {prompt: [] for prompt in prompts}

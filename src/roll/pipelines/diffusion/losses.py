@@ -21,7 +21,7 @@ def build_loss(config: DiffusionConfig) -> DiffusionLoss | RewardGradientLoss:
     """Return the loss of a configured method.
 
     Raises:
-        ConfigError: The user's differentiable reward cannot be imported, or does not take (images, prompts).
+        ConfigError: The user's differentiable reward cannot be imported, or does not accept (images, prompts).
     """
     match config.algorithm:
         case FlowMatching() as flow:

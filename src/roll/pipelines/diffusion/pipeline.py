@@ -67,7 +67,7 @@ def _prepare(config: DiffusionConfig) -> _RunInputs:
     """Read the data, and import the user's functions.
 
     Raises:
-        UserError: They cannot be used.
+        UserError: The data or a function cannot be used.
     """
     check_rewards([*config.rewards, *config.evaluation.rewards])
     return _RunInputs(rows=read_rows(config.data, config.seed, list_image_columns(config)), loss=build_loss(config))

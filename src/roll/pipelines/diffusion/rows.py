@@ -85,7 +85,7 @@ class ImageRows:
 
     train: RowStream
     evaluation: Sequence[ImageRow]
-    """Rows whose prompts are used for evaluation: held-out ones, or those of training if none is held out."""
+    """Rows for evaluation: the held-out rows, or the training rows if no row is held out."""
     held_out: Sequence[ImageRow]
     """Rows that are not trained on."""
     fingerprints: Mapping[str, str]
@@ -193,7 +193,7 @@ def _find_image(row: Mapping[str, Any], name: str, key: str, table: Path, locati
 
 
 class ImageReader:
-    """Reads and decodes images of rows, and caches them while they are small together.
+    """Reads and decodes images of rows, with a size-limited cache in memory.
 
     Args:
         cache_bytes: Maximum total size of cached images.
@@ -224,7 +224,7 @@ class ImageReader:
 
 
 def _is_held_out(row: ImageRow, share: float) -> bool:
-    """Return whether a row is held out; equal prompts with equal images are on the same side."""
+    """Return whether a row is held out. Rows with equal prompts and images are in the same split."""
     if share == 0:
         return False
     digest = hashlib.blake2b(json.dumps(_get_content(row)).encode("utf-8", "surrogatepass"), digest_size=8).digest()

@@ -33,21 +33,23 @@ class ImageScore:
     parts: Mapping[str, float]
     """Unweighted value of each reward, by name."""
     problem: str = ""
-    """Why there is no value; empty if there is one."""
+    """The error message if a call failed; otherwise empty."""
 
 
 def check_rewards(rewards: Sequence[ImageRewardConfig]) -> None:
     """Import the functions of rewards, before anything is started.
 
     Raises:
-        ConfigError: A function cannot be imported, or does not take (image, prompt, metadata).
+        ConfigError: A function cannot be imported, or does not accept (image, prompt, metadata).
     """
     for reward in rewards:
         function = load_function(reward.function, "reward function")
         check_call(function, f"reward function '{reward.function}'", "image", "prompt", "metadata", *reward.options)
 
 
-def _call(path: str, image: NDArray[np.uint8], prompt: str, metadata: dict[str, Any], options: dict[str, Any]) -> float:
+def _call_reward(
+    path: str, image: NDArray[np.uint8], prompt: str, metadata: dict[str, Any], options: dict[str, Any]
+) -> float:
     """Call a reward function in a worker process."""
     from PIL import Image
 
@@ -68,7 +70,7 @@ def _call(path: str, image: NDArray[np.uint8], prompt: str, metadata: dict[str, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageScorer:
-    """Scores images with the rewards of a run, and with those that are only measured."""
+    """Scores images with a run's training rewards and with rewards that are used only for evaluation."""
 
     pool: WorkerPool
     rewards: Sequence[ImageRewardConfig]
@@ -93,7 +95,7 @@ class ImageScorer:
             *(
                 run_in_pool(
                     self.pool,
-                    _call,
+                    _call_reward,
                     reward.function,
                     gray,
                     prompt,

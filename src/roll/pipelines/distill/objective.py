@@ -5,11 +5,10 @@
     loss     divergence of whole distributions, token by token      GKD, arXiv 2306.13649, with lambda = 1
     reward   A_t = log teacher_t - log student_t                     Thinking Machines, "On-Policy Distillation", 2025
 
-and in both, with a weight, the group-normalized advantage of the sources' rewards.
+Both can add the group-normalized advantages of the sources' rewards, with a weight.
 
-The divergence is of the current student, whichever policy version sampled the text. The student in A_t, and in the
-ratios that weight all advantages, is the policy version that sampled the token, with its `rollout_logprobs`.
-"""
+The divergence is computed for the current student, even if an older policy version sampled the text. A_t, and the
+ratios that weight all advantages, use the `rollout_logprobs` of the policy version that sampled the token."""
 
 from __future__ import annotations
 
@@ -81,7 +80,7 @@ def build_distillation_loss(config: DistillationConfig) -> LossFn:
     """Return the loss: the divergence, a policy gradient with the advantages of `attach_advantages`, or the sum of
     both.
 
-    Ratios are against the engine's log-probs, with which the teacher's log-probs are also compared.
+    Ratios and the teacher's advantages are relative to the engine's log-probs.
     """
     gradient = PolicyLoss(ratio_against="rollout", aggregation=config.aggregation, correction=Correction(upper=None))
     if config.mode == "reward":

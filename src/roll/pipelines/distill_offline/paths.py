@@ -1,4 +1,4 @@
-"""The models of the teachers of offline distillation, found and checked without torch, as `roll check` needs it."""
+"""Resolves and checks the teacher models of offline distillation, without importing torch."""
 
 from __future__ import annotations
 

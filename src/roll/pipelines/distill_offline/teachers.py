@@ -1,7 +1,8 @@
-"""Teacher outputs for given answers: teachers score each sample once, and the loss gets the result with the sample.
+"""Teacher outputs for given answers: teachers score each sample once, and the result is passed to the loss with the
+sample.
 
 kept   remaining draws, held-out examples ─ each source's teacher, frozen ─► top-k tokens, on disk ─► samples
-loss   the number of its teacher ─► samples; the student's trainer holds all teachers
+loss   index of the sample's teacher ─► samples; the student's trainer loads all teachers
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ __all__ = ["TeacherOutputs", "compute_teacher_outputs"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TeacherOutputs:
-    """The teachers' outputs: stored, or computed by the student's trainer, which then holds the teachers."""
+    """The teachers' outputs: stored, or computed by the student's trainer, which then loads the teachers."""
 
     teacher_by_domain: dict[str, int]
     """Index of the teacher by domain."""
     stores: tuple[OutputStore, ...] = ()
-    """Stored outputs of each teacher; empty if the student's trainer holds the teachers."""
+    """Stored outputs of each teacher; empty if the student's trainer loads the teachers."""
 
     async def add_teacher_columns(self, batch: TrainingBatch) -> TrainingBatch:
-        """Return the batch with the stored outputs of each sample's teacher or, without stored outputs, its index."""
+        """Return the batch with each sample's stored teacher outputs, or with the teacher's index if none are
+        stored."""
         return replace(batch, samples=tuple(map(self._add_columns_to_sample, batch.samples)))
 
     def _add_columns_to_sample(self, sample: TrainingSample) -> TrainingSample:

@@ -6,9 +6,9 @@ rollouts of a group continue from there:
     sequential rollback            a₁ ─ a₂ ─ a₃ ─ a₄ ✓     k = 3 until it is passed, then 2, 1, 0
     parallelized initialization    a₁ ─ a₂ ─ a₃ ─ a₄ ✓     k = 1, 2, 3 in parallel, each until it is passed
 
-If rewards are sparse and come only at the end, nearly all plain rollouts fail and give no signal; close to a success
-their rewards differ, and training there brings earlier turns within reach. An anchor is passed once most of the recent
-rollouts that began there succeeded. The paper gives no constants: those of `AnchorsConfig` are ours.
+If rewards are sparse and come only at the end, nearly all plain rollouts fail and give no signal; close to a success,
+rewards differ, and training there makes earlier turns learnable. An anchor is passed once most of the recent rollouts
+that began there succeeded. The paper gives no constants; the defaults of `AnchorsConfig` are our choice.
 
 Pure functions of the configuration and of the state at a step's boundary, so that a resumed run makes the same choices.
 """
@@ -23,24 +23,24 @@ from dataclasses import replace
 
 from roll.config.pipelines.agentic import AnchorsConfig
 from roll.errors import ReplayError
-from roll.pipelines.episodes.state import AgenticState, KeptEpisode
+from roll.pipelines.episodes.state import AgenticState, AnchorEpisode
 from roll.rollout.episode_replay import build_trajectory
 from roll.types import Anchor, Group, PromptDraw, Rollout
 
 __all__ = [
-    "MAX_UNREPEATED",
+    "MAX_REPLAY_FAILURES",
     "choose_anchor",
     "compute_anchor_metrics",
     "list_anchors",
     "list_remaining_anchors",
     "update_anchors",
-    "update_kept_episodes",
+    "update_episodes",
 ]
 
 logger = logging.getLogger(__name__)
 
-MAX_UNREPEATED = 3
-"""Maximum number of episodes that an environment may fail to repeat; from then on, it has no anchors."""
+MAX_REPLAY_FAILURES = 3
+"""Number of failed replays after which an environment no longer has anchors."""
 
 
 def list_anchors(config: AnchorsConfig, num_turns: int) -> list[int]:
@@ -58,34 +58,34 @@ def list_anchors(config: AnchorsConfig, num_turns: int) -> list[int]:
     return [(2 * j * num_turns + parts) // (2 * parts) for j in range(1, parts)]
 
 
-def list_remaining_anchors(config: AnchorsConfig, kept: KeptEpisode) -> list[int]:
-    """Return the anchors of a kept episode at which a group may begin now; empty if the policy passed all of them."""
-    left = [k for k in list_anchors(config, len(kept.trajectory.turns)) if k not in kept.passed]
+def list_remaining_anchors(config: AnchorsConfig, episode: AnchorEpisode) -> list[int]:
+    """Return the anchors of an episode at which a group may begin now; empty if the policy passed all of them."""
+    left = [k for k in list_anchors(config, len(episode.trajectory.turns)) if k not in episode.passed_anchors]
     return left[:1] if config.type == "rollback" else left
 
 
 def choose_anchor(
     config: AnchorsConfig | None,
-    kept: Iterable[KeptEpisode],
-    unrepeated: Mapping[str, int],
+    episodes: Iterable[AnchorEpisode],
+    replay_failures: Mapping[str, int],
     *,
     domain: str,
     seed: int,
     number: int,
-) -> tuple[KeptEpisode, Anchor] | None:
+) -> tuple[AnchorEpisode, Anchor] | None:
     """Choose the anchor at which a draw begins; return `None` if the draw begins at a new prompt.
 
     Args:
         config: Configuration of anchors; `None` without anchors.
-        kept: Successful episodes.
-        unrepeated: Number of episodes that each environment failed to repeat.
+        episodes: Successful episodes.
+        replay_failures: Number of episodes per environment that could not be replayed.
         domain: Environment of the draw.
         seed: Seed of the run.
         number: Number of the draw.
     """
-    if config is None or unrepeated.get(domain, 0) >= MAX_UNREPEATED:
+    if config is None or replay_failures.get(domain, 0) >= MAX_REPLAY_FAILURES:
         return None
-    found = [(one, left) for one in kept if one.domain == domain and (left := list_remaining_anchors(config, one))]
+    found = [(one, left) for one in episodes if one.domain == domain and (left := list_remaining_anchors(config, one))]
     if not found or _draw_uniform(seed, number, "whether") >= config.share:
         return None
     episode, left = found[int(_draw_uniform(seed, number, "which") * len(found))]
@@ -106,7 +106,7 @@ def has_succeeded(rollout: Rollout) -> bool:
 
 
 def collect_replay_errors(groups: Iterable[Group]) -> dict[str, str]:
-    """Return, by UID of the episode, why an environment did not repeat it; empty if all episodes were repeated."""
+    """Return the replay error of each episode that could not be replayed, by UID."""
     prefix = f"{ReplayError.__name__}: "
     return {
         group.draw.anchor.trajectory.uid: rollout.cause.removeprefix(prefix)
@@ -117,28 +117,30 @@ def collect_replay_errors(groups: Iterable[Group]) -> dict[str, str]:
     }
 
 
-def update_kept_episodes(
-    config: AnchorsConfig, kept: Sequence[KeptEpisode], groups: Sequence[Group], in_flight: Collection[str]
-) -> tuple[KeptEpisode, ...]:
-    """Return the kept episodes after a step.
+def update_episodes(
+    config: AnchorsConfig, episodes: Sequence[AnchorEpisode], groups: Sequence[Group], in_flight: Collection[str]
+) -> tuple[AnchorEpisode, ...]:
+    """Return the episodes with anchors after a step.
 
-    Results of rollouts that began at anchors are counted, and episodes that were not repeated are dropped. Rare
-    successes of prompts without a kept episode are added, the one with the fewest turns of each group. An episode whose
-    anchors are all passed is dropped, and so is the oldest one if an environment has more than `num_kept`.
+    Rollouts that began at anchors are counted. Episodes are dropped if they could not be replayed, or if all of their
+    anchors are passed. If success is rare in a group and its prompt has no episode yet, the successful rollout with the
+    fewest turns is added. If an environment has more than `num_kept` episodes, the oldest ones are dropped.
 
     Args:
         config: Configuration of anchors.
-        kept: Kept episodes before the step, the oldest first.
+        episodes: Episodes before the step, the oldest first.
         groups: Groups of the step.
-        in_flight: UIDs of episodes at whose anchors draws in flight begin; these episodes are not dropped.
+        in_flight: UIDs of episodes that draws in flight use; these episodes are not dropped.
     """
     lost = collect_replay_errors(groups).keys()
     results: dict[str, dict[int, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for group in groups:
         if (anchor := group.draw.anchor) is not None:
             results[anchor.trajectory.uid][anchor.num_turns] += map(has_succeeded, group.scored_rollouts)
-    going = [_add_result(config, one, results[one.trajectory.uid]) for one in kept if one.trajectory.uid not in lost]
-    known = {one.trajectory.uid for one in kept}
+    going = [
+        _add_results(config, one, results[one.trajectory.uid]) for one in episodes if one.trajectory.uid not in lost
+    ]
+    known = {one.trajectory.uid for one in episodes}
     for group in groups:
         new = _find_rare_success(config, group)
         if new is not None and new.trajectory.uid not in known:
@@ -149,24 +151,24 @@ def update_kept_episodes(
     too_many.subtract(dict.fromkeys(too_many, config.num_kept))
     result = []
     for one in going:
-        if too_many[one.domain] > 0 and not one.shown and one.trajectory.uid not in in_flight:
+        if too_many[one.domain] > 0 and not one.is_demonstration and one.trajectory.uid not in in_flight:
             too_many[one.domain] -= 1
         else:
             result.append(one)
     return tuple(result)
 
 
-def _add_result(config: AnchorsConfig, kept: KeptEpisode, results: Mapping[int, Sequence[bool]]) -> KeptEpisode:
-    recent, passed = dict(kept.recent), set(kept.passed)
+def _add_results(config: AnchorsConfig, episode: AnchorEpisode, results: Mapping[int, Sequence[bool]]) -> AnchorEpisode:
+    recent, passed = dict(episode.recent_results), set(episode.passed_anchors)
     for anchor, found in results.items():
         last = recent[anchor] = (*recent.get(anchor, ()), *found)[-config.num_rollouts :]
         if len(last) == config.num_rollouts and sum(last) >= config.passed_at * len(last):
             passed.add(anchor)
             del recent[anchor]
-    return replace(kept, recent=recent, passed=frozenset(passed))
+    return replace(episode, recent_results=recent, passed_anchors=frozenset(passed))
 
 
-def _find_rare_success(config: AnchorsConfig, group: Group) -> KeptEpisode | None:
+def _find_rare_success(config: AnchorsConfig, group: Group) -> AnchorEpisode | None:
     """Return the shortest success of a group in which success is rare; `None` if no success can be replayed."""
     won = [rollout for rollout in group.scored_rollouts if has_succeeded(rollout)]
     if group.draw.anchor is not None or len(won) > config.rare_below * len(group.scored_rollouts):
@@ -175,30 +177,33 @@ def _find_rare_success(config: AnchorsConfig, group: Group) -> KeptEpisode | Non
     if not usable or group.draw.prompt.environment is None:
         return None
     best = min(usable, key=lambda rollout: (len(rollout.turns), rollout.index))
-    return KeptEpisode(domain=best.prompt.domain, position=group.draw.position, trajectory=build_trajectory(best))
+    return AnchorEpisode(domain=best.prompt.domain, position=group.draw.position, trajectory=build_trajectory(best))
 
 
 def update_anchors(
     config: AnchorsConfig, state: AgenticState, groups: Sequence[Group], in_flight: Iterable[PromptDraw]
 ) -> None:
-    """Update the kept episodes, and the anchors of draws in flight, after a step; warn about unrepeated episodes."""
-    begun = {draw.draw_id: draw.anchor for draw in in_flight if draw.anchor is not None}
-    state.begun = {str(i): [anchor.trajectory.uid, anchor.num_turns] for i, anchor in sorted(begun.items())}
-    domains = {one.trajectory.uid: one.domain for one in state.kept}
+    """Update the episodes and the anchors in flight after a step; log a warning for each failed replay."""
+    anchors = {draw.draw_id: draw.anchor for draw in in_flight if draw.anchor is not None}
+    state.anchors_in_flight = {
+        str(i): [anchor.trajectory.uid, anchor.num_turns] for i, anchor in sorted(anchors.items())
+    }
+    domains = {one.trajectory.uid: one.domain for one in state.episodes}
     for uid, why in collect_replay_errors(groups).items():
         if uid not in domains:  # a group that was in flight when the episode was dropped
             continue
-        number = state.unrepeated[domains[uid]] = state.unrepeated.get(domains[uid], 0) + 1
-        last = f" Groups of '{domains[uid]}' no longer begin at anchors." if number == MAX_UNREPEATED else ""
+        number = state.replay_failures[domains[uid]] = state.replay_failures.get(domains[uid], 0) + 1
+        last = f" Groups of '{domains[uid]}' no longer begin at anchors." if number == MAX_REPLAY_FAILURES else ""
         logger.warning("%s%s", why, last)
-    state.kept = update_kept_episodes(config, state.kept, groups, {uid for uid, _ in state.begun.values()})
+    in_use = {uid for uid, _ in state.anchors_in_flight.values()}
+    state.episodes = update_episodes(config, state.episodes, groups, in_use)
 
 
-def compute_anchor_metrics(kept: Sequence[KeptEpisode], groups: Sequence[Group]) -> dict[str, float]:
+def compute_anchor_metrics(episodes: Sequence[AnchorEpisode], groups: Sequence[Group]) -> dict[str, float]:
     """Compute the anchor metrics of a step: the groups that began at anchors, and their success by replayed share."""
     began = [(group, group.draw.anchor) for group in groups if group.draw.anchor is not None]
     metrics = {
-        "anchors/kept": float(len(kept)),
+        "anchors/kept": float(len(episodes)),
         "anchors/groups": float(len(began)),
         "anchors/not_repeated": float(len(collect_replay_errors(groups))),
     }

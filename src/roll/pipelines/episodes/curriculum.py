@@ -1,9 +1,8 @@
 """Curriculum: chooses the next environment by success rates.
 
 The share of an environment is its weight times 4 p (1 - p), where p is its success rate: rewards within groups vary
-most, and give most signal, where half of the episodes succeed, and none where all or no episodes do. An environment
-without episodes has its whole weight.
-"""
+most if half of the episodes succeed, and do not vary if all or none succeed. An environment without episodes has its
+full weight."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ class EpisodeDraws:
     def redraw(self, draw_id: int, domain: str, position: int) -> PromptDraw:
         """Return a draw that was in flight when an earlier process ended, with the same anchor."""
         draw = self.stream.redraw(draw_id, domain, position)
-        uid, num_turns = self.state.begun.get(str(draw_id), ("", 0))
-        found = next((one.trajectory for one in self.state.kept if one.trajectory.uid == uid), None)
+        uid, num_turns = self.state.anchors_in_flight.get(str(draw_id), ("", 0))
+        found = next((one.trajectory for one in self.state.episodes if one.trajectory.uid == uid), None)
         return draw if found is None else replace(draw, anchor=Anchor(trajectory=found, num_turns=num_turns))
 
     def _draw_next(self, domain: str | None) -> PromptDraw:
@@ -41,7 +41,7 @@ class EpisodeDraws:
         if domain is None:
             domain = choose_domain(config, state, number) if config.curriculum else stream.next_domain
         chosen = choose_anchor(
-            config.anchors, state.kept, state.unrepeated, domain=domain, seed=config.seed, number=number
+            config.anchors, state.episodes, state.replay_failures, domain=domain, seed=config.seed, number=number
         )
         if chosen is None:
             return stream.draw(1, domain)[0]

@@ -14,39 +14,39 @@ from roll.pipelines.learning.state import LearningState
 from roll.records import read_record
 from roll.types import Branch, IntArray, MediaSpan, Trajectory, Turn
 
-__all__ = ["AgenticState", "KeptEpisode"]
+__all__ = ["AgenticState", "AnchorEpisode"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KeptEpisode:
+class AnchorEpisode:
     """A successful episode, and the results of rollouts that began at its anchors."""
 
     domain: str
     position: int
-    """Position of its domain's stream when it was drawn."""
+    """Position of the domain's stream when the episode was drawn."""
     trajectory: Trajectory
-    shown: bool = False
-    """Whether it is a demonstration of the user, which is never dropped in favor of another episode."""
-    recent: Mapping[int, tuple[bool, ...]] = field(default_factory=dict)
-    """Results by anchor (the number of replayed turns): whether each of the last rollouts from the anchor succeeded."""
-    passed: frozenset[int] = frozenset()
+    is_demonstration: bool = False
+    """True for a user's demonstration, which is never replaced by another episode."""
+    recent_results: Mapping[int, tuple[bool, ...]] = field(default_factory=dict)
+    """Success of the latest rollouts from each anchor, by the number of replayed turns."""
+    passed_anchors: frozenset[int] = frozenset()
     """Anchors from which the policy succeeds."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the episode as plain data."""
+        """Return the episode as JSON-serializable data."""
         trajectory = self.trajectory
         return {
             "domain": self.domain,
             "position": self.position,
-            "shown": self.shown,
-            "recent": [[anchor, *map(int, found)] for anchor, found in sorted(self.recent.items())],
-            "passed": sorted(self.passed),
+            "shown": self.is_demonstration,
+            "recent": [[anchor, *map(int, found)] for anchor, found in sorted(self.recent_results.items())],
+            "passed": sorted(self.passed_anchors),
             "uid": trajectory.uid,
             "reward": trajectory.reward,
-            "prompt": _pack(trajectory.prompt_token_ids),
-            "tokens": _pack(trajectory.token_ids),
+            "prompt": _encode_tokens(trajectory.prompt_token_ids),
+            "tokens": _encode_tokens(trajectory.token_ids),
             "turns": [[turn.start, turn.end, turn.reward, turn.state] for turn in trajectory.turns],
-            "branches": [[branch.start, _pack(branch.context)] for branch in trajectory.branches],
+            "branches": [[branch.start, _encode_tokens(branch.context)] for branch in trajectory.branches],
             **_encode_media(trajectory),
         }
 
@@ -58,14 +58,14 @@ class KeptEpisode:
             domain=written.domain,
             position=written.position,
             trajectory=written.build_trajectory(),
-            shown=written.shown,
-            recent={anchor: tuple(map(bool, found)) for anchor, *found in written.recent},
-            passed=frozenset(written.passed),
+            is_demonstration=written.shown,
+            recent_results={anchor: tuple(map(bool, found)) for anchor, *found in written.recent},
+            passed_anchors=frozenset(written.passed),
         )
 
 
 class _EpisodeRecord(NamedTuple):
-    """The fields of an episode in the format of `KeptEpisode.to_json`."""
+    """The fields of an episode in the format of `AnchorEpisode.to_json`."""
 
     domain: str
     position: int
@@ -85,11 +85,11 @@ class _EpisodeRecord(NamedTuple):
         prompt_media, media, *of_branches = own or [()] * (2 + len(self.branches))
         return Trajectory(
             uid=self.uid,
-            prompt_token_ids=_unpack(self.prompt),
-            token_ids=_unpack(self.tokens),
+            prompt_token_ids=_decode_tokens(self.prompt),
+            token_ids=_decode_tokens(self.tokens),
             turns=tuple(Turn(start=s, end=e, reward=r, state=state) for s, e, r, state in self.turns),
             branches=tuple(
-                Branch(start=start, context=_unpack(context), media=spans)
+                Branch(start=start, context=_decode_tokens(context), media=spans)
                 for (start, context), spans in zip(self.branches, of_branches, strict=True)
             ),
             prompt_media=prompt_media,
@@ -104,12 +104,21 @@ def _encode_media(trajectory: Trajectory) -> dict[str, Any]:
     return {"media": [[span.to_dict() for span in spans] for spans in parts]} if any(parts) else {}
 
 
-def _pack(token_ids: IntArray) -> str:
+def _encode_tokens(token_ids: IntArray) -> str:
     return base64.b64encode(zlib.compress(np.asarray(token_ids, "<i4").tobytes())).decode()
 
 
-def _unpack(text: str) -> IntArray:
+def _decode_tokens(text: str) -> IntArray:
     return np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i4").astype(np.int32)
+
+
+_JSON_KEYS = {
+    "episodes": "kept",
+    "anchors_in_flight": "begun",
+    "replay_failures": "unrepeated",
+    "demonstrations_played": "shown",
+}
+"""Keys of fields of `AgenticState` in checkpoints, where they differ from the names of the fields."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -118,23 +127,24 @@ class AgenticState(LearningState):
 
     success_rates: dict[str, float] = field(default_factory=dict)
     """Success rate of each environment that was played, averaged over its last episodes."""
-    kept: tuple[KeptEpisode, ...] = ()
+    episodes: tuple[AnchorEpisode, ...] = ()
     """Successful episodes with anchors; at most one per prompt, the oldest first."""
-    begun: dict[str, list[Any]] = field(default_factory=dict)
-    """Draws in flight that begin at an anchor, by id, as [uid of the episode, replayed turns]."""
-    unrepeated: dict[str, int] = field(default_factory=dict)
-    """Number of episodes that each environment did not repeat."""
-    shown: bool = False
-    """Whether the user's demonstrations were played."""
+    anchors_in_flight: dict[str, list[Any]] = field(default_factory=dict)
+    """Anchors of draws in flight, by draw ID, as [UID of the episode, number of replayed turns]."""
+    replay_failures: dict[str, int] = field(default_factory=dict)
+    """Number of episodes per environment that could not be replayed."""
+    demonstrations_played: bool = False
+    """True if the user's demonstrations were played."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the state as plain data, including the kept episodes."""
-        kept, self.kept = self.kept, ()  # not to be copied
+        """Return the state as JSON-serializable data, including the episodes."""
+        episodes, self.episodes = self.episodes, ()  # not to be copied
         try:
             value = super(AgenticState, self).to_json()
         finally:
-            self.kept = kept
-        return {**value, "kept": [episode.to_json() for episode in kept]}
+            self.episodes = episodes
+        value["episodes"] = [episode.to_json() for episode in episodes]
+        return {_JSON_KEYS.get(name, name): part for name, part in value.items()}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
@@ -143,6 +153,7 @@ class AgenticState(LearningState):
         Raises:
             CheckpointVersionError: Another version of ROLL wrote the data, and this version cannot read it.
         """
-        state = super(AgenticState, cls).from_json(value)
-        state.kept = tuple(KeptEpisode.from_json(found) for found in value["kept"])
+        names = {key: name for name, key in _JSON_KEYS.items()}
+        state = super(AgenticState, cls).from_json({names.get(key, key): part for key, part in value.items()})
+        state.episodes = tuple(AnchorEpisode.from_json(found) for found in value["kept"])
         return state

@@ -1,13 +1,13 @@
 """The run's own judge as a role: separate engines with frozen weights, behind one proxy.
 
     reward ──► JudgeRole.generate ──► LLMProxy ──► judge-0, judge-1, …
-                     └─ an engine does not serve, and is not being replaced: start a replacement
+                     └─ an engine has failed, and is not being replaced: start a replacement
 
 Invariants:
     - every failure is an `InfraError`, including an engine that cannot be restarted: the rollout is retried, then
       marked, and the next request tries to start the engine once more;
-    - no engine works for a caller that was canceled;
-    - a timeout counts from when an engine begins the request: queueing is not a failure.
+    - the request of a canceled caller is aborted;
+    - a timeout starts when an engine begins the request, so time in the queue does not count.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class JudgeRole:
 
     Args:
         engines: Engines of the judge, which `close` shuts down.
-        model: Builds the judge model from a function that generates with the engines.
+        build_model: Builds the judge model from a function that generates with the engines.
         emit: Receives trace events.
     """
 
     def __init__(
         self,
         engines: EngineGroup,
-        model: Callable[[Callable[..., Any]], JudgeModel],
+        build_model: Callable[[Callable[..., Any]], JudgeModel],
         emit: Callable[..., None] = lambda **fields: None,
     ) -> None:
         self._engines = engines
@@ -71,7 +71,7 @@ class JudgeRole:
         self._proxy = LLMProxy(engines, router=self._router)
         self._trace = RequestTrace(emit)
         self._figures = _RequestCounters()
-        self.model = model(self.generate)
+        self.model = build_model(self.generate)
 
     async def generate(self, request: GenerationRequest, time_limit_s: float) -> Generation:
         """Run a request on the judge's least loaded engine.
@@ -108,7 +108,7 @@ class JudgeRole:
         return generation
 
     def _restart_engines(self) -> None:
-        """Replace every engine that does not serve, including those that were given up."""
+        """Replace every engine that is not serving, including engines that the fleet no longer restarts."""
         serving = {id(engine) for engine in self._router.serving_engines}
         for engine in self._engines.list_awake():
             if id(engine) not in serving:
@@ -117,9 +117,8 @@ class JudgeRole:
     def collect_metrics(self) -> dict[str, float]:
         """Return the judge's metrics.
 
-        Of the step: verdicts requested and cached, requests, tokens, failures, seconds per request. Of the run:
-        replaced engines and reissued requests.
-        """
+        Metrics of the step: verdicts requested and cached, requests, tokens, failures, seconds per request. Metrics of
+        the whole run: replaced engines and reissued requests."""
         figures, self._figures = self._figures, _RequestCounters()
         usage = self.model.usage
         answered = figures.num_requests - figures.num_failed

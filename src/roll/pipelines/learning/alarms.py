@@ -1,7 +1,6 @@
 """Alarms: warnings about a run that goes wrong, which may also stop the run.
 
-State is the number of steps in a row for each alarm; it is part of the run's state, so that a resumed run alarms at the
-same step.
+The run's state contains the number of consecutive steps of each alarm, so a resumed run raises alarms at the same step.
 """
 
 from __future__ import annotations
@@ -20,27 +19,26 @@ class Alarm:
 
     message: str
     stops: bool
-    """Whether the run ends at this step's boundary."""
+    """True if the run ends at this step's boundary."""
 
 
 def check_alarms(
-    config: AlarmsConfig, metrics: Mapping[str, float], before: Mapping[str, int]
+    config: AlarmsConfig, metrics: Mapping[str, float], streaks: Mapping[str, int]
 ) -> tuple[dict[str, int], list[Alarm]]:
     """Return the alarms that a step's metrics raise.
 
     Args:
         config: Thresholds.
         metrics: Metrics of the step.
-        before: Number of consecutive steps, up to the previous one, in which the condition of each alarm held.
+        streaks: Number of consecutive steps, up to the previous one, in which the condition of each alarm held.
 
     Returns:
         The numbers of consecutive steps up to this step, and the alarms. An alarm is raised when its condition has held
-        in `config.patience` consecutive steps, and not again until the condition has cleared.
-    """
+    in `config.patience` consecutive steps. It is raised again only after the condition has cleared."""
     counts: dict[str, int] = {}
     alarms = []
     for name, problem in (*_check_training(config, metrics), *_check_answers(config, metrics)):
-        counts[name] = before.get(name, 0) + 1
+        counts[name] = streaks.get(name, 0) + 1
         if counts[name] == config.patience:
             steps = f"{config.patience} steps in a row" if config.patience > 1 else "this step"
             alarms.append(Alarm(message=f"{problem} ({steps}; alarms.{name})", stops=config.stops_on(name)))

@@ -41,16 +41,14 @@ def compute_router_replay_metrics(
 ) -> dict[str, float]:
     """Compute the router-replay metrics of a step, below `agreement/`.
 
-    `replayed_share` is the share of tokens in the forward pass that had experts of the engine; `expert_overlap` is the
-    share of these choices that the trainer's routers also make. `own_routing/…` compares the engine's log-probs with
-    the trainer's under its own routing, `engine_routing/…` with the trainer's under the engine's routing, over the same
-    tokens: mean and largest absolute difference, and the divergence of the engine's distribution from the trainer's,
-    the mean of exp(d) - 1 - d for d = trainer - engine, which is unbiased (k3 of
-    http://joschu.net/blog/kl-approx.html).
+    `replayed_share` is the share of tokens in the forward pass with recorded experts, and `expert_overlap` the share of
+    these choices that the trainer's routers also make. `own_routing/…` and `engine_routing/…` compare log-probs of
+    engine and trainer over the same tokens, with the trainer's or the engine's routing: the mean and the largest
+    absolute difference, and an unbiased estimate of the KL divergence (k3 of http://joschu.net/blog/kl-approx.html).
 
     Args:
         batch: The batch of the step.
-        own: Log-probs and experts of its first samples with recorded experts, as `score_with_own_routing` returns them.
+        own: Log-probs and experts of the first samples with recorded experts; the result of `score_with_own_routing`.
         replayed: Log-probs of all samples in the pass with router replay; empty without such a pass.
     """
     known, inputs = 0, 0
@@ -91,10 +89,10 @@ def _compute_distance(
 
 
 def _match_choices(engine: IntArray, trainer: IntArray) -> IntArray:
-    """Return a flat array of booleans: for each expert that the engine chose, whether the trainer chose it too, for the
-    same token and layer.
+    """Return a flat boolean array: for each expert that the engine chose, True if the trainer chose it for the same
+    token and layer.
 
-    Both arguments have the shape [L, layers, k]. Tokens whose experts are unknown in either are left out.
+    Both arguments have the shape [L, layers, k]. Tokens without known experts in one of the arguments are left out.
     """
     both = (engine[..., 0] >= 0) & (trainer[..., 0] >= 0)
     return (engine[both][..., None] == trainer[both][..., None, :]).any(-1).ravel()

@@ -5,9 +5,8 @@
                                   │
                                   └─► the last steps together ──► alarm
 
-A verifier that requires finished answers does not judge an answer that was cut off, so such an answer gives no
-information about the verifier: shares are of the answers that were, or should have been, judged.
-"""
+A verifier that requires finished answers does not judge truncated answers. Shares are therefore relative to the answers
+that were judged or should have been judged."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ class Failures:
     failed: int = 0
     """Number of answers without a reward (`infra_error`)."""
     timed_out: int = 0
-    """Number of answers whose verifier timed out, and which got a reward of 0."""
+    """Number of answers with a reward of 0 because their verifier timed out."""
     causes: Counter[str] = field(default_factory=Counter)
     """Number of answers without a reward, by cause."""
     prompts: dict[str, str] = field(default_factory=dict)
@@ -119,15 +118,15 @@ def describe_failures(failures: Failures) -> str:
 
 
 def check_failures(
-    config: AlarmsConfig, window: Sequence[Sequence[int]], latest: Failures, *, first: bool
+    config: AlarmsConfig, window: Sequence[Sequence[int]], latest: Failures, *, is_first_step: bool
 ) -> list[Alarm]:
-    """Return the alarms about failed and timed-out answers, whose numbers are summed over the last steps.
+    """Return the alarms about failed and timed-out answers, summed over the last steps.
 
     Args:
         config: Thresholds.
         window: `Failures.counts` of the last steps, at most `config.patience`, including the latest.
         latest: Failures of the step that has just ended.
-        first: Whether it is the first step of a session, which stops at once if all answers failed.
+        is_first_step: Whether it is the first step of a session, which stops at once if all answers failed.
     """
     full = len(window) >= config.patience
     num_judged = sum(counts[0] for counts in window)
@@ -140,7 +139,7 @@ def check_failures(
         if limit is None or not now:
             continue
         count = sum(counts[index] for counts in window)
-        all_failed = first and now == latest.num_judged
+        all_failed = is_first_step and now == latest.num_judged
         if all_failed or (full and count > limit * num_judged):
             last = describe_failures(latest)
             message = f"{count} of {num_judged} answers of {len(window)} steps {problem}; in the last step, {last}"
@@ -150,12 +149,12 @@ def check_failures(
 
 
 def check_step_failures(
-    config: AlarmsConfig, state: LearningState, groups: Iterable[Group], *, first: bool
+    config: AlarmsConfig, state: LearningState, groups: Iterable[Group], *, is_first_step: bool
 ) -> list[Alarm]:
     """Store a finished step's failure counts in `state`, log them, and return the alarms about too many failures."""
     failures = count_failures(groups)
     state.failures = [*state.failures, failures.counts][-config.patience :]
-    alarms = check_failures(config, state.failures, failures, first=first)
+    alarms = check_failures(config, state.failures, failures, is_first_step=is_first_step)
     if alarms:
         state.failures = []  # a run that is resumed after an alarm gets as many steps again
     elif text := describe_failures(failures):

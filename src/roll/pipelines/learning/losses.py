@@ -60,7 +60,7 @@ def build_policy_loss(algorithm: AlgorithmConfig, kl_coefficient: float | None =
 
     Args:
         algorithm: The algorithm's settings.
-        kl_coefficient: Coefficient that replaces the configured one, if it adapts.
+        kl_coefficient: An adaptive KL coefficient that replaces the configured one.
     """
     loss, observed, pattern = (
         _build_plain_policy_loss(algorithm, kl_coefficient),

@@ -34,10 +34,9 @@ def compute_mean_advantages(batch: TrainingBatch) -> dict[str, float]:
 def compute_agreement_metrics(batch: TrainingBatch, results: Sequence[StepResult]) -> dict[str, float]:
     """Compute how far log-probs of engine and trainer differ over all trained tokens.
 
-    The trainer's log-probs are those before the update, or of the only update. The metrics are mean and largest
-    absolute difference, quantiles of the factor old/rollout, and the effective sample size under these factors as a
-    share of tokens; there are none if no sample has the log-probs of both.
-    """
+    The trainer's log-probs come from before the update or, with a single update, from its forward pass. The metrics are
+    mean and largest absolute difference, quantiles of the factor old/rollout, and the effective sample size under these
+    factors as a share of tokens; there are no metrics if no sample has both log-probs."""
     given = [s.old_logprobs for s in batch.samples]
     trainer = given if all(x is not None for x in given) else (results[0].logprobs if len(results) == 1 else ())
     differences = [

@@ -22,14 +22,14 @@ class LearningState(RunState):
     moments: dict[str, Moments] = field(default_factory=dict)
     """Moments of all rewards so far, by domain, for running normalization."""
     kl_coefficient: float | None = None
-    """KL coefficient of the next step, if it adapts."""
+    """Adaptive KL coefficient of the next step; `None` if it is constant."""
     failures: list[list[int]] = field(default_factory=list)
     """`Failures.counts` of the last steps: the numbers of judged, failed and timed-out answers."""
     verifiers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """State of rewards that later judgments depend on, by domain and component (`WeightedReward.state()`)."""
+    """State of stateful rewards, by domain and component (`WeightedReward.state()`)."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the state as plain data, including the reward moments."""
+        """Return the state as JSON-serializable data, including the reward moments."""
         moments = {domain: found.to_json() for domain, found in self.moments.items()}
         return {**super(LearningState, self).to_json(), "moments": moments}
 

@@ -48,7 +48,7 @@ class UpdateResults:
 
     @property
     def has_new_weights(self) -> bool:
-        """Whether the policy's weights changed."""
+        """True if the policy's weights changed."""
         return any(result.stepped for result in self.results)
 
 
@@ -102,7 +102,7 @@ async def learn(
 def needs_old_logprobs(algorithm: AlgorithmConfig) -> bool:
     """Return whether log-probs of the policy before the update need a separate forward pass.
 
-    With a single update they equal those of the update's own forward pass.
+    With a single update, its own forward pass computes them.
     """
     in_reward = algorithm.uses_reference and algorithm.kl.apply_to == "reward"
     return algorithm.updates_per_step > 1 or in_reward
@@ -111,7 +111,8 @@ def needs_old_logprobs(algorithm: AlgorithmConfig) -> bool:
 async def _compute_logprobs(
     run: Run[LearningState], learner: Learner, algorithm: AlgorithmConfig, batch: TrainingBatch
 ) -> dict[str, Sequence[Any]]:
-    """Return the columns `old_logprobs` and `ref_logprobs`, those that are used, and other outputs of these passes."""
+    """Return the columns `old_logprobs` and `ref_logprobs` if they are used, and other outputs of their forward
+    passes."""
     columns: dict[str, Sequence[Any]] = {}
     if needs_old_logprobs(algorithm):
         observed = get_attention_range(algorithm)

@@ -28,7 +28,7 @@ class AnswersObjective:
 
     online: OnlineRun[Any, Any]
     choose: Callable[[Sequence[Rollout]], list[Answers] | str]
-    """Returns the answers to train on from a group's scored rollouts, or why there are none."""
+    """Returns the answers to train on from a group's scored rollouts, or the reason if there are none."""
     build: Callable[[AnswerSelection], Awaitable[TrainingBatch]]
     """Builds the batch of the chosen answers, with all columns that the loss needs."""
     loss: LossFn
@@ -37,7 +37,7 @@ class AnswersObjective:
     measure: Callable[[TrainingBatch], dict[str, float]] = lambda batch: {}
     """Returns metrics of a batch before the update."""
     has_advantages: bool = False
-    """Whether samples have advantages; advantages are recorded with the rollouts."""
+    """True if samples have advantages; advantages are recorded with the rollouts."""
 
     async def collect(self, batch: Batch) -> CollectedBatch[AnswerSelection]:
         """Choose the answers of each group to train on; return them with metrics and the outcome of every draw."""
@@ -64,4 +64,4 @@ class AnswersObjective:
         )
 
     def update_state(self, collected: CollectedBatch[AnswerSelection]) -> None:
-        """Do nothing: later steps depend on nothing that this objective computes."""
+        """Do nothing, because this objective has no state."""

@@ -15,7 +15,7 @@ __all__ = ["collect_draw_outcomes", "compute_step_metrics", "record_draw_outcome
 
 
 def collect_draw_outcomes(batch: Batch) -> dict[int, tuple[DrawOutcome, str]]:
-    """Return, by draw id, the outcome of each draw that is not trained, and the reason.
+    """Return the outcome and the reason of each draw that is not trained, by draw ID.
 
     Outcomes are `FILTERED` (replaced or stopped early) and `EXPIRED`.
     """

@@ -2,13 +2,13 @@
 
     collect ─► learn ─► weight sync ─► boundary: every draw has its outcome ─► evaluate ─► collect …
 
-    at an async ratio of 0     one thing after the other: every batch comes from the newest policy
-    above 0                    engines generate meanwhile, at most ⌈α⌉ policy versions behind, and answer evaluations
+    at an async ratio of 0     sequential: every batch comes from the newest policy
+    above 0 engines generate during training, at most ⌈α⌉ policy versions behind, and answer evaluations
 
-The pipeline's objective defines how a batch is trained on. Work before the first update may be discarded at any moment
+The pipeline's objective defines how to train on a batch. Work before the first update may be discarded at any moment
 (a signal, a crash): it changes no persistent state. The rest of a step runs to its boundary, where it can be saved.
 
-The loop uses run, trainer and engines only through protocols, and takes the time only from asyncio.
+The loop uses run, trainer and engines only through protocols, and reads the time only from asyncio.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class BatchSource(Protocol):
 
 
 class Recorder(Protocol):
-    """Records everything that passes from generation to training, so that it can be replayed."""
+    """Records all data that generation passes to training, for a replay."""
 
     def listen(self, lifecycle: LifeCycle, proxy: LLMProxy) -> None:
         """Observe every transition and every request."""
@@ -73,11 +73,11 @@ class RunEngines(Engines, Protocol):
         ...
 
     def get_verifier_states(self) -> dict[str, Any] | None:
-        """Return the rewards' states on which later scores depend, by domain; `None` if the run scores nothing."""
+        """Return the states of stateful rewards, by domain; `None` if the run has no rewards."""
         ...
 
     def trace(self) -> None:
-        """Write to the trace which steps the engines have run since the last call."""
+        """Write the engines' steps since the last call to the trace."""
         ...
 
     async def wait_for_evaluation(self) -> None:
@@ -102,7 +102,7 @@ class OnlineRun(Generic[C_co, E_co]):
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether generation and evaluation run concurrently with training."""
+        """True if generation and evaluation run concurrently with training."""
         return self.config.rollout.scheduling.async_ratio > 0
 
     def open_session(self) -> AbstractAsyncContextManager[None]:
@@ -154,7 +154,7 @@ class OnlineRun(Generic[C_co, E_co]):
         run.mid_update = False
         # After the boundary, so that an alarm that stops the run saves the step that it reports.
         state.alarms, alarms = check_alarms(limits, metrics, state.alarms)
-        alarms += check_step_failures(limits, state, batch.groups, first=state.step == run.began_at + 1)
+        alarms += check_step_failures(limits, state, batch.groups, is_first_step=state.step == run.began_at + 1)
         metrics |= (
             measures.compute_run_metrics(state, run.ledger, self.policy_engines.get_counts())
             | self.policy_engines.collect_metrics()

@@ -37,7 +37,7 @@ class UpdateOutcome:
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     stepped: bool = False
-    """Whether the policy's weights changed."""
+    """True if the policy's weights changed."""
     advantages: Mapping[str, float] = field(default_factory=dict)
     """Mean advantage of each rollout, by sample id."""
     tokens: Mapping[str, Mapping[str, FloatArray]] = field(default_factory=dict)

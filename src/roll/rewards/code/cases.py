@@ -55,7 +55,7 @@ class CallCase:
     match: Literal["equal", "json", "wrapped", "exact"] = "equal"
     """How the value is compared: see `is_same_value`."""
     as_online_judge: bool = False
-    """Whether the function may also be a method of a class `Solution` (for `Solution().f`, a plain function), and the
+    """True if the function may also be a method of a class `Solution` (for `Solution().f`, a plain function), and the
     code may use the modules that online judges import: see `interpreter.JUDGE_IMPORTS`."""
 
     @property

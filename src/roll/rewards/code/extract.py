@@ -56,7 +56,7 @@ class _Block:
 
     @property
     def is_session(self) -> bool:
-        """Whether the block shows an interactive session."""
+        """True if the block shows an interactive session."""
         return _SESSION.match(self.content.lstrip("\n")) is not None
 
 

@@ -53,7 +53,7 @@ class Task:
 
     @property
     def reads_input(self) -> bool:
-        """Whether a case passes input to the program."""
+        """True if a case passes input to the program."""
         return any(isinstance(case, StdinCase) and case.stdin.strip() for case in self.cases)
 
 

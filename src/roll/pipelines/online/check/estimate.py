@@ -58,7 +58,7 @@ class RunSizes:
     """Approximate number of micro-batches per rank and step."""
     tokens_per_micro_batch: int
     media_tokens: int
-    """Maximum number of feature tokens of the different images of a micro-batch."""
+    """Maximum number of feature tokens per micro-batch; repeated images count once."""
     evaluation_samples: int
     num_evaluations: int
     epochs: Mapping[str, float]
@@ -83,7 +83,7 @@ def compute_run_sizes(
         held_out_prompts: Number of held-out prompts.
         trained_per_group: Largest numbers of trained units and of trained answers per group; by default, one unit of
             all answers.
-        media_per_prompt: Feature tokens of the different images of the prompt with most of them.
+        media_per_prompt: Maximum number of feature tokens per prompt; repeated images count once.
     """
     rollout, training, evaluation = config.rollout, config.training, config.evaluation
     units, answers = trained_per_group or (1, rollout.group_size)
@@ -120,7 +120,7 @@ def _count_evaluations(config: RolloutRunConfig) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ExtraMemory:
-    """Memory of a pipeline apart from policy, engines and judge."""
+    """Memory that a pipeline needs in addition to policy, engines and judge."""
 
     policy_bytes: Mapping[str, int] = field(default_factory=dict)
     """Additional bytes on a rank of the policy's trainer, by component."""
@@ -152,7 +152,7 @@ def estimate_memory_by_role(
         engine_kind: Kind of engine; see `ENGINES`.
         max_context: Longest prompt plus answer, in tokens.
         on_accelerator: Whether to estimate device memory; host libraries are then left out.
-        judge: The run's own judge; `None` without one, or if its size is unknown.
+        judge: The run's own judge; `None` if the run has none or its size is unknown.
         extra: Memory of the pipeline's other roles.
     """
     element, ranks, number = get_element_bytes(config.model.dtype), config.num_ranks, config.num_engines

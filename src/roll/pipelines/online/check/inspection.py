@@ -54,7 +54,7 @@ def inspect_run(
         config: Configuration of the run.
         method: Name of the method.
         checks: Checks of the pipeline, which run after the check of the model.
-        extra_memory: Returns the pipeline's memory apart from policy, engines and judge.
+        extra_memory: Returns the memory that the pipeline needs in addition to policy, engines and judge.
         trained_per_group: Argument of `compute_run_sizes`.
     """
     return run_checks(
@@ -91,7 +91,7 @@ def _check_roles(report: Report, config: RolloutRunConfig) -> None:
 
 
 def _check_continuations(report: Report, config: RolloutRunConfig) -> None:
-    """Note if the engine samples the rest of an interrupted answer with other random numbers."""
+    """Add a note if the engine continues an interrupted answer with different random numbers."""
     from roll.inference import get_engine_capabilities
 
     kind = report.engine_kind or config.inference.engine
@@ -304,7 +304,7 @@ def _try_rewards_on_examples(report: Report, config: RolloutRunConfig) -> None:
     examples = [(entries[domain], p) for domain, p in report.examples.items() if p.environment is None]
     asking = sorted({p.domain for entry, p in examples if any(reward.asks_own_judge for reward in entry.reward)})
     if asking:
-        report.notes.append(f"the judge answers only during a run, so the reward of {', '.join(asking)} is not tried.")
+        report.notes.append(f"the judge answers only during a run, so the reward of {', '.join(asking)} is not tested.")
         examples = [(entry, p) for entry, p in examples if p.domain not in asking]
     if not examples:
         return

@@ -63,7 +63,7 @@ class FrameSplitter:
     def __init__(self):
         self._buffer = bytearray()
         self.broken = False
-        """Whether a frame was longer than any valid frame; the rest of the stream is then ignored."""
+        """True if a frame was longer than any valid frame; the rest of the stream is then ignored."""
 
     def feed(self, data):
         """Add data to the stream; yield the body of each frame that it completes."""

@@ -63,7 +63,7 @@ class ProcessEnd(NamedTuple):
 
     @property
     def is_over_time(self):
-        """Whether the process was ended because it exceeded its time limit."""
+        """True if the process was ended because it exceeded its time limit."""
         return self.limit in ("cpu_time", "wall_time")
 
 
@@ -83,7 +83,7 @@ class Answer(NamedTuple):
     text: str = ""
     error: int = -1
     awaited: bool = False
-    """Whether the value is the result of an awaitable, which the candidate's side has awaited."""
+    """True if the value is the result of an awaitable, which the candidate's side has awaited."""
     missing: bool = False
     args: Any = None
     kwargs: Any = None

@@ -43,7 +43,7 @@ class SampleRecord:
 def draw_grid(records: Sequence[SampleRecord]) -> NDArray[np.uint8]:
     """Return one image [H, W, 3]: a row per draw, at most `MAX_ROWS` rows and `MAX_COLUMNS` columns.
 
-    A video shows its last frame.
+    For a video, the last frame is drawn.
     """
     rows: dict[int, list[NDArray[np.uint8]]] = {}
     for record in records:
@@ -61,7 +61,7 @@ def draw_grid(records: Sequence[SampleRecord]) -> NDArray[np.uint8]:
 
 
 def write_samples(directory: Path, stem: str, records: Sequence[SampleRecord], store: MediaStore | None) -> None:
-    """Write the image grid and the table of samples and, with a store, every image. A failure is only logged."""
+    """Write the image grid and the table of samples and, with a store, every image. Errors are logged, not raised."""
     if not records:
         return
     try:

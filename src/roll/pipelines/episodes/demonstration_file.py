@@ -17,7 +17,7 @@ __all__ = ["Demonstration", "read_demonstrations"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demonstration:
-    """A successful episode of the user, by seed and actions."""
+    """A successful episode that the user describes by its seed and actions."""
 
     domain: str
     seed: int
