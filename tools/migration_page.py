@@ -70,7 +70,7 @@ def _section(title: str, rules: Sequence[Rule]) -> Iterator[str]:
     yield from ("", f"## {title}", "", "| key | default | key in ROLL | note |", "|---|---|---|---|")
     for rule in rules:
         if rule.kind in ("renamed", "companion"):
-            where = ", ".join(f"`{key}`" for key in rule.to) or "no key: ROLL does the same"
+            where = ", ".join(f"`{key}`" for key in rule.targets) or "no key: ROLL does the same"
             yield _row(rule, where, rule.note)
     for kind, words in (("unsupported", "no counterpart"), ("ignored", "not needed")):
         for rule in rules:

@@ -82,10 +82,10 @@ def resume(
     Args:
         run: The run directory.
         overrides: Changes to the run's configuration, such as `training.num_steps=80`; later continuations keep them.
-        data: The rows that the run began with, if they were passed as objects: they are not saved in a file. They are
-            compared with the checkpoint.
+        data: The rows with which the run began, if they were passed as Python objects, which a run does not save. The
+            rows are compared with the checkpoint.
         held_out: See `data`.
-        reward: The functions that the run began with, if they were passed as objects.
+        reward: The functions with which the run began, if they were passed as Python objects.
         on_step: See `train`.
         on_evaluation: See `train`.
         on_save: See `train`.
@@ -93,7 +93,7 @@ def resume(
     Raises:
         RunDirectoryError: The directory has no run.
         ConfigError: An override is wrong, or cannot be changed within a run; or objects are missing.
-        CheckpointError: The rows are not those that the run began with.
+        CheckpointError: The rows differ from the rows with which the run began.
     """
     from roll.tracking.run_directory import RunDirectory
 

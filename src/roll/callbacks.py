@@ -34,10 +34,10 @@ class Callbacks:
         for name in ("on_step", "on_evaluation", "on_save"):
             function = getattr(self, name)
             if function is not None and not callable(function):
-                raise ConfigError(f"{name} is of type {type(function).__name__}: give a function.")
+                raise ConfigError(f"{name} is of type {type(function).__name__}: pass a function.")
             if inspect.iscoroutinefunction(function):
                 raise ConfigError(
-                    f"{name} is a coroutine function: give an ordinary function, which is called between steps."
+                    f"{name} is a coroutine function: pass an ordinary function, which is called between steps."
                 )
 
     def notify_step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -52,12 +52,12 @@ class Callbacks:
         """Call `on_save` after a checkpoint is complete."""
         self._call("on_save", step, path)
 
-    def _call(self, name: str, step: int, what: Any) -> None:
+    def _call(self, name: str, step: int, argument: Any) -> None:
         function = getattr(self, name)
         if function is None:
             return
         try:
-            function(step, what)
+            function(step, argument)
         except (Exception, KeyboardInterrupt) as error:  # the user's code may fail with anything, or be interrupted
             raise CallbackError(
                 f"the callback {name} ({_describe_location(function)}) failed at step {step}: {_describe_error(error)}"

@@ -218,7 +218,8 @@ def _call_user_estimator(function: Callable[..., Any], path: str, episodes: list
         raise ConfigError(f"advantage function '{path}' failed at {place}: {one_line_error(error)}") from error
     if len(given) != len(episodes):
         raise ConfigError(
-            f"advantage function '{path}' returned {len(given)} values for {len(episodes)} episodes: return one each."
+            f"advantage function '{path}' returned {len(given)} values for {len(episodes)} episodes: return one "
+            "value per episode."
         )
     advantages = []
     for episode, array in zip(episodes, given, strict=True):

@@ -48,14 +48,14 @@ def encode_words(text: str) -> list[int]:
 
 
 def read_answers(
-    path: Path, domains: list[str], tokens: Callable[[str], list[int]], limit: int | None
+    path: Path, domains: list[str], tokenize: Callable[[str], list[int]], limit: int | None
 ) -> Iterator[AnswerLine]:
     """Yield at most `limit` answers of a JSON Lines file; empty lines are skipped.
 
     Args:
         path: the file.
         domains: domains that can be scored; each line must name its domain, unless there is only one.
-        tokens: function that tokenizes a string.
+        tokenize: function that tokenizes a string.
         limit: maximum number of answers to read.
 
     Raises:
@@ -70,7 +70,7 @@ def read_answers(
                 if limit is not None and count >= limit:
                     return
                 count += 1
-                yield _parse_line(line, number, f"'{path}', line {number}", domains, tokens)
+                yield _parse_line(line, number, f"'{path}', line {number}", domains, tokenize)
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
@@ -80,37 +80,37 @@ def read_answers(
 
 
 def _parse_line(
-    line: str, number: int, where: str, domains: list[str], tokens: Callable[[str], list[int]]
+    line: str, number: int, location: str, domains: list[str], tokenize: Callable[[str], list[int]]
 ) -> AnswerLine:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: the line is not valid JSON ({error}): {short(line.strip())}") from None
+        raise DataError(f"{location}: the line is not valid JSON ({error}): {short(line.strip())}") from None
     if not isinstance(row, dict):
-        raise DataError(f"{where}: an answer must be a JSON object, got {type(row).__name__}: {short(line.strip())}")
+        raise DataError(f"{location}: an answer must be a JSON object, got {type(row).__name__}: {short(line.strip())}")
     response_key = _find_key(row, _RESPONSE_KEYS)
     if response_key is None:
         hint = did_you_mean(next(iter(row), ""), _RESPONSE_KEYS)
         keys = ", ".join(map(repr, list(row)[:20])) or "none"
-        raise DataError(f"{where}: the key 'response', the answer to score, is missing. Keys: {keys}.{hint}")
-    response = _read_typed_value(row, response_key, str, "", where)
+        raise DataError(f"{location}: the key 'response', the answer to score, is missing. Keys: {keys}.{hint}")
+    response = _read_typed_value(row, response_key, str, "", location)
     answer_key, prompt_key = _find_key(row, ANSWER_KEYS), _find_key(row, _PROMPT_KEYS)
-    answer = _read_plain_value(row[answer_key], answer_key, where) if answer_key else ""
-    finished = _read_typed_value(row, "finished", bool, True, where)
-    metadata = _read_typed_value(row, "metadata", dict, {}, where)
+    answer = _read_plain_value(row[answer_key], answer_key, location) if answer_key else ""
+    finished = _read_typed_value(row, "finished", bool, True, location)
+    metadata = _read_typed_value(row, "metadata", dict, {}, location)
     taken = {response_key, answer_key, prompt_key, *_OTHER_KEYS}
     prompt = Prompt(
         uid=f"line {number}",
-        domain=_read_domain(row, domains, where),
-        messages=_parse_messages(row.get(prompt_key, "") if prompt_key else "", where),
+        domain=_read_domain(row, domains, location),
+        messages=_parse_messages(row.get(prompt_key, "") if prompt_key else "", location),
         answer=answer,
         metadata={**{key: value for key, value in row.items() if key not in taken}, **metadata},
     )
     return AnswerLine(
         number=number,
         domain=prompt.domain,
-        rollout=make_rollout(prompt, response, tokens(response), finished=finished),
-        expected=_read_expected(row, where),
+        rollout=make_rollout(prompt, response, tokenize(response), finished=finished),
+        expected=_read_expected(row, location),
     )
 
 
@@ -118,35 +118,37 @@ def _find_key(row: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
     return next((name for name in names if name in row), None)
 
 
-def _read_plain_value(value: Any, key: str, where: str) -> str:
+def _read_plain_value(value: Any, key: str, location: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise DataError(f"{where}: '{key}' must be text or a number, got {short(value)}.")
+        raise DataError(f"{location}: '{key}' must be text or a number, got {short(value)}.")
     return str(value)
 
 
-def _read_typed_value(row: Mapping[str, Any], key: str, kind: type, default: Any, where: str) -> Any:
+def _read_typed_value(row: Mapping[str, Any], key: str, kind: type, default: Any, location: str) -> Any:
     value = row.get(key, default)
     if not isinstance(value, kind):
         words = {bool: "true or false", dict: "an object", str: "text"}[kind]
-        raise DataError(f"{where}: '{key}' must be {words}, got {short(value)}.")
+        raise DataError(f"{location}: '{key}' must be {words}, got {short(value)}.")
     return value
 
 
-def _read_domain(row: Mapping[str, Any], domains: list[str], where: str) -> str:
-    named = _read_typed_value(row, "domain", str, "", where)
+def _read_domain(row: Mapping[str, Any], domains: list[str], location: str) -> str:
+    named = _read_typed_value(row, "domain", str, "", location)
     if named in domains:
         return named
     if len(domains) == 1 and not named:
         return domains[0]
     known = ", ".join(f"'{domain}'" for domain in domains)
     if not named:
-        raise DataError(f"{where}: the key 'domain' is missing, and there are several rewards: choose one of {known}.")
+        raise DataError(
+            f"{location}: the key 'domain' is missing, and there are several rewards: choose one of {known}."
+        )
     if domains == [""]:
         return ""
-    raise DataError(f"{where}: unknown domain '{named}'.{did_you_mean(named, domains)} Choose one of {known}.")
+    raise DataError(f"{location}: unknown domain '{named}'.{did_you_mean(named, domains)} Choose one of {known}.")
 
 
-def _parse_messages(value: Any, where: str) -> tuple[Message, ...]:
+def _parse_messages(value: Any, location: str) -> tuple[Message, ...]:
     if isinstance(value, str):
         return (Message(role="user", content=value),)
     is_chat = isinstance(value, list) and all(
@@ -154,14 +156,14 @@ def _parse_messages(value: Any, where: str) -> tuple[Message, ...]:
         for message in value
     )
     if not is_chat:
-        raise DataError(f"{where}: the prompt must be text or a list of chat messages, got {short(value)}.")
+        raise DataError(f"{location}: the prompt must be text or a list of chat messages, got {short(value)}.")
     return tuple(Message(role=message["role"], content=message["content"]) for message in value)
 
 
-def _read_expected(row: Mapping[str, Any], where: str) -> bool | float | None:
+def _read_expected(row: Mapping[str, Any], location: str) -> bool | float | None:
     value = row.get("expected")
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int | float):
         return float(value)
-    raise DataError(f"{where}: 'expected' must be true, false or a number, got {short(value)}.")
+    raise DataError(f"{location}: 'expected' must be true, false or a number, got {short(value)}.")

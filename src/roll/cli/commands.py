@@ -1,4 +1,4 @@
-"""The commands. Each imports its dependencies when it runs."""
+"""The commands of `roll`. Each command imports its dependencies when it runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from roll.cli.completing import complete_directories, complete_files
+from roll.cli.completion import complete_directories, complete_files
 from roll.cli.doctor import doctor
 from roll.cli.environments import env
 from roll.cli.init import init
@@ -21,16 +21,16 @@ from roll_sandbox.cli import sandbox
 if TYPE_CHECKING:
     from roll.tracking import Summary
 
-__all__ = ["Session", "roll"]
+__all__ = ["CommandState", "roll"]
 
 
 @dataclass
-class Session:
+class CommandState:
     """State of a command that `main` reports if the command fails or is interrupted."""
 
     run_dir: Path | None = None
     own_process: bool = False
-    """Whether this process runs only the command, so that a command may affect global state."""
+    """True if this process runs only the command, so that the command may change global state."""
 
 
 _overrides = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
@@ -76,7 +76,7 @@ def roll() -> None:
 @_file
 @_overrides
 @click.pass_obj
-def train(session: Session, file: str, overrides: tuple[str, ...]) -> int:
+def train(state: CommandState, file: str, overrides: tuple[str, ...]) -> int:
     """Train with the configuration in FILE.
 
     Override values with KEY=VALUE, for example training.learning_rate=2e-5 or data.0.max_operand=20;
@@ -86,7 +86,7 @@ def train(session: Session, file: str, overrides: tuple[str, ...]) -> int:
     from roll.config.load import load_config
 
     config = load_config(file, overrides)
-    session.run_dir = config.run_dir
+    state.run_dir = config.run_dir
     return _compute_exit_code(start(config))
 
 
@@ -94,7 +94,7 @@ def train(session: Session, file: str, overrides: tuple[str, ...]) -> int:
 @click.argument("run", metavar="RUN", shell_complete=complete_directories)
 @_overrides
 @click.pass_obj
-def resume(session: Session, run: str, overrides: tuple[str, ...]) -> int:
+def resume(state: CommandState, run: str, overrides: tuple[str, ...]) -> int:
     """Continue a run from its newest checkpoint.
 
     RUN is the run directory, such as runs/quickstart. Overrides may change the number of steps, trainer ranks and
@@ -102,7 +102,7 @@ def resume(session: Session, run: str, overrides: tuple[str, ...]) -> int:
     """
     from roll.api import resume as start
 
-    session.run_dir = Path(run)
+    state.run_dir = Path(run)
     return _compute_exit_code(start(run, overrides))
 
 
@@ -112,7 +112,7 @@ def resume(session: Session, run: str, overrides: tuple[str, ...]) -> int:
 @click.option("--only", type=click.Choice(["train", "rollout"]), default="train", help="Part of the run to repeat.")
 @click.option("--checkpoint", metavar="PATH", help="Start from this checkpoint: RUN/checkpoints/step-N.")
 @click.pass_obj
-def replay(session: Session, run: str, overrides: tuple[str, ...], only: str, checkpoint: str | None) -> int:
+def replay(state: CommandState, run: str, overrides: tuple[str, ...], only: str, checkpoint: str | None) -> int:
     """Repeat the recorded run RUN in a new run directory.
 
     \b
@@ -128,7 +128,7 @@ def replay(session: Session, run: str, overrides: tuple[str, ...], only: str, ch
 
     chosen: Literal["train", "rollout"] = "train" if only == "train" else "rollout"
     config = load_replay_config(run, overrides, only=chosen, checkpoint=checkpoint)
-    session.run_dir = config.run_dir
+    state.run_dir = config.run_dir
     return _compute_exit_code(start(config))
 
 
@@ -137,7 +137,7 @@ def replay(session: Session, run: str, overrides: tuple[str, ...], only: str, ch
 @_overrides
 @click.option("--dry-run", is_flag=True, help="Also try a training step of one rank, without weights or devices.")
 @click.pass_obj
-def check(session: Session, file: str, overrides: tuple[str, ...], dry_run: bool) -> None:
+def check(state: CommandState, file: str, overrides: tuple[str, ...], dry_run: bool) -> None:
     """Check a run before it starts, and show the resources that it needs.
 
     Prints devices, memory, batch arithmetic, files, one prompt and one reward. Takes seconds and loads no weights; for
@@ -159,7 +159,7 @@ def check(session: Session, file: str, overrides: tuple[str, ...], dry_run: bool
     their_code = config.model.trust_remote_code or has_user_code(config.model_dump())
     # Importing torch takes seconds. A check needs it only for the user's code; libraries that import torch if it is
     # installed, such as transformers, get an ImportError.
-    if session.own_process and not their_code:
+    if state.own_process and not their_code:
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     report = CHECKS.get(config.pipeline)(config)
     if dry_run:

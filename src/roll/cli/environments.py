@@ -87,7 +87,7 @@ def play(
     If the environment expects \\boxed{} around an answer, type only the content. An empty line plays a random action;
     Ctrl-D quits.
     """
-    from roll.cli.playing import build_human_policy, play_one_episode
+    from roll.cli.play import build_human_policy, play_one_episode
     from roll.running import run_to_end
     from roll.tracking.escape import escape_controls
     from roll.types import describe_content
@@ -96,7 +96,7 @@ def play(
     if played.terminated or played.truncated:
         click.echo(escape_controls(describe_content(played.turns[-1].observation)))
     click.echo(f"═══ {played.ending} after {len(played.turns)} turns, rewards {played.total:g}")
-    _write([played], id, html_file, text_file, demonstrations_file)
+    _write_transcripts([played], id, html_file, text_file, demonstrations_file)
 
 
 @env.command()
@@ -178,7 +178,7 @@ def rollout(
 
     The API key of an OpenAI-compatible server is read from OPENAI_API_KEY.
     """
-    from roll.cli.playing import PlayerSettings, play_episodes
+    from roll.cli.play import PlayerSettings, play_episodes
     from roll.envs.transcripts import render_text
     from roll.running import run_to_end
 
@@ -196,7 +196,7 @@ def rollout(
         f"{len(played)} episode(s): mean reward {sum(totals) / len(totals):.3f}, from {totals[0]:g} to "
         f"{totals[-1]:g}; {sum(len(each.turns) for each in played) / len(played):.1f} turns on average."
     )
-    _write(played, id, html_file, text_file, demonstrations_file)
+    _write_transcripts(played, id, html_file, text_file, demonstrations_file)
 
 
 @env.command()
@@ -309,18 +309,18 @@ def _parse_tool(text: str) -> Any:
     return entry
 
 
-def _parse_value(text: str, where: str = "") -> Any:
-    """Parse text as YAML; error messages quote `where` if it is given, otherwise the text."""
+def _parse_value(text: str, location: str = "") -> Any:
+    """Parse text as YAML; error messages quote `location` if it is given, otherwise the text."""
     import yaml
 
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise click.UsageError(f"'{where or text}' is not valid YAML: {str(error).splitlines()[0]}.") from None
+        raise click.UsageError(f"'{location or text}' is not valid YAML: {str(error).splitlines()[0]}.") from None
 
 
-def _write(
-    played: list[Transcript],
+def _write_transcripts(
+    transcripts: list[Transcript],
     title: str,
     html_file: str | None,
     text_file: str | None,
@@ -329,14 +329,14 @@ def _write(
     from roll.envs.transcripts import format_demonstrations, render_html, render_text
 
     if html_file is not None:
-        Path(html_file).write_text(render_html(played, title), encoding="utf-8")
+        Path(html_file).write_text(render_html(transcripts, title), encoding="utf-8")
         click.echo(html_file)
     if text_file is not None:
-        text = "\n\n".join(map(render_text, played))
+        text = "\n\n".join(map(render_text, transcripts))
         Path(text_file).write_text(f"{text}\n", encoding="utf-8", errors="backslashreplace")
         click.echo(text_file)
     if demonstrations_file is not None:
-        lines = format_demonstrations(played)
+        lines = format_demonstrations(transcripts)
         with Path(demonstrations_file).open("a", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines)
-        click.echo(f"{demonstrations_file}: {len(lines)} of {len(played)} episode(s) added")
+        click.echo(f"{demonstrations_file}: {len(lines)} of {len(transcripts)} episode(s) added")

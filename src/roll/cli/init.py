@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from roll.cli.completing import complete_directories
+from roll.cli.completion import complete_directories
 from roll.cli.scaffold import OWN_CODE, PIPELINES, REWARDS, SAMPLE_DATA, NewRun, build_files, read_column_names
 from roll.errors import UserError
 
@@ -36,7 +36,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 @click.option("--examples", is_flag=True, help="Write the shipped examples to DIR/examples instead.")
 @click.option("--yes", is_flag=True, help="Do not prompt: use the default of every option that is not given.")
 @click.pass_context
-def init(context: click.Context, directory: str, examples: bool, yes: bool, **given: str | None) -> None:
+def init(context: click.Context, directory: str, examples: bool, yes: bool, **options: str | None) -> None:
     """Create a run in DIR: write a commented configuration and the files that it needs, and check the run.
 
     \b
@@ -47,11 +47,11 @@ def init(context: click.Context, directory: str, examples: bool, yes: bool, **gi
     Existing files are never overwritten.
     """
     if examples:
-        if unused := [f"--{name}" for name, value in given.items() if value is not None]:
+        if unused := [f"--{name}" for name, value in options.items() if value is not None]:
             raise UserError(f"{', '.join(unused)} cannot be combined with --examples, which writes the shipped files.")
         return _write_examples(directory)
     target = Path(directory)
-    run = _choose_options(target, given, interactive=not yes and sys.stdin.isatty())
+    run = _choose_options(target, options, interactive=not yes and sys.stdin.isatty())
     _write_files(target, build_files(run))
     roll = context.find_root().command
     check = roll.get_command(context, "check") if isinstance(roll, click.Group) else None
@@ -66,15 +66,15 @@ def init(context: click.Context, directory: str, examples: bool, yes: bool, **gi
     click.echo(f"  {_get_command()} train config.yaml")
 
 
-def _choose_options(target: Path, given: Mapping[str, str | None], *, interactive: bool) -> NewRun:
-    """Return the choices for a new run: each from `given`; otherwise prompted for if `interactive`, else the default.
+def _choose_options(target: Path, arguments: Mapping[str, str | None], *, interactive: bool) -> NewRun:
+    """Return the options of a new run: from `arguments`, else from prompts if `interactive`, else the defaults.
 
     Raises:
         UserError: an option without a default is missing, or an option does not apply to the pipeline.
     """
 
     def choose_one(name: str, question: str, default: str | None, kinds: Mapping[str, str] | None = None) -> str:
-        value = given.get(name)
+        value = arguments.get(name)
         if value is None and interactive:
             for kind, meaning in (kinds or {}).items():
                 click.echo(f"  {kind:<20}{meaning}")
@@ -101,7 +101,7 @@ def _choose_options(target: Path, given: Mapping[str, str | None], *, interactiv
         options["teacher"] = choose_one("teacher", "Which model teaches? (a run, a directory or a hub id)", None)
     if not empty.needs_data:
         options["environment"] = choose_one("environment", f"Which environment? ({OWN_CODE} writes one)", OWN_CODE)
-    if unused := [f"--{name}" for name, value in given.items() if value is not None and name not in options]:
+    if unused := [f"--{name}" for name, value in arguments.items() if value is not None and name not in options]:
         raise UserError(f"the pipeline '{pipeline}' does not support {', '.join(unused)}: remove the option.")
     return NewRun(**options)
 
@@ -181,5 +181,5 @@ def _is_example(path: Path) -> bool:
     return path.is_file() and "__pycache__" not in path.parts
 
 
-def _is_different(ours: Path, theirs: Path) -> bool:
-    return theirs.exists() and (not theirs.is_file() or theirs.read_bytes() != ours.read_bytes())
+def _is_different(shipped: Path, path: Path) -> bool:
+    return path.exists() and (not path.is_file() or path.read_bytes() != shipped.read_bytes())

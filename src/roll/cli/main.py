@@ -26,7 +26,7 @@ from typing import NoReturn
 
 import click
 
-from roll.cli.commands import Session, roll
+from roll.cli.commands import CommandState, roll
 from roll.errors import AlarmError, RollError, UserError, leaves, short
 from roll.tracking.escape import escape_controls
 
@@ -47,9 +47,9 @@ def run(arguments: Sequence[str], *, own_process: bool = False) -> int:
     Returns:
         The exit code.
     """
-    session = Session(own_process=own_process)
+    state = CommandState(own_process=own_process)
     return run_guarded(
-        lambda: roll.main(args=list(arguments), prog_name="roll", standalone_mode=False, obj=session), session
+        lambda: roll.main(args=list(arguments), prog_name="roll", standalone_mode=False, obj=state), state
     )
 
 
@@ -83,7 +83,7 @@ def _has_leftover_threads() -> bool:
     return running is not None and running.has_detached_threads(END_TIMEOUT_S)
 
 
-def run_guarded(action: Callable[[], object], session: Session) -> int:
+def run_guarded(action: Callable[[], object], state: CommandState) -> int:
     """Run `action`, and print any exception as a message on stderr.
 
     Returns:
@@ -98,10 +98,10 @@ def run_guarded(action: Callable[[], object], session: Session) -> int:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        _print_error(_describe_interrupt(session))
+        _print_error(_describe_interrupt(state))
         return 130
     except Exception as error:
-        return _report_failure(_convert_sandbox_error(error), session)
+        return _report_failure(_convert_sandbox_error(error), state)
 
 
 def _convert_sandbox_error(error: Exception) -> Exception:
@@ -115,16 +115,16 @@ def _convert_sandbox_error(error: Exception) -> Exception:
     return found
 
 
-def _describe_interrupt(session: Session) -> str:
-    if session.run_dir is not None and (session.run_dir / "checkpoints").is_dir():
-        return f"Interrupted. Continue with: roll resume {session.run_dir}"
+def _describe_interrupt(state: CommandState) -> str:
+    if state.run_dir is not None and (state.run_dir / "checkpoints").is_dir():
+        return f"Interrupted. Continue with: roll resume {state.run_dir}"
     return "Interrupted."
 
 
-def _report_failure(error: Exception, session: Session) -> int:
+def _report_failure(error: Exception, state: CommandState) -> int:
     signal_name = next((leaf.signal_name for leaf in leaves(error) if hasattr(leaf, "signal_name")), None)
     if signal_name is not None:
-        _print_error(_describe_interrupt(session))
+        _print_error(_describe_interrupt(state))
         return 128 + signal.Signals[signal_name]
     user = next((leaf for leaf in leaves(error) if isinstance(leaf, UserError)), None)
     if user is not None:
@@ -142,15 +142,15 @@ def _report_failure(error: Exception, session: Session) -> int:
         return 2
     alarm = next((leaf for leaf in leaves(error) if isinstance(leaf, AlarmError)), None)
     if alarm is not None:
-        _print_error(f"Stopped by an alarm: {alarm}. Continue with: roll resume {session.run_dir}")
+        _print_error(f"Stopped by an alarm: {alarm}. Continue with: roll resume {state.run_dir}")
         return 3
     known = next((leaf for leaf in leaves(error) if isinstance(leaf, RollError)), None)
-    report = _write_traceback(error, session)
+    report = _write_traceback(error, state)
     what = str(known) if known is not None else f"unexpected {type(error).__name__}: {_get_first_line(error)}"
     _print_error(f"Error: {what}")
     _print_error(f"Details: {report}" if report else traceback.format_exc())
-    if session.run_dir is not None and any((session.run_dir / "checkpoints").glob("step-*")):
-        _print_error(f"Continue from the newest checkpoint with: roll resume {session.run_dir}")
+    if state.run_dir is not None and any((state.run_dir / "checkpoints").glob("step-*")):
+        _print_error(f"Continue from the newest checkpoint with: roll resume {state.run_dir}")
     return 1
 
 
@@ -164,13 +164,13 @@ def _get_first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [""])[0][:300]
 
 
-def _write_traceback(error: Exception, session: Session) -> Path | None:
+def _write_traceback(error: Exception, state: CommandState) -> Path | None:
     """Write the traceback to the run's logs, or to the system's temporary directory if there are none.
 
     Returns:
         The file; `None` if it could not be written.
     """
-    logs = session.run_dir / "logs" if session.run_dir is not None else None
+    logs = state.run_dir / "logs" if state.run_dir is not None else None
     name = f"error-{datetime.now():%Y%m%d-%H%M%S}.log"
     text = "".join(traceback.format_exception(error))
     for directory in (logs, Path(tempfile.gettempdir())):

@@ -82,7 +82,7 @@ def chat(
     /help lists the commands; Ctrl-C stops an answer, Ctrl-D quits. If the input is not a terminal, each line is a
     message, and only the answers are printed.
     """
-    from roll.cli.chatting import SamplingOptions, chat_with_models
+    from roll.cli.chat import SamplingOptions, chat_with_models
 
     options = SamplingOptions(
         system=system, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, dtype=dtype

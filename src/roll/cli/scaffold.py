@@ -108,7 +108,7 @@ def build_files(run: NewRun) -> dict[str, str]:
     """Return the content of each file to write, by file name.
 
     Raises:
-        UserError: no column has a name that is known for prompts.
+        UserError: no column has one of the names that ROLL knows for prompts.
     """
     files = {"config.yaml": _format_configuration(run)}
     if run.needs_data and run.data == SAMPLE_DATA:

@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner, Result
 
-from roll.cli.commands import Session, roll
-from roll.cli.playing import PlayerSettings, play_episodes
+from roll.cli.commands import CommandState, roll
+from roll.cli.play import PlayerSettings, play_episodes
 from roll.errors import InfraError, UserError
 
 OWN = """
@@ -56,7 +56,7 @@ def own(tmp_path: Path) -> str:
 
 
 def run(*arguments: str, typed: str = "") -> Result:
-    return CliRunner().invoke(roll, ["env", *arguments], input=typed, obj=Session(), standalone_mode=False)
+    return CliRunner().invoke(roll, ["env", *arguments], input=typed, obj=CommandState(), standalone_mode=False)
 
 
 def test_cli_env_names_are_listed_with_their_arguments() -> None:

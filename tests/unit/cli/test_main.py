@@ -16,7 +16,7 @@ import pytest
 from worlds.timing import LOOPS
 
 from roll import running
-from roll.cli.commands import Session
+from roll.cli.commands import CommandState
 from roll.cli.main import exit_process as end_process
 from roll.cli.main import run, run_guarded
 from roll.errors import ConfigError, InfraError, TrainingDivergedError
@@ -26,11 +26,11 @@ QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
 HEAVY = {"torch", "transformers", "numpy", "ray", "vllm", "datasets", "pandas", "math_verify", "sympy"}
 
 
-def end(error: BaseException, session: Session | None = None) -> int:
+def end(error: BaseException, session: CommandState | None = None) -> int:
     def fail() -> None:
         raise error
 
-    return run_guarded(fail, session or Session())
+    return run_guarded(fail, session or CommandState())
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_cli_main_a_user_error_among_several_failures_is_the_one_shown(capsys):
 
 
 def test_cli_main_a_failure_of_the_run_is_a_message_and_a_log_and_1(capsys, run_dir):
-    assert end(TrainingDivergedError("loss is nan"), Session(run_dir=run_dir)) == 1
+    assert end(TrainingDivergedError("loss is nan"), CommandState(run_dir=run_dir)) == 1
     shown = capsys.readouterr().err
     assert shown.startswith("Error: loss is nan\nDetails: ")
     (log,) = (run_dir / "logs").iterdir()
@@ -87,7 +87,7 @@ def test_cli_main_eval_fails_only_where_answers_were_asked_for_and_none_came(cap
 
 def test_cli_main_a_failed_run_that_was_saved_says_how_to_go_on(capsys, run_dir):
     (run_dir / "checkpoints" / "step-000003").mkdir()
-    assert end(TrainingDivergedError("loss is nan"), Session(run_dir=run_dir)) == 1
+    assert end(TrainingDivergedError("loss is nan"), CommandState(run_dir=run_dir)) == 1
     assert capsys.readouterr().err.endswith(f"roll resume {run_dir}\n")
 
 
@@ -116,7 +116,7 @@ def test_cli_main_a_disk_that_cannot_be_written_is_the_users_to_mend(capsys, cod
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), click.Abort(), Interrupted("SIGINT")])
 def test_cli_main_ctrl_c_says_how_to_go_on_and_130(capsys, run_dir, error):
-    assert end(error, Session(run_dir=run_dir)) == 130
+    assert end(error, CommandState(run_dir=run_dir)) == 130
     assert f"roll resume {run_dir}" in capsys.readouterr().err
 
 

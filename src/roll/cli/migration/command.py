@@ -53,7 +53,7 @@ def _write(converted: ConvertedConfig, output: str | None) -> None:
 )
 @click.option(
     "--set",
-    "further",
+    "extra_values",
     multiple=True,
     metavar="KEY=VALUE",
     help="Set a key of TRL that FILE does not set; may be repeated.",
@@ -61,7 +61,7 @@ def _write(converted: ConvertedConfig, output: str | None) -> None:
 @_rows
 @_output
 def from_trl(
-    file: str, trainer: str | None, processes: int, further: tuple[str, ...], rows: int | None, output: str | None
+    file: str, trainer: str | None, processes: int, extra_values: tuple[str, ...], rows: int | None, output: str | None
 ) -> None:
     """Convert a configuration of TRL (as for `trl grpo --config FILE`) or a Python script that uses TRL.
 
@@ -72,8 +72,8 @@ def from_trl(
     """
     from roll.cli.migration.trl import from_trl as convert
 
-    keys = dict(map(_parse_key_and_value, further))
-    _write(convert(file, trainer=trainer, processes=processes, rows=rows, further=keys), output)
+    keys = dict(map(_parse_key_and_value, extra_values))
+    _write(convert(file, trainer=trainer, processes=processes, rows=rows, extra_values=keys), output)
 
 
 def _parse_key_and_value(text: str) -> tuple[str, Any]:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from roll.cli.migration.rules import Rule, UnsupportedValueError, Values
+from roll.cli.migration.rules import LibraryValues, Rule, UnsupportedValueError
 from roll.config.document import dump
 from roll.config.load import dump_config, load_config
 from roll.config.problems import format_value
@@ -37,8 +37,8 @@ class KeyResult:
 
     key: str
     value: Any
-    given: bool
-    """Whether the file has the key; otherwise it is the other library's default."""
+    in_file: bool
+    """True if the file has the key; otherwise the value is the other library's default."""
     outcome: Literal["converted", "default", "ignored", "unsupported"]
     text: str
 
@@ -76,7 +76,8 @@ class ConvertedConfig:
             found = [result for result in self.results if result.outcome == outcome]
             lines += [f"{title}:"] if found else []
             lines += [
-                f"  {result.key}={format_value(result.value)}{'' if result.given else ' (its default)'}: {result.text}"
+                f"  {result.key}={format_value(result.value)}{'' if result.in_file else ' (its default)'}: "
+                f"{result.text}"
                 for result in found
             ]
         return "\n".join(map(_to_one_line, lines))
@@ -92,9 +93,9 @@ def _to_one_line(text: str) -> str:
 class _ConversionState:
     """Input and partial output of a conversion."""
 
-    values: Values
+    values: LibraryValues
     """Values of the other library by dotted key, with its defaults."""
-    given: set[str]
+    file_keys: set[str]
     """Dotted keys of the other library that the file has."""
     flat: dict[str, Any] = field(default_factory=dict)
     """Converted values by dotted key of ROLL."""
@@ -104,56 +105,60 @@ class _ConversionState:
 
 def convert(
     rules: Sequence[Rule],
-    given: Mapping[str, Any],
+    file_values: Mapping[str, Any],
     *,
     source: str,
-    start: Mapping[str, Any],
+    initial_values: Mapping[str, Any],
     caller_values: Mapping[str, Any],
     problems: Sequence[str] = (),
-    unread: Sequence[KeyResult] = (),
+    unreadable: Sequence[KeyResult] = (),
 ) -> ConvertedConfig:
     """Convert the keys of a file to a configuration of ROLL, by `rules`.
 
     Args:
         rules: rules of one library and kind of training.
-        given: dotted keys of the file, with their values.
+        file_values: dotted keys of the file, with their values.
         source: name of the source, for messages.
-        start: dotted keys of ROLL that are set for any file, such as `pipeline`.
+        initial_values: dotted keys of ROLL that are set for any file, such as `pipeline`.
         caller_values: values that the rules need but no file has, such as the number of processes.
         problems: problems that the caller found, one line each.
-        unread: keys of the file whose values could not be read.
+        unreadable: keys of the file whose values could not be read.
 
     Raises:
         ConfigError: a value would be rejected by the library itself, or a required value is missing; the message has
             all problems.
     """
     values = {rule.key: rule.default for rule in rules if not rule.key.endswith(".*")}
-    work = _ConversionState(values=Values({**values, **given, **caller_values}), given=set(given), flat=dict(start))
-    decided, found = _apply_rules(rules, work, _find_wrong_types(rules, given))
+    work = _ConversionState(
+        values=LibraryValues({**values, **file_values, **caller_values}),
+        file_keys=set(file_values),
+        flat=dict(initial_values),
+    )
+    converted_keys, found = _apply_rules(rules, work, _find_wrong_types(rules, file_values))
     if found := [*problems, *found]:
-        raise ConfigError(_describe_problems(source, found, unread))
+        raise ConfigError(_describe_problems(source, found, unreadable))
     try:
         full = dump_config(load_config(_nest_keys(work.flat)))
     except ConfigError as error:
         raise ConfigError(
-            _describe_problems(source, [f"ROLL rejects the converted configuration: {error}"], unread)
+            _describe_problems(source, [f"ROLL rejects the converted configuration: {error}"], unreadable)
         ) from None
     _remove_defaults(work, full)
-    results = [*_report_known_keys(rules, work, decided), *_report_unknown_keys(rules, work), *unread]
+    results = [*_report_known_keys(rules, work, converted_keys), *_report_unknown_keys(rules, work), *unreadable]
     return ConvertedConfig(source=source, tree=_nest_keys(work.flat), results=results)
 
 
 def _apply_rules(
-    rules: Sequence[Rule], work: _ConversionState, wrong: Sequence[str]
+    rules: Sequence[Rule], work: _ConversionState, type_errors: Sequence[str]
 ) -> tuple[dict[str, tuple[str, ...]], Sequence[str]]:
     """Apply every rule to `work`, even after a rule that fails.
 
     Returns:
-        The keys of ROLL that each rule has set, by the other library's key; and all problems, beginning with `wrong`,
-        the values of the wrong type.
+        The keys of ROLL that each rule has set, by the other library's key; and all problems, beginning with
+        `type_errors`, the values of the wrong type.
     """
-    decided: dict[str, tuple[str, ...]] = {}
-    problems = list(wrong)
+    converted_keys: dict[str, tuple[str, ...]] = {}
+    problems = list(type_errors)
     for rule in rules:
         if rule.convert is None:
             continue
@@ -166,21 +171,21 @@ def _apply_rules(
             problems += str(error).splitlines()
             continue
         except INVALID_VALUE_ERRORS as error:
-            if not wrong:  # otherwise the problem may be a consequence of these
+            if not type_errors:  # otherwise the problem may be a consequence of these
                 problems.append(
                     f"'{rule.key}' is {format_value(work.values[rule.key])}: {str(error) or type(error).__name__}."
                 )
             continue
-        decided[rule.key] = tuple(new)
+        converted_keys[rule.key] = tuple(new)
         work.flat.update(new)
-    return decided, problems
+    return converted_keys, problems
 
 
-def _find_wrong_types(rules: Sequence[Rule], given: Mapping[str, Any]) -> list[str]:
+def _find_wrong_types(rules: Sequence[Rule], file_values: Mapping[str, Any]) -> list[str]:
     """Return one problem for each value that is not a number, although the key's default is a number."""
     found: list[str] = []
     for rule in rules:
-        value = given.get(rule.key)
+        value = file_values.get(rule.key)
         takes_number = isinstance(rule.default, int | float) and not isinstance(rule.default, bool)
         if value is None or not takes_number or rule.kind not in ("renamed", "companion"):
             continue
@@ -191,17 +196,17 @@ def _find_wrong_types(rules: Sequence[Rule], given: Mapping[str, Any]) -> list[s
     return found
 
 
-def _describe_problems(source: str, problems: Sequence[str], unread: Sequence[KeyResult]) -> str:
+def _describe_problems(source: str, problems: Sequence[str], unreadable: Sequence[KeyResult]) -> str:
     """Return one message with all distinct problems, and the parts of the file that could not be read."""
     unique = list(dict.fromkeys(problems))
     lines = [f"{source}: {unique[0]}"]
     if len(unique) > 1:
         lines = [f"{source} has {len(unique)} problems:", *(f"  {line}" for line in unique)]
-    if unread:
+    if unreadable:
         advice = "write constants in the script, or use `--set KEY=VALUE`"
         lines += [
             f"Not read, because the script is not run, or not converted ({advice}):",
-            *(_to_one_line(f"  {result.key}: {result.text}") for result in unread),
+            *(_to_one_line(f"  {result.key}: {result.text}") for result in unreadable),
         ]
     return "\n".join(lines)
 
@@ -220,20 +225,22 @@ def _remove_defaults(work: _ConversionState, full: Mapping[str, Any]) -> None:
 
 
 def _report_known_keys(
-    rules: Sequence[Rule], work: _ConversionState, decided: Mapping[str, tuple[str, ...]]
+    rules: Sequence[Rule], work: _ConversionState, converted_keys: Mapping[str, tuple[str, ...]]
 ) -> list[KeyResult]:
     results: list[KeyResult] = []
-    owner = {key: next((rule for rule in rules if rule.covers(key)), None) for key in work.given}
+    owner = {key: next((rule for rule in rules if rule.covers(key)), None) for key in work.file_keys}
     for rule in rules:
-        own = [key for key in work.given if owner[key] is rule]
+        own = [key for key in work.file_keys if owner[key] is rule]
         for key in own or ([] if rule.key.endswith(".*") else [rule.key]):
-            one = _build_result(rule, key, work, decided)
-            if one.given or one.outcome == "unsupported" or (one.outcome == "converted" and rule.kind == "renamed"):
+            one = _build_result(rule, key, work, converted_keys)
+            if one.in_file or one.outcome == "unsupported" or (one.outcome == "converted" and rule.kind == "renamed"):
                 results.append(one)
     return results
 
 
-def _build_result(rule: Rule, key: str, work: _ConversionState, decided: Mapping[str, tuple[str, ...]]) -> KeyResult:
+def _build_result(
+    rule: Rule, key: str, work: _ConversionState, converted_keys: Mapping[str, tuple[str, ...]]
+) -> KeyResult:
     value = work.values.get(key, rule.default)
     outcome: Literal["converted", "default", "ignored", "unsupported"]
     if key in work.unsupported:
@@ -242,7 +249,7 @@ def _build_result(rule: Rule, key: str, work: _ConversionState, decided: Mapping
         same = rule.kind == "ignored" or value == rule.default or value in rule.equivalent_values
         outcome, text = ("ignored" if same else "unsupported"), rule.note
     else:
-        targets = decided.get(key) or rule.to
+        targets = converted_keys.get(key) or rule.targets
         written = [target for target in targets if target in work.flat]
         outcome = "converted" if written else "default"
         text = (
@@ -252,7 +259,7 @@ def _build_result(rule: Rule, key: str, work: _ConversionState, decided: Mapping
         )
         if written and rule.note:
             text += f" ({rule.note})"
-    return KeyResult(key=key, value=value, given=key in work.given, outcome=outcome, text=text)
+    return KeyResult(key=key, value=value, in_file=key in work.file_keys, outcome=outcome, text=text)
 
 
 def _report_unknown_keys(rules: Sequence[Rule], work: _ConversionState) -> list[KeyResult]:
@@ -261,11 +268,11 @@ def _report_unknown_keys(rules: Sequence[Rule], work: _ConversionState) -> list[
         KeyResult(
             key=key,
             value=work.values[key],
-            given=True,
+            in_file=True,
             outcome="unsupported",
             text=f"the key is not known to this version.{did_you_mean(key, names)}",
         )
-        for key in sorted(work.given)
+        for key in sorted(work.file_keys)
         if not any(rule.covers(key) for rule in rules)
     ]
 

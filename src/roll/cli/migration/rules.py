@@ -9,9 +9,9 @@ from typing import Any, Literal
 from roll.errors import ConfigError
 
 __all__ = [
+    "LibraryValues",
     "Rule",
     "UnsupportedValueError",
-    "Values",
     "companion_rule",
     "conversion_rule",
     "ignored_key_rule",
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 
-class Values(dict[str, Any]):
+class LibraryValues(dict[str, Any]):
     """Values by dotted key of the other library, including its defaults.
 
     Keys are also attributes, as in that library's own code: `values.algorithm.gamma`.
@@ -32,12 +32,12 @@ class Values(dict[str, Any]):
     def __getattr__(self, name: str) -> Any:
         below = {key.removeprefix(f"{name}."): value for key, value in self.items() if key.startswith(f"{name}.")}
         if not below and name not in self:
-            raise AttributeError(f"there is no key '{name}'")
-        return Values(below) if below else self[name]
+            raise AttributeError(f"the configuration has no key '{name}'")
+        return LibraryValues(below) if below else self[name]
 
 
 class UnsupportedValueError(Exception):
-    """Error: a value has no counterpart in ROLL; the message describes what ROLL does instead."""
+    """A value has no counterpart in ROLL; the message describes what ROLL does instead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,11 +52,11 @@ class Rule:
     """`renamed`: has a counterpart in ROLL; `companion`: modifies how another key is converted; `ignored`: does not
     affect training; `unsupported`: has no counterpart.
     """
-    to: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
     """Dotted keys of ROLL that the rule sets."""
     note: str = ""
     """Explanation for the user, printed in the conversion report."""
-    convert: Callable[[Values], Mapping[str, Any]] | None = None
+    convert: Callable[[LibraryValues], Mapping[str, Any]] | None = None
     """Returns values by dotted key of ROLL, given all values of the other library. Raises `UnsupportedValueError` for
     a value without a counterpart, and `ConfigError` for a value that is invalid for the key.
     """
@@ -69,35 +69,40 @@ class Rule:
 
 
 def renamed_key_rule(
-    key: str, default: Any, to: str, change: Callable[[Any, Values], Any] | None = None, note: str = "", **more: Any
+    key: str,
+    default: Any,
+    target: str,
+    change: Callable[[Any, LibraryValues], Any] | None = None,
+    note: str = "",
+    **more: Any,
 ) -> Rule:
-    """Return a rule for a key that ROLL has under the name `to`.
+    """Return a rule for a key that ROLL has under the name `target`.
 
     Args:
         key: key of the other library.
         default: the other library's default.
-        to: dotted key of ROLL.
+        target: dotted key of ROLL.
         change: computes the value for ROLL from the key's value and all values; by default the value is copied.
         note: remark in the report.
         more: further fields of the rule.
     """
 
-    def convert(values: Values) -> Mapping[str, Any]:
-        return {to: values[key] if change is None else change(values[key], values)}
+    def convert(values: LibraryValues) -> Mapping[str, Any]:
+        return {target: values[key] if change is None else change(values[key], values)}
 
-    return Rule(key=key, default=default, kind="renamed", to=(to,), note=note, convert=convert, **more)
+    return Rule(key=key, default=default, kind="renamed", targets=(target,), note=note, convert=convert, **more)
 
 
 def conversion_rule(
-    key: str, default: Any, to: Iterable[str], convert: Callable[[Values], Mapping[str, Any]], note: str
+    key: str, default: Any, targets: Iterable[str], convert: Callable[[LibraryValues], Mapping[str, Any]], note: str
 ) -> Rule:
     """Return a rule for a key that, together with other keys, determines several keys of ROLL."""
-    return Rule(key=key, default=default, kind="renamed", to=tuple(to), note=note, convert=convert)
+    return Rule(key=key, default=default, kind="renamed", targets=tuple(targets), note=note, convert=convert)
 
 
-def companion_rule(key: str, default: Any, to: Iterable[str], note: str) -> Rule:
-    """Return a rule for a key that only modifies how another key is converted; `to` are the affected keys of ROLL."""
-    return Rule(key=key, default=default, kind="companion", to=tuple(to), note=note)
+def companion_rule(key: str, default: Any, targets: Iterable[str], note: str) -> Rule:
+    """Return a rule for a key that only changes the conversion of another key; `targets` are the affected keys."""
+    return Rule(key=key, default=default, kind="companion", targets=tuple(targets), note=note)
 
 
 def ignored_key_rule(key: str, default: Any, note: str) -> Rule:
@@ -119,7 +124,7 @@ def run_all(*parts: Callable[[], Any]) -> list[Any]:
     """Call every function in `parts`, even after one that fails, and return their results in order.
 
     Raises:
-        ConfigError: at least one function raised a `ConfigError`; the message has those of all.
+        ConfigError: at least one function raised a `ConfigError`; the message contains the messages of all.
     """
     found, problems = [], []
     for part in parts:

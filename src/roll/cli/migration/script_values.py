@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Binding", "NotConstantError", "Scope", "Syntax", "format_source"]
+__all__ = ["Binding", "NotConstantError", "Scope", "SyntaxTree", "format_source"]
 
 _NUMBER_TYPES = ("bfloat16", "float16", "float32", "float64", "half", "float")
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -34,7 +34,7 @@ _MAX_EXPRESSIONS = 100_000
 
 
 class NotConstantError(Exception):
-    """Error: the value of an expression is known only by running the script; the message has the reason."""
+    """The value of an expression can be determined only by running the script; the message has the reason."""
 
 
 @dataclass(eq=False, slots=True)
@@ -43,8 +43,9 @@ class Binding:
 
     line: int
     value: ast.expr | None
-    """The assigned expression; `None` for a statement that does not assign exactly one, such as a loop or an import."""
-    what: str
+    """The assigned expression; `None` for a statement that does not assign one expression, such as a loop or an
+    import."""
+    kind: str
     """The kind of binding, for messages."""
     is_conditional: bool
 
@@ -67,15 +68,15 @@ class Scope:
         return []
 
 
-class Syntax:
+class SyntaxTree:
     """A script's tree, with the scope and the parent of every node.
 
     Args:
         tree: tree of the whole file.
-        only_reads: returns whether a function, given by the last part of its name, does not modify its arguments.
+        is_read_only: returns whether a function, given by the last part of its name, does not modify its arguments.
     """
 
-    def __init__(self, tree: ast.Module, only_reads: Callable[[str], bool]) -> None:
+    def __init__(self, tree: ast.Module, is_read_only: Callable[[str], bool]) -> None:
         self.module = Scope(parent=None)
         self.scopes: dict[ast.AST, Scope] = {}
         self.parents: dict[ast.AST, ast.AST] = {}
@@ -86,7 +87,7 @@ class Syntax:
         self._stars: list[int] = []
         self.known: dict[ast.expr, Any] = {}
         """Values of synthetic nodes: one for each entry of a dictionary that a call expands with `**`."""
-        self._only_reads = only_reads
+        self._is_read_only = is_read_only
         self._num_read = 0
         self._visit(tree, self.module, False)
 
@@ -97,7 +98,7 @@ class Syntax:
         return call.func.attr if isinstance(call.func, ast.Attribute) else ""
 
     def find_bound_expression(self, name: ast.Name) -> ast.expr:
-        """Return the expression that a name stands for.
+        """Return the expression that is assigned to a name.
 
         Raises:
             NotConstantError: the name does not have exactly one unconditional assignment, or `import *` may replace it.
@@ -109,7 +110,7 @@ class Syntax:
             raise NotConstantError(f"`{name.id}` is assigned on lines {', '.join(str(one.line) for one in found)}")
         (only,) = found
         if only.value is None:
-            raise NotConstantError(f"`{name.id}` is {only.what} (line {only.line})")
+            raise NotConstantError(f"`{name.id}` is {only.kind} (line {only.line})")
         if only.is_conditional:
             raise NotConstantError(f"`{name.id}` is assigned under a condition, or in a loop (line {only.line})")
         if later := [line for line in self._stars if line >= only.line]:
@@ -117,10 +118,10 @@ class Syntax:
         return only.value
 
     def resolve(self, node: ast.expr) -> ast.expr:
-        """Return the expression that `node` stands for: `node` itself or, for a name, the assigned expression.
+        """Return the expression that is assigned to a name, or `node` itself if it is not a name.
 
         Raises:
-            NotConstantError: a name does not stand for a single expression, or stands for itself.
+            NotConstantError: a name is not assigned exactly one expression, or is defined in terms of itself.
         """
         seen: set[str] = set()
         while isinstance(node, ast.Name):
@@ -164,7 +165,7 @@ class Syntax:
                 return self._evaluate_lookup(node)
             case ast.Attribute(value=ast.Name(id="torch"), attr=name) if name in _NUMBER_TYPES:
                 return name
-        raise NotConstantError(f"`{format_source(node)}` is known only when the script runs")
+        raise NotConstantError(f"the value of `{format_source(node)}` is known only when the script runs")
 
     def _evaluate_dictionary(self, node: ast.Dict) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -190,15 +191,15 @@ class Syntax:
     def _evaluate_arithmetic(self, node: ast.BinOp) -> Any:
         compute = _ARITHMETIC.get(type(node.op))
         if compute is None:
-            raise NotConstantError(f"`{format_source(node)}` is known only when the script runs")
+            raise NotConstantError(f"the value of `{format_source(node)}` is known only when the script runs")
         left, right = self.evaluate(node.left), self.evaluate(node.right)
         is_text = isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add)
         if not is_text and not (_is_number(left) and _is_number(right)):
-            raise NotConstantError(f"`{format_source(node)}` is known only when the script runs")
+            raise NotConstantError(f"the value of `{format_source(node)}` is known only when the script runs")
         try:
             found = compute(left, right)
         except ArithmeticError as error:
-            raise NotConstantError(f"`{format_source(node)}` has no value ({error})") from None
+            raise NotConstantError(f"`{format_source(node)}` cannot be evaluated ({error})") from None
         if (len(found) if is_text else abs(found)) > (_MAX_TEXT_LENGTH if is_text else _MAX_NUMBER):
             raise NotConstantError(f"`{format_source(node)}` is too large")
         return found
@@ -221,12 +222,10 @@ class Syntax:
         try:
             return container[key]
         except (TypeError, LookupError):
-            raise NotConstantError(
-                f"`{format_source(node)}` has no value that can be read without running the script"
-            ) from None
+            raise NotConstantError(f"`{format_source(node)}` cannot be evaluated without running the script") from None
 
     def check_unchanged(self, name: ast.Name) -> None:
-        """Reject a list or dictionary that is used anywhere except in lookups and in calls that only read it.
+        """Check that a list or dictionary is used only in lookups, and in calls that do not change it.
 
         Raises:
             NotConstantError: another use may change the value.
@@ -246,7 +245,7 @@ class Syntax:
         if isinstance(parent, ast.keyword | ast.Starred):
             parent = self.parents[parent]
         if isinstance(parent, ast.Call) and node is not parent.func:
-            return (name := self.get_called_name(parent)) in _READ_ONLY_FUNCTIONS or self._only_reads(name)
+            return (name := self.get_called_name(parent)) in _READ_ONLY_FUNCTIONS or self._is_read_only(name)
         if isinstance(parent, ast.Dict | ast.BinOp | ast.FormattedValue | ast.Compare | ast.Expr):
             return True
         return node is not load and isinstance(parent, ast.Assign | ast.AnnAssign) and self._reads_constant(node)
@@ -278,8 +277,8 @@ class Syntax:
             self._visit(child, inside, under)
 
     def _find_bindings(self, node: ast.AST, scope: Scope, is_conditional: bool) -> Iterator[tuple[str, Binding, Scope]]:
-        def make_binding(name: str, what: str, value: ast.expr | None = None) -> tuple[str, Binding, Scope]:
-            return name, Binding(getattr(node, "lineno", 0), value, what, is_conditional), scope
+        def make_binding(name: str, kind: str, value: ast.expr | None = None) -> tuple[str, Binding, Scope]:
+            return name, Binding(getattr(node, "lineno", 0), value, kind, is_conditional), scope
 
         match node:
             case ast.Name(ctx=ast.Store() | ast.Del()):

@@ -39,7 +39,7 @@ def from_trl(
     trainer: str | None = None,
     processes: int = 1,
     rows: int | None = None,
-    further: Mapping[str, Any] | None = None,
+    extra_values: Mapping[str, Any] | None = None,
 ) -> ConvertedConfig:
     """Convert a configuration file or a script of TRL.
 
@@ -48,7 +48,7 @@ def from_trl(
         trainer: `grpo`, `sft`, `dpo` or `reward`; by default determined by the file's keys, or by the script.
         processes: number of processes of the TRL run (`accelerate launch --num_processes`); they multiply the batch.
         rows: number of rows of the data set, if the file counts epochs.
-        further: keys of TRL, with their values, that are not in the file or could not be read.
+        extra_values: keys of TRL, with their values, that are not in the file or could not be read.
 
     Raises:
         ConfigError: the file cannot be read, does not determine a trainer, or lacks a required value; the message has
@@ -56,11 +56,11 @@ def from_trl(
     """
     if trainer is not None and trainer not in TRAINERS:
         raise ConfigError(f"unknown trainer '{trainer}'. Known: {', '.join(TRAINERS)}.")
-    further = dict(further or {})
-    script = read_script(path) if Path(path).suffix == ".py" else ParsedScript(given=dict(read(path).tree))
-    unread = [result for result in script.unread if result.key not in further]
-    given, older = _rename_older_keys(script.given | further)
-    chosen = trainer or script.trainer or _guess_trainer(given, str(path))
+    extra_values = dict(extra_values or {})
+    script = read_script(path) if Path(path).suffix == ".py" else ParsedScript(values=dict(read(path).tree))
+    unreadable = [result for result in script.unreadable if result.key not in extra_values]
+    file_values, older = _rename_older_keys(script.values | extra_values)
+    chosen = trainer or script.trainer or _guess_trainer(file_values, str(path))
     if script.trainer and chosen != script.trainer:
         raise ConfigError(f"{path} creates a trainer of the kind {script.trainer}, not {chosen}: remove --trainer.")
     caller_values: dict[str, Any] = {"processes": processes, "rows": rows, "updates_per_step": lambda values: 1}
@@ -70,33 +70,33 @@ def from_trl(
     no_model = f"{path}: the key model_name_or_path, the model to train, is missing."
     converted = convert(
         [*TRAINERS[chosen], *OLDER_KEY_RULES],
-        given,
+        file_values,
         source=f"TRL's {Path(path).name} ({chosen})",
-        start=_INITIAL_KEYS[chosen],
+        initial_values=_INITIAL_KEYS[chosen],
         caller_values=caller_values,
-        problems=[no_model] if given.get("model_name_or_path") is None else [],
-        unread=unread,
+        problems=[no_model] if file_values.get("model_name_or_path") is None else [],
+        unreadable=unreadable,
     )
     return replace(converted, results=[_restore_older_name(one, older) for one in converted.results])
 
 
-def _rename_older_keys(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def _rename_older_keys(file_values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values under the key names of TRL 1.16, and the older name of each key that was renamed."""
-    older = {new: old for old, new in RENAMED_KEYS.items() if old in given and new not in given}
-    return {RENAMED_KEYS[key] if key in older.values() else key: value for key, value in given.items()}, older
+    older = {new: old for old, new in RENAMED_KEYS.items() if old in file_values and new not in file_values}
+    return {RENAMED_KEYS[key] if key in older.values() else key: value for key, value in file_values.items()}, older
 
 
 def _restore_older_name(result: KeyResult, older: Mapping[str, str]) -> KeyResult:
     return replace(result, key=older[result.key]) if result.key in older else result
 
 
-def _guess_trainer(given: Mapping[str, Any], name: str) -> str:
+def _guess_trainer(file_values: Mapping[str, Any], name: str) -> str:
     keys = {trainer: {rule.key for rule in rules} for trainer, rules in TRAINERS.items()}
     own = {
         trainer: known.difference(*(other for of, other in keys.items() if of != trainer))
         for trainer, known in keys.items()
     }
-    found = [trainer for trainer in TRAINERS if own[trainer] & set(given)]
+    found = [trainer for trainer in TRAINERS if own[trainer] & set(file_values)]
     if len(found) != 1:
         raise ConfigError(f"{name}: the keys do not determine the trainer. Set --trainer to grpo, sft, dpo or reward.")
     return found[0]

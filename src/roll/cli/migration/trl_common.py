@@ -9,9 +9,9 @@ from pathlib import PurePath
 from typing import Any
 
 from roll.cli.migration.rules import (
+    LibraryValues,
     Rule,
     UnsupportedValueError,
-    Values,
     companion_rule,
     conversion_rule,
     ignored_key_rules,
@@ -25,13 +25,13 @@ __all__ = ["COMMON_RULES", "compute_generation_sizes", "count_epoch_rows", "coun
 _SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 
 
-def count_update_rows(values: Values) -> int:
+def count_update_rows(values: LibraryValues) -> int:
     """Return the number of rows (for GRPO, of completions) that TRL trains in one optimizer step."""
     batch = int(values.per_device_train_batch_size) * int(values.processes)
     return batch * int(values.gradient_accumulation_steps)
 
 
-def compute_generation_sizes(values: Values) -> tuple[int, int]:
+def compute_generation_sizes(values: LibraryValues) -> tuple[int, int]:
     """Return the number of completions that TRL generates at once, and of optimizer steps in one pass over them.
 
     Raises:
@@ -54,7 +54,7 @@ def compute_generation_sizes(values: Values) -> tuple[int, int]:
     return batch * steps, steps // accumulated
 
 
-def count_epoch_rows(values: Values) -> float:
+def count_epoch_rows(values: LibraryValues) -> float:
     """Return the number of rows that all epochs together train on: epochs times the rows of the data set.
 
     Raises:
@@ -73,44 +73,48 @@ def is_fraction(steps: float) -> bool:
     return 0 < steps < 1
 
 
-def _convert_name(values: Values) -> Mapping[str, Any]:
+def _convert_name(values: LibraryValues) -> Mapping[str, Any]:
     text = str(values.run_name or PurePath(str(values.output_dir or "from-trl")).name)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")
     return {"name": name or "from-trl"}
 
 
-def _convert_directory(values: Values) -> Mapping[str, Any]:
+def _convert_directory(values: LibraryValues) -> Mapping[str, Any]:
     parent = str(PurePath(str(values.output_dir)).parent) if values.output_dir else "."
     return {} if parent == "." else {"output_dir": parent}
 
 
-def _convert_dtype(_: Any, values: Values) -> str:
+def _convert_dtype(_: Any, values: LibraryValues) -> str:
     if values.fp16:
         raise UnsupportedValueError("training in float16 is not supported; use bfloat16, which needs no loss scaling")
     return "float32" if values.bf16 is False else "bfloat16"
 
 
-def _convert_schedule(value: str, _: Values) -> str:
+def _convert_schedule(value: str, _: LibraryValues) -> str:
     if value not in _SCHEDULES:
         known = ", ".join(sorted(set(_SCHEDULES.values())))
-        raise UnsupportedValueError(f"{value} is not among {known}; ROLL's default is constant")
+        raise UnsupportedValueError(
+            f"{value} is not supported (supported: {known}); the converted file has ROLL's default, constant"
+        )
     return _SCHEDULES[value]
 
 
-def _convert_optimizer(value: str, _: Values) -> str:
+def _convert_optimizer(value: str, _: LibraryValues) -> str:
     name = str(value)
     if name.startswith(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")):
         return "adamw_8bit"
     if not name.startswith(("adamw", "paged_adamw")):
-        raise UnsupportedValueError("the only optimizer is AdamW, with moments in float32 or in 8 bits")
+        raise UnsupportedValueError(
+            f"{value} is not supported; ROLL trains with AdamW, with moments in float32 or 8 bits"
+        )
     return "adamw"
 
 
-def _convert_norm(value: float, _: Values) -> float:
+def _convert_max_grad_norm(value: float, _: LibraryValues) -> float:
     return float(value) if value else 1e9
 
 
-def _convert_save(values: Values) -> Mapping[str, Any]:
+def _convert_save_steps(values: LibraryValues) -> Mapping[str, Any]:
     if values.save_strategy != "steps":
         return {}
     if is_fraction(values.save_steps):
@@ -118,11 +122,11 @@ def _convert_save(values: Values) -> Mapping[str, Any]:
     return {"checkpoint.every_num_steps": max(1, round(values.save_steps / values.updates_per_step(values)))}
 
 
-def _convert_best(value: bool, _: Values) -> bool:
+def _convert_load_best_model(value: bool, _: LibraryValues) -> bool:
     return bool(value)
 
 
-def _convert_report(values: Values) -> Mapping[str, Any]:
+def _convert_trackers(values: LibraryValues) -> Mapping[str, Any]:
     names = values.report_to
     names = [names] if isinstance(names, str) else list(names or ())
     project = str(values.project)
@@ -135,7 +139,7 @@ def _convert_report(values: Values) -> Mapping[str, Any]:
     return {key: value for name in names for key, value in known.get(name, {}).items()}
 
 
-def _convert_lora(values: Values) -> Mapping[str, Any]:
+def _convert_lora(values: LibraryValues) -> Mapping[str, Any]:
     if not values.use_peft:
         return {}
     rank, alpha = int(values.lora_r), float(values.lora_alpha)
@@ -173,7 +177,9 @@ _TRAINER_RULES: list[Rule] = [
     renamed_key_rule("adam_beta1", 0.9, "training.beta1"),
     renamed_key_rule("adam_beta2", 0.999, "training.beta2"),
     renamed_key_rule("adam_epsilon", 1e-8, "training.epsilon"),
-    renamed_key_rule("max_grad_norm", 1.0, "training.max_grad_norm", _convert_norm, "0 (no limit) becomes 1e9"),
+    renamed_key_rule(
+        "max_grad_norm", 1.0, "training.max_grad_norm", _convert_max_grad_norm, "0 (no limit) becomes 1e9"
+    ),
     renamed_key_rule(
         "bf16", None, "model.dtype", _convert_dtype, "even if it is not set, as in TRL's own configurations"
     ),
@@ -184,16 +190,16 @@ _TRAINER_RULES: list[Rule] = [
         "load_best_model_at_end",
         False,
         "checkpoint.keep_best",
-        _convert_best,
+        _convert_load_best_model,
         "the best by eval/score is kept, not loaded",
     ),
-    conversion_rule("save_steps", 500, ["checkpoint.every_num_steps"], _convert_save, "in steps of ROLL"),
+    conversion_rule("save_steps", 500, ["checkpoint.every_num_steps"], _convert_save_steps, "in steps of ROLL"),
     companion_rule("save_strategy", "steps", ["checkpoint.every_num_steps"], "otherwise every ten minutes"),
     renamed_key_rule(
         "save_total_limit", None, "checkpoint.keep_last", lambda value, _: 10**6 if value is None else max(1, value)
     ),
     conversion_rule(
-        "report_to", "none", ["tracking.wandb", "tracking.swanlab"], _convert_report, "TensorBoard is always written"
+        "report_to", "none", ["tracking.wandb", "tracking.swanlab"], _convert_trackers, "TensorBoard is always written"
     ),
     companion_rule("project", "huggingface", ["tracking.wandb", "tracking.swanlab"], "with report_to"),
     unsupported_key_rule("label_smoothing_factor", 0.0, "the SFT loss has no label smoothing"),

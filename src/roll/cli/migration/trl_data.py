@@ -8,9 +8,9 @@ from pathlib import PurePath
 from typing import Any
 
 from roll.cli.migration.rules import (
+    LibraryValues,
     Rule,
     UnsupportedValueError,
-    Values,
     companion_rule,
     conversion_rule,
     renamed_key_rule,
@@ -29,7 +29,7 @@ def _convert_table(path: str, name: str | None, split: str) -> dict[str, Any]:
     return entry | ({"name": name} if name else {}) | ({"split": split} if split != "train" else {})
 
 
-def _convert_tables(values: Values) -> list[dict[str, Any]]:
+def _convert_tables(values: LibraryValues) -> list[dict[str, Any]]:
     if values.datasets:
         entries = []
         for number, one in enumerate(values.datasets):
@@ -49,11 +49,11 @@ def _convert_tables(values: Values) -> list[dict[str, Any]]:
     return [entry]
 
 
-def build_data_rules(further: Callable[[Values], Mapping[str, Any]]) -> list[Rule]:
-    """Return the rules for TRL's data set keys; `further` computes additional ROLL keys for every data set."""
+def build_data_rules(convert_more: Callable[[LibraryValues], Mapping[str, Any]]) -> list[Rule]:
+    """Return the rules for TRL's data set keys; `convert_more` computes additional ROLL keys for every data set."""
 
-    def convert(values: Values) -> Mapping[str, Any]:
-        more, tables = run_all(lambda: further(values), lambda: _convert_tables(values))
+    def convert(values: LibraryValues) -> Mapping[str, Any]:
+        more, tables = run_all(lambda: convert_more(values), lambda: _convert_tables(values))
         evaluated = values.eval_strategy != "no"
         return {
             "data": [
@@ -76,7 +76,7 @@ def build_data_rules(further: Callable[[Values], Mapping[str, Any]]) -> list[Rul
     ]
 
 
-def _convert_eval_every(value: Any, values: Values) -> int:
+def _convert_eval_every(value: Any, values: LibraryValues) -> int:
     if values.eval_strategy != "steps":
         return 0
     steps = float(value or values.logging_steps)
@@ -85,7 +85,7 @@ def _convert_eval_every(value: Any, values: Values) -> int:
     return max(1, round(steps / values.updates_per_step(values)))
 
 
-def _convert_warmup(value: float, values: Values) -> int:
+def _convert_warmup(value: float, values: LibraryValues) -> int:
     """Return the warm-up in ROLL steps; TRL gives it as a number of optimizer steps, or as a share of all steps."""
     if not value:
         return 0

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from roll.cli.migration.rules import (
+    LibraryValues,
     Rule,
     UnsupportedValueError,
-    Values,
     companion_rule,
     conversion_rule,
     ignored_key_rules,
@@ -36,7 +36,7 @@ _METHODS = {
 }
 
 
-def count_steps(values: Values) -> int | None:
+def count_steps(values: LibraryValues) -> int | None:
     """Return the number of steps of the whole run, or `None` if it depends on an unknown number of rows."""
     if values.max_steps > 0:
         return int(values.max_steps)
@@ -45,11 +45,11 @@ def count_steps(values: Values) -> int | None:
     return math.ceil(int(values.rows) / count_update_rows(values)) * math.ceil(values.num_train_epochs)
 
 
-def _convert_epochs(value: float, values: Values) -> float | None:
+def _convert_epochs(value: float, values: LibraryValues) -> float | None:
     return None if values.max_steps > 0 else float(value)
 
 
-def _convert_loss(values: Values) -> Mapping[str, Any]:
+def _convert_loss(values: LibraryValues) -> Mapping[str, Any]:
     kinds = values.loss_type
     kinds = [kinds] if isinstance(kinds, str) else list(kinds)
     weights = values.loss_weights or [1.0] * len(kinds)
@@ -63,7 +63,7 @@ def _convert_loss(values: Values) -> Mapping[str, Any]:
         )
     if main not in _METHODS:
         raise UnsupportedValueError(
-            f"loss_type {main} is not among {', '.join(_METHODS)}; the converted file has DPO's loss"
+            f"loss_type {main} is not supported (supported: {', '.join(_METHODS)}); the converted file has DPO's loss"
         )
     if main in ("robust", "exo_pair"):
         if not values.label_smoothing and main == "exo_pair":
@@ -75,16 +75,16 @@ def _convert_loss(values: Values) -> Mapping[str, Any]:
     return {f"preference.{name}": value for name, value in found.items()}
 
 
-def _convert_data(values: Values) -> Mapping[str, Any]:
+def _convert_data(values: LibraryValues) -> Mapping[str, Any]:
     return {"too_long": "cut"} if values.max_length is not None else {}
 
 
-def _convert_sft_data(values: Values) -> Mapping[str, Any]:
+def _convert_sft_data(values: LibraryValues) -> Mapping[str, Any]:
     column = values.dataset_text_field
     return {**_convert_data(values), **({"text_key": column} if column != "text" else {})}
 
 
-def _convert_sft_loss(values: Values) -> Mapping[str, Any]:
+def _convert_sft_loss(values: LibraryValues) -> Mapping[str, Any]:
     if values.loss_type not in ("nll", "chunked_nll"):
         raise UnsupportedValueError(
             f"loss_type {values['loss_type']} is not supported: ROLL's SFT loss is the mean negative log-likelihood"
@@ -92,7 +92,7 @@ def _convert_sft_loss(values: Values) -> Mapping[str, Any]:
     return {}
 
 
-def _convert_assistant_only(values: Values) -> Mapping[str, Any]:
+def _convert_assistant_only(values: LibraryValues) -> Mapping[str, Any]:
     if not values.assistant_only_loss:
         raise UnsupportedValueError(
             "for rows with `messages`, ROLL trains on the assistant's messages and TRL on every token; other rows are "
@@ -101,7 +101,7 @@ def _convert_assistant_only(values: Values) -> Mapping[str, Any]:
     return {}
 
 
-def _convert_completion_only(values: Values) -> Mapping[str, Any]:
+def _convert_completion_only(values: LibraryValues) -> Mapping[str, Any]:
     if values.completion_only_loss is False:
         raise UnsupportedValueError("prompts are not trained; use rows with `text` to train on every token")
     return {}
@@ -186,7 +186,7 @@ DPO_RULES: list[Rule] = [
 ]
 
 
-def _convert_max_length(values: Values) -> Mapping[str, Any]:
+def _convert_max_length(values: LibraryValues) -> Mapping[str, Any]:
     return {"too_long": "skip"} if values.max_length is not None else {}
 
 

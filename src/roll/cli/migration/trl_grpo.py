@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from roll.cli.migration.rules import (
+    LibraryValues,
     Rule,
     UnsupportedValueError,
-    Values,
     companion_rule,
     conversion_rule,
     ignored_key_rules,
@@ -33,12 +33,12 @@ _AGGREGATION = {
 }
 
 
-def count_updates(values: Values) -> int:
+def count_updates(values: LibraryValues) -> int:
     """Return the number of TRL's optimizer steps that correspond to one step of ROLL."""
     return compute_generation_sizes(values)[1] * int(values.num_iterations)
 
 
-def count_steps(values: Values) -> int:
+def count_steps(values: LibraryValues) -> int:
     """Return the number of steps that the whole run has in ROLL, where each step generates once."""
     if values.max_steps > 0:
         return math.ceil(values.max_steps / count_updates(values))
@@ -46,7 +46,7 @@ def count_steps(values: Values) -> int:
     return math.ceil(count_epoch_rows(values) / prompts)
 
 
-def _convert_batch(values: Values) -> Mapping[str, Any]:
+def _convert_batch(values: LibraryValues) -> Mapping[str, Any]:
     completions, minibatches = compute_generation_sizes(values)
     group = int(values.num_generations)
     if completions % group:
@@ -58,11 +58,12 @@ def _convert_batch(values: Values) -> Mapping[str, Any]:
     }
 
 
-def _convert_loss(values: Values) -> Mapping[str, Any]:
+def _convert_loss(values: LibraryValues) -> Mapping[str, Any]:
     kind = values.loss_type
     if kind not in _AGGREGATION:
         raise UnsupportedValueError(
-            f"loss_type {kind} is not among {', '.join(_AGGREGATION)}; the converted file has GRPO's"
+            f"loss_type {kind} is not supported (supported: {', '.join(_AGGREGATION)}); the converted file has "
+            "GRPO's loss"
         )
     low, high = float(values.epsilon), values.epsilon_high
     high = low if high is None else float(high)
@@ -82,7 +83,7 @@ def _convert_loss(values: Values) -> Mapping[str, Any]:
     return {"algorithm.gate": gate, "algorithm.aggregation": _AGGREGATION[kind]}
 
 
-def _convert_correction(values: Values) -> Mapping[str, Any]:
+def _convert_correction(values: LibraryValues) -> Mapping[str, Any]:
     if not (values.use_vllm and values.vllm_importance_sampling_correction):
         return {"algorithm.correction.upper": None}
     level, form = str(values.vllm_importance_sampling_mode).split("_")
@@ -103,11 +104,11 @@ def _convert_correction(values: Values) -> Mapping[str, Any]:
     return {f"algorithm.correction.{name}": value for name, value in found.items()}
 
 
-def _convert_std(value: Any, _: Values) -> str:
+def _convert_std(value: Any, _: LibraryValues) -> str:
     return {True: "group", False: "none", "True": "group", "False": "none"}.get(value, value)
 
 
-def _read_reward_names(values: Values) -> list[str]:
+def _read_reward_names(values: LibraryValues) -> list[str]:
     """Return the names in `reward_funcs`, which may also be one string, as on TRL's command line.
 
     Raises:
@@ -120,7 +121,7 @@ def _read_reward_names(values: Values) -> list[str]:
     return list(names)
 
 
-def _convert_rewards(values: Values) -> Mapping[str, Any]:
+def _convert_rewards(values: LibraryValues) -> Mapping[str, Any]:
     names = _read_reward_names(values)
     model = values.reward_model_name_or_path
     if not names and not model:
@@ -160,7 +161,7 @@ def _convert_rewards(values: Values) -> Mapping[str, Any]:
     }
 
 
-def _check_functions(values: Values) -> Mapping[str, Any]:
+def _check_functions(values: LibraryValues) -> Mapping[str, Any]:
     own = [name for name in _read_reward_names(values) if "." in name]
     if own:
         raise UnsupportedValueError(
@@ -170,7 +171,7 @@ def _check_functions(values: Values) -> Mapping[str, Any]:
     return {}
 
 
-def _check_bias_correction(values: Values) -> Mapping[str, Any]:
+def _check_bias_correction(values: LibraryValues) -> Mapping[str, Any]:
     if values.use_bias_correction_kl and values.beta:
         raise UnsupportedValueError(
             "KL terms are not weighted by the ratio; values agree at the first update of each batch, gradients differ"

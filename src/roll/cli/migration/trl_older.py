@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from roll.cli.migration.rules import Rule, UnsupportedValueError, Values, conversion_rule, unsupported_key_rule
+from roll.cli.migration.rules import LibraryValues, Rule, UnsupportedValueError, conversion_rule, unsupported_key_rule
 
 __all__ = ["OLDER_KEY_RULES", "RENAMED_KEYS"]
 
@@ -21,7 +21,7 @@ RENAMED_KEYS: Mapping[str, str] = {
 """Older names of keys, with the equivalent names of TRL 1.16."""
 
 
-def _convert_warmup(values: Values) -> Mapping[str, Any]:
+def _convert_warmup(values: LibraryValues) -> Mapping[str, Any]:
     """Return the warm-up in steps of ROLL; like transformers, ignore `warmup_ratio` if `warmup_steps` is set."""
     share = values.warmup_ratio
     if not share or values.warmup_steps:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.cli.migration.convert import KeyResult
-from roll.cli.migration.script_values import NotConstantError, Syntax, format_source
+from roll.cli.migration.script_values import NotConstantError, SyntaxTree, format_source
 from roll.cli.migration.trl_script_parts import (
     IGNORED_MODEL_ARGUMENTS,
     MODEL_KEYS,
@@ -46,7 +46,7 @@ _READ_ARGUMENTS = ("model", "reward_funcs", "args", "train_dataset", "eval_datas
 _OTHER_TRAINER = re.compile(r"[A-Z]\w*Trainer")
 _MAX_FILE_BYTES = 2**20
 """Maximum bytes of a script."""
-_UNREAD_NOTE = "TRL's default is used instead"
+_DEFAULT_NOTE = "TRL's default is used instead"
 
 
 @dataclass(eq=False, slots=True)
@@ -55,9 +55,9 @@ class ParsedScript:
 
     trainer: str = ""
     """`grpo`, `sft`, `dpo` or `reward`."""
-    given: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
     """Keys of TRL's command line, with their values."""
-    unread: list[KeyResult] = field(default_factory=list)
+    unreadable: list[KeyResult] = field(default_factory=list)
     """Values that could not be read."""
 
 
@@ -92,7 +92,7 @@ def read_script(path: str | Path) -> ParsedScript:
 class _Reader:
     def __init__(self, path: str, tree: ast.Module) -> None:
         self._path = path
-        self._syntax = Syntax(tree, lambda name: name in _TRAINERS or name in _CONFIGS or name in _SUPPORTED_CALLS)
+        self._syntax = SyntaxTree(tree, lambda name: name in _TRAINERS or name in _CONFIGS or name in _SUPPORTED_CALLS)
         self._script = ParsedScript()
 
     def read(self) -> ParsedScript:
@@ -122,31 +122,27 @@ class _Reader:
                 name = self._syntax.imported.get(name, name)
                 if name in _TRAINERS and isinstance(node, ast.ClassDef):
                     yield node.name, name
-                    self._record_unread(
-                        node.name, node, "the methods of the script's own class are not converted", name
-                    )
+                    self._report(node.name, node, "the methods of the script's own class are not converted", name)
 
     def _report_lookalike_classes(self) -> None:
-        """Report classes that are named like TRL's but come from elsewhere: they may have other defaults."""
+        """Report classes that have the name of a TRL class but another module; their defaults may differ."""
         for node in self._syntax.nodes:
             if isinstance(node, ast.ClassDef) and node.name in (*_CONFIGS, *_TRAINERS):
-                self._record_unread(node.name, node, "the script's own class is read as TRL's", node.name)
+                self._report(node.name, node, "the script's own class is read as TRL's", node.name)
             elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] != "trl":
                 for one in node.names:
                     if one.name in (*_CONFIGS, *_TRAINERS):
-                        self._record_unread(
-                            one.name, node, f"imported from `{node.module}`, and read as TRL's", one.name
-                        )
+                        self._report(one.name, node, f"imported from `{node.module}`, and read as TRL's", one.name)
 
-    def _find_trainer_name(self, call: ast.Call, own: Mapping[str, str]) -> str:
+    def _find_trainer_name(self, call: ast.Call, subclasses: Mapping[str, str]) -> str:
         name = self._syntax.get_called_name(call)
-        return own.get(name, name)
+        return subclasses.get(name, name)
 
-    def _check_number(self, what: str, calls: list[ast.Call]) -> None:
+    def _check_number(self, kind: str, calls: list[ast.Call]) -> None:
         if len(calls) > 1:
             lines = ", ".join(str(call.lineno) for call in calls)
             raise ConfigError(
-                f"{self._path} creates {len(calls)} {what}s (lines {lines}): write a script with only one of them, and "
+                f"{self._path} creates {len(calls)} {kind}s (lines {lines}): write a script with only one of them, and "
                 "convert it."
             )
 
@@ -155,20 +151,20 @@ class _Reader:
         for call in calls:
             if _OTHER_TRAINER.fullmatch(name := self._syntax.get_called_name(call)):
                 raise ConfigError(f"{self._path}:{call.lineno}: {name} is not supported. Supported: {known}.")
-        raise ConfigError(f"{self._path} does not call a supported trainer of TRL: {known}.")
+        raise ConfigError(f"{self._path} does not call a supported trainer of TRL. Supported: {known}.")
 
-    def _record_unread(self, key: str, node: ast.AST, why: str, value: Any = None) -> None:
+    def _report(self, key: str, node: ast.AST, reason: str, value: Any = None) -> None:
         shown = format_source(node) if value is None else value
-        text = f"line {getattr(node, 'lineno', 0)}: {why}"
-        self._script.unread.append(KeyResult(key=key, value=shown, given=True, outcome="unsupported", text=text))
+        text = f"line {getattr(node, 'lineno', 0)}: {reason}"
+        self._script.unreadable.append(KeyResult(key=key, value=shown, in_file=True, outcome="unsupported", text=text))
 
     def _read_value(self, key: str, node: ast.expr) -> Any:
         """Store the value of `node` under `key`, and return it; if it cannot be read, report the key."""
         try:
-            self._script.given[key] = self._syntax.evaluate(node)
+            self._script.values[key] = self._syntax.evaluate(node)
         except NotConstantError as reason:
-            self._record_unread(key, node, f"{reason}; {_UNREAD_NOTE}")
-        return self._script.given.get(key)
+            self._report(key, node, f"{reason}; {_DEFAULT_NOTE}")
+        return self._script.values.get(key)
 
     def _read_keywords(self, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
         """Yield a call's arguments by name, including those of a dictionary that is passed as `**`."""
@@ -181,7 +177,7 @@ class _Reader:
                 if not isinstance(found, dict):
                     raise NotConstantError(f"`{format_source(keyword.value)}` is not a dictionary")
             except NotConstantError as reason:
-                self._record_unread(f"**{format_source(keyword.value)}", keyword.value, f"{reason}; {_UNREAD_NOTE}")
+                self._report(f"**{format_source(keyword.value)}", keyword.value, f"{reason}; {_DEFAULT_NOTE}")
                 continue
             for name, value in found.items():
                 entry = ast.copy_location(ast.Constant(value=value), keyword.value)
@@ -193,8 +189,8 @@ class _Reader:
         arguments: dict[str, ast.expr] = {}
         for place, node in enumerate(call.args):
             if isinstance(node, ast.Starred) or place >= len(order):
-                self._record_unread(
-                    f"argument {place + 1}", node, f"trainer arguments must be passed by name; {_UNREAD_NOTE}"
+                self._report(
+                    f"argument {place + 1}", node, f"trainer arguments must be passed by name; {_DEFAULT_NOTE}"
                 )
                 break
             arguments[order[place]] = node
@@ -210,7 +206,7 @@ class _Reader:
             if name in _READ_ARGUMENTS:
                 getattr(self, f"_read_{name}")(node)
             else:
-                self._record_unread(name, node, f"the trainer's argument `{name}` has no counterpart in a file of ROLL")
+                self._report(name, node, f"the trainer's argument `{name}` has no counterpart in a file of ROLL")
 
     def _read_args(self, node: ast.expr) -> None:
         try:
@@ -224,7 +220,7 @@ class _Reader:
                 subject = f"`{given}`" if given == found else f"`{given}`, which is `{found}`,"
                 raise NotConstantError(f"{subject} is not a configuration class of TRL, such as `GRPOConfig`")
         except NotConstantError as reason:
-            self._record_unread("args", node, f"{reason}; {_UNREAD_NOTE}")
+            self._report("args", node, f"{reason}; {_DEFAULT_NOTE}")
             return
         assert isinstance(config, ast.Call)
         self._read_config(config)
@@ -243,19 +239,19 @@ class _Reader:
                 continue
             parent = self._syntax.parents[node]
             if isinstance(parent, ast.Attribute) and not isinstance(parent.ctx, ast.Load):
-                self._script.given.pop(parent.attr, None)
-                self._record_unread(parent.attr, parent, later)
+                self._script.values.pop(parent.attr, None)
+                self._report(parent.attr, parent, later)
             elif isinstance(parent, ast.Attribute) and parent.attr.startswith("set_"):
-                self._record_unread(f"{name.id}.{parent.attr}", self._syntax.parents[parent], later)
+                self._report(f"{name.id}.{parent.attr}", self._syntax.parents[parent], later)
             elif isinstance(parent, ast.Call) and self._syntax.get_called_name(parent) == "setattr":
-                self._record_unread(f"setattr({name.id}, …)", parent, later)
+                self._report(f"setattr({name.id}, …)", parent, later)
 
     def _read_config(self, call: ast.Call) -> None:
         for place, node in enumerate(call.args):
             if place == 0 and not isinstance(node, ast.Starred):
                 self._read_value("output_dir", node)
             else:
-                self._record_unread(f"argument {place + 1}", node, f"arguments must be passed by name; {_UNREAD_NOTE}")
+                self._report(f"argument {place + 1}", node, f"arguments must be passed by name; {_DEFAULT_NOTE}")
         for name, node in self._read_keywords(call):
             self._read_value(name, node)
 
@@ -265,7 +261,7 @@ class _Reader:
             if not (isinstance(made, ast.Call) and self._syntax.get_called_name(made) == "from_pretrained"):
                 made = None
         except NotConstantError as reason:
-            self._record_unread("model_name_or_path", node, f"{reason}; {_UNREAD_NOTE}")
+            self._report("model_name_or_path", node, f"{reason}; {_DEFAULT_NOTE}")
             return
         if made is None:
             self._read_value("model_name_or_path", node)
@@ -277,9 +273,7 @@ class _Reader:
             elif name in MODEL_KEYS:
                 self._read_value(MODEL_KEYS[name], value)
             elif name not in IGNORED_MODEL_ARGUMENTS:
-                self._record_unread(
-                    name, value, "an argument of from_pretrained without a counterpart in a file of ROLL"
-                )
+                self._report(name, value, "an argument of from_pretrained without a counterpart in a file of ROLL")
 
     def _read_reward_funcs(self, node: ast.expr) -> None:
         entries = [node]
@@ -290,18 +284,18 @@ class _Reader:
             try:
                 self._syntax.check_unchanged(node)
             except NotConstantError as reason:
-                self._record_unread("reward_funcs", node, f"{reason}; {_UNREAD_NOTE}")
+                self._report("reward_funcs", node, f"{reason}; {_DEFAULT_NOTE}")
                 return
         names: list[str] = []
         for place, entry in enumerate(entries):
             try:
                 names.append(self._read_reward(entry, place))
             except NotConstantError as reason:
-                self._record_unread(f"reward_funcs[{place}]", entry, f"{reason}; {_UNREAD_NOTE}")
+                self._report(f"reward_funcs[{place}]", entry, f"{reason}; {_DEFAULT_NOTE}")
         if any(names):
-            self._script.given["reward_funcs"] = [name for name in names if name]
+            self._script.values["reward_funcs"] = [name for name in names if name]
 
-    def _read_reward(self, node: ast.expr, place: int) -> str:
+    def _read_reward(self, node: ast.expr, index: int) -> str:
         """Return a reward function's name as on TRL's command line; for a reward model, store its name, and return "".
 
         Raises:
@@ -313,14 +307,14 @@ class _Reader:
             if node.id in self._syntax.imported:
                 name = self._syntax.imported[node.id]
                 return name if name in TRL_REWARDS else f"{self._find_module(node)}.{name}"
-            if self._syntax.scopes[node].find(node.id)[0].what == "defined in the script":
+            if self._syntax.scopes[node].find(node.id)[0].kind == "defined in the script":
                 return f"{Path(self._path).stem}.{node.id}"
         model = self._syntax.evaluate(node)
         if not isinstance(model, str):
             raise NotConstantError(f"`{format_source(node)}` must be a function or the name of a model")
-        if place:
+        if index:
             raise NotConstantError(f"the reward model '{model}' must be the first of reward_funcs")
-        self._script.given["reward_model_name_or_path"] = model
+        self._script.values["reward_model_name_or_path"] = model
         return ""
 
     def _find_module(self, name: ast.Name) -> str:
@@ -334,10 +328,10 @@ class _Reader:
         try:
             rows = read_dataset(self._syntax, node)
         except NotConstantError as reason:
-            self._record_unread(key, node, f"{reason}; prepare the rows in a file: data.0.path")
+            self._report(key, node, f"{reason}; prepare the rows in a file: data.0.path")
             return None
         for method, line in rows.changes:
-            self._record_unread(
+            self._report(
                 key, line, f"rows are changed by `.{method}(…)`: prepare the changed rows in a file", f".{method}"
             )
         return rows
@@ -346,15 +340,15 @@ class _Reader:
         if (rows := self._read_dataset("train_dataset", node)) is None:
             return
         found = {"dataset_name": rows.path, "dataset_config": rows.name, "dataset_train_split": rows.split}
-        self._script.given |= {key: value for key, value in found.items() if value is not None}
+        self._script.values |= {key: value for key, value in found.items() if value is not None}
 
     def _read_eval_dataset(self, node: ast.expr) -> None:
         if (rows := self._read_dataset("eval_dataset", node)) is None:
             return
-        if rows.path == self._script.given.get("dataset_name") and rows.split is not None:
-            self._script.given["dataset_test_split"] = rows.split
+        if rows.path == self._script.values.get("dataset_name") and rows.split is not None:
+            self._script.values["dataset_test_split"] = rows.split
         else:
-            self._record_unread("eval_dataset", node, "held-out rows of another data set: set data.0.held_out_path")
+            self._report("eval_dataset", node, "held-out rows of another data set: set data.0.held_out_path")
 
     def _read_peft_config(self, node: ast.expr) -> None:
         try:
@@ -362,19 +356,19 @@ class _Reader:
             if not (isinstance(made, ast.Call) and self._syntax.get_called_name(made) == "LoraConfig"):
                 raise NotConstantError(f"`{format_source(made)}` is not a LoraConfig")
         except NotConstantError as reason:
-            self._record_unread("peft_config", node, f"{reason}; {_UNREAD_NOTE}")
+            self._report("peft_config", node, f"{reason}; {_DEFAULT_NOTE}")
             return
-        self._script.given |= {"use_peft": True, **PEFT_DEFAULTS}
+        self._script.values |= {"use_peft": True, **PEFT_DEFAULTS}
         if made.args:
-            self._record_unread("peft_config", made.args[0], f"arguments must be passed by name; {_UNREAD_NOTE}")
+            self._report("peft_config", made.args[0], f"arguments must be passed by name; {_DEFAULT_NOTE}")
         for name, value in self._read_keywords(made):
             if name in PEFT_KEYS:
                 key = PEFT_KEYS[name]
                 if key in PEFT_DEFAULTS:
-                    del self._script.given[key]
+                    del self._script.values[key]
                 self._read_value(key, value)
             elif not (name == "bias" and isinstance(value, ast.Constant) and value.value == "none"):
-                self._record_unread(name, value, "an argument of LoraConfig without a counterpart in a file of ROLL")
+                self._report(name, value, "an argument of LoraConfig without a counterpart in a file of ROLL")
 
     def _read_processing_class(self, node: ast.expr) -> None:
         try:
@@ -382,8 +376,8 @@ class _Reader:
             name = self._syntax.evaluate(made.args[0]) if isinstance(made, ast.Call) and made.args else None
         except NotConstantError:
             name = None
-        if name is None or name != self._script.given.get("model_name_or_path"):
-            self._record_unread(
+        if name is None or name != self._script.values.get("model_name_or_path"):
+            self._report(
                 "processing_class",
                 node,
                 "the model's own tokenizer is used; copy this tokenizer into the model's directory",

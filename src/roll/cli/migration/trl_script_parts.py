@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass, replace
 from typing import Any
 
-from roll.cli.migration.script_values import NotConstantError, Syntax, format_source
+from roll.cli.migration.script_values import NotConstantError, SyntaxTree, format_source
 
 __all__ = [
     "IGNORED_MODEL_ARGUMENTS",
@@ -67,7 +67,7 @@ class ScriptDataset:
     """Methods that change the rows, each with the line of its call."""
 
 
-def read_dataset(syntax: Syntax, node: ast.expr) -> ScriptDataset:
+def read_dataset(syntax: SyntaxTree, node: ast.expr) -> ScriptDataset:
     """Return the data set of an expression: the arguments of `load_dataset`, and later methods that change its rows.
 
     Raises:
@@ -89,12 +89,12 @@ def read_dataset(syntax: Syntax, node: ast.expr) -> ScriptDataset:
     raise NotConstantError(f"`{format_source(node)}` is not a call of load_dataset")
 
 
-def _is_imported(syntax: Syntax, node: ast.expr) -> bool:
+def _is_imported(syntax: SyntaxTree, node: ast.expr) -> bool:
     """Return whether the node is an imported class or module, such as `Dataset` in `Dataset.from_list`."""
     return isinstance(node, ast.Name) and node.id in syntax.imported
 
 
-def _read_dataset_of_name(syntax: Syntax, node: ast.Name) -> ScriptDataset:
+def _read_dataset_of_name(syntax: SyntaxTree, node: ast.Name) -> ScriptDataset:
     """Return the data set that a name refers to; reassignments must be of the form `rows = rows.map(f)`."""
     found = syntax.scopes[node].find(node.id)
     if len(found) <= 1:
@@ -121,7 +121,7 @@ def _read_dataset_of_name(syntax: Syntax, node: ast.Name) -> ScriptDataset:
     return rows
 
 
-def _read_load_call(syntax: Syntax, call: ast.Call) -> ScriptDataset:
+def _read_load_call(syntax: SyntaxTree, call: ast.Call) -> ScriptDataset:
     given: dict[str, Any] = {}
     for name, argument in zip(("path", "name"), call.args, strict=False):
         given[name] = syntax.evaluate(argument)
@@ -132,7 +132,7 @@ def _read_load_call(syntax: Syntax, call: ast.Call) -> ScriptDataset:
     name = given.pop("name", None)
     given.pop("streaming", None)  # streaming yields the same rows
     if given:
-        raise NotConstantError(f"load_dataset's {', '.join(given)} has no counterpart")
+        raise NotConstantError(f"the arguments {', '.join(given)} of load_dataset have no counterpart")
     if path in _FILE_FORMATS and isinstance(files, str) and files.endswith((".jsonl", ".parquet")):
         path, files = files, None
     if files is not None or not isinstance(path, str) or not isinstance(split, str | None):

@@ -32,7 +32,7 @@ def from_verl(path: str | Path, *, rows: int | None = None) -> ConvertedConfig:
         VERL,
         {key: value for key, value in keys.items() if key not in unset},
         source=f"verl's {Path(path).name}",
-        start={"pipeline": "rlvr", "algorithm.filters.skip_zero_variance": False},
+        initial_values={"pipeline": "rlvr", "algorithm.filters.skip_zero_variance": False},
         caller_values={"rows": rows},
     )
     return replace(
@@ -42,4 +42,4 @@ def from_verl(path: str | Path, *, rows: int | None = None) -> ConvertedConfig:
 
 def _report_unset(key: str, value: Any, names: list[str]) -> KeyResult:
     text = f"only a shell can resolve {', '.join(names)}, so verl's default is used: write the value, and convert again"
-    return KeyResult(key=key, value=value, given=True, outcome="unsupported", text=text)
+    return KeyResult(key=key, value=value, in_file=True, outcome="unsupported", text=text)

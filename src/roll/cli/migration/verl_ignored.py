@@ -1,4 +1,4 @@
-"""Keys of verl that need no counterpart: placement, performance, and records."""
+"""Keys of verl that are ignored, because they only affect placement, performance and logging."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from roll.cli.migration.rules import (
+    LibraryValues,
     Rule,
     UnsupportedValueError,
-    Values,
     companion_rule,
     conversion_rule,
     renamed_key_rule,
@@ -47,11 +47,12 @@ _AGGREGATION = {
 }
 
 
-def _convert_advantage(values: Values) -> Mapping[str, Any]:
+def _convert_advantage(values: LibraryValues) -> Mapping[str, Any]:
     kind = values.algorithm.adv_estimator
     if kind not in _ADVANTAGES:
         raise UnsupportedValueError(
-            f"adv_estimator {kind} is not among {', '.join(_ADVANTAGES)}; the converted file has GRPO's"
+            f"adv_estimator {kind} is not supported (supported: {', '.join(_ADVANTAGES)}); the converted file has "
+            "GRPO's estimator"
         )
     found: dict[str, Any] = dict(_ADVANTAGES[kind])
     if kind.startswith("grpo") and not values.algorithm.norm_adv_by_std_in_grpo:
@@ -73,7 +74,7 @@ def _convert_advantage(values: Values) -> Mapping[str, Any]:
     return found
 
 
-def _convert_gate(values: Values) -> Mapping[str, Any]:
+def _convert_gate(values: LibraryValues) -> Mapping[str, Any]:
     clip = float(values[f"{_ACTOR}.clip_ratio"])
     low, high = values[f"{_ACTOR}.clip_ratio_low"], values[f"{_ACTOR}.clip_ratio_high"]
     low, high = (clip if one is None else float(one) for one in (low, high))
@@ -94,12 +95,13 @@ def _convert_gate(values: Values) -> Mapping[str, Any]:
     }
     if mode not in forms:
         raise UnsupportedValueError(
-            f"loss_mode {mode} is not among {', '.join(forms)}; the converted file has PPO's clip at 0.2"
+            f"loss_mode {mode} is not supported (supported: {', '.join(forms)}); the converted file has PPO's clip "
+            "at 0.2"
         )
     return forms[mode]
 
 
-def _convert_aggregation(value: str, values: Values) -> str:
+def _convert_aggregation(value: str, values: LibraryValues) -> str:
     if value == "seq-mean-token-sum-norm" and values[f"{_ACTOR}.loss_scale_factor"] is not None:
         raise UnsupportedValueError(
             "loss_scale_factor is not supported: the converted file divides by max_response_length"
@@ -109,7 +111,7 @@ def _convert_aggregation(value: str, values: Values) -> str:
     return _AGGREGATION[value]
 
 
-def _convert_kl(values: Values) -> Mapping[str, Any]:
+def _convert_kl(values: LibraryValues) -> Mapping[str, Any]:
     in_loss, in_reward = values[f"{_ACTOR}.use_kl_loss"], values.algorithm.use_kl_in_reward
     if in_loss and in_reward:
         raise UnsupportedValueError(
@@ -125,7 +127,8 @@ def _convert_kl(values: Values) -> Mapping[str, Any]:
         return {}
     if estimator not in _KL:
         raise UnsupportedValueError(
-            f"the estimator {estimator} is not among {', '.join(_KL)}; the converted file has no KL penalty"
+            f"the estimator {estimator} is not supported (supported: {', '.join(_KL)}); the converted file has no KL "
+            "penalty"
         )
     found = {"coefficient": float(coefficient), "estimator": _KL[estimator], "apply_to": apply_to}
     if in_reward and values.algorithm.kl_ctrl.type == "adaptive":
@@ -136,7 +139,7 @@ def _convert_kl(values: Values) -> Mapping[str, Any]:
     return {f"algorithm.kl.{name}": value for name, value in found.items()}
 
 
-def _convert_correction(values: Values) -> Mapping[str, Any]:
+def _convert_correction(values: LibraryValues) -> Mapping[str, Any]:
     section = "algorithm.rollout_correction"
     level = values[f"{section}.rollout_is"]
     bypassed = values[f"{section}.bypass_mode"]
@@ -149,7 +152,7 @@ def _convert_correction(values: Values) -> Mapping[str, Any]:
     }
 
 
-def _convert_filters(values: Values) -> Mapping[str, Any]:
+def _convert_filters(values: LibraryValues) -> Mapping[str, Any]:
     if not values.algorithm.filter_groups.enable:
         return {}
     metric = values.algorithm.filter_groups.metric
@@ -163,7 +166,7 @@ def _convert_filters(values: Values) -> Mapping[str, Any]:
     return {f"algorithm.filters.{name}": value for name, value in found.items()}
 
 
-def _convert_overlong(values: Values) -> Mapping[str, Any]:
+def _convert_overlong(values: LibraryValues) -> Mapping[str, Any]:
     if not values.reward_model.overlong_buffer.enable:
         return {}
     return {

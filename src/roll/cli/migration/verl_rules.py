@@ -9,9 +9,9 @@ from pathlib import PurePath
 from typing import Any
 
 from roll.cli.migration.rules import (
+    LibraryValues,
     Rule,
     UnsupportedValueError,
-    Values,
     companion_rule,
     conversion_rule,
     ignored_key_rule,
@@ -27,19 +27,19 @@ __all__ = ["VERL"]
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 
 
-def _convert_name(values: Values) -> Mapping[str, Any]:
+def _convert_name(values: LibraryValues) -> Mapping[str, Any]:
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(values.trainer.experiment_name)).lstrip("._-")
     return {"name": name or "from-verl"}
 
 
-def _convert_batch(values: Values) -> Mapping[str, Any]:
+def _convert_batch(values: LibraryValues) -> Mapping[str, Any]:
     prompts, part = int(values.data.train_batch_size), int(values[f"{_ACTOR}.ppo_mini_batch_size"])
     if prompts % part and part < prompts:
         raise ConfigError(f"train_batch_size {prompts} is not a multiple of ppo_mini_batch_size {part}.")
     return {"rollout.prompts_per_step": prompts, "algorithm.updates.num_minibatches": max(1, prompts // part)}
 
 
-def _convert_steps(own: Any, values: Values) -> int:
+def _convert_steps(own: Any, values: LibraryValues) -> int:
     if own is not None:
         return int(own)
     if values.rows is None:
@@ -50,17 +50,20 @@ def _convert_steps(own: Any, values: Values) -> int:
     return max(1, int(values.rows) // int(values.data.train_batch_size) * int(values.trainer.total_epochs))
 
 
-def _convert_warmup(own: Any, values: Values) -> int:
+def _convert_warmup(own: Any, values: LibraryValues) -> int:
     if own is not None and own >= 0:
         return int(own)
     share = float(values[f"{_ACTOR}.optim.lr_warmup_steps_ratio"])
     return round(share * _convert_steps(values.trainer.total_training_steps, values)) if share else 0
 
 
-def _convert_schedule(value: str, values: Values) -> str:
+def _convert_schedule(value: str, values: LibraryValues) -> str:
     value = values[f"{_ACTOR}.optim.warmup_style"] or value
     if value not in ("constant", "cosine", "linear"):
-        raise UnsupportedValueError(f"{value} is not among constant, linear and cosine; ROLL's default is constant")
+        raise UnsupportedValueError(
+            f"{value} is not supported (supported: constant, linear, cosine); the converted file has ROLL's default, "
+            "constant"
+        )
     return value
 
 
@@ -72,7 +75,7 @@ def _expand_files(value: Any) -> list[str]:
     return [_expand_path(file) for file in (value if isinstance(value, list) else [value])]
 
 
-def _convert_data(values: Values) -> Mapping[str, Any]:
+def _convert_data(values: LibraryValues) -> Mapping[str, Any]:
     training, held_out = _expand_files(values.data.train_files), _expand_files(values.data.val_files)
     path, name = values.custom_reward_function.path, values.custom_reward_function.name
     reward: Any = {"type": "math", "require_finished": False}
@@ -98,7 +101,7 @@ def _convert_data(values: Values) -> Mapping[str, Any]:
     return {"data": entries}
 
 
-def _reject_answers(_: Values) -> Mapping[str, Any]:
+def _reject_answers(_: LibraryValues) -> Mapping[str, Any]:
     raise UnsupportedValueError(
         "verl's rows have the reference in reward_model.ground_truth: copy it to a separate column `answer` "
         "(docs/migration.md has the code). verl selects a scorer by this column; the converted file has `math` for all "
@@ -106,7 +109,7 @@ def _reject_answers(_: Values) -> Mapping[str, Any]:
     )
 
 
-def _convert_devices(values: Values) -> Mapping[str, Any]:
+def _convert_devices(values: LibraryValues) -> Mapping[str, Any]:
     count = int(values.trainer.nnodes) * int(values.trainer.n_gpus_per_node)
     if count == 1:
         return {}
@@ -118,7 +121,7 @@ def _convert_devices(values: Values) -> Mapping[str, Any]:
     }
 
 
-def _convert_lora(values: Values) -> Mapping[str, Any]:
+def _convert_lora(values: LibraryValues) -> Mapping[str, Any]:
     rank = int(values[f"{_MODEL}.lora_rank"])
     if not rank:
         return {}
@@ -130,7 +133,7 @@ def _convert_lora(values: Values) -> Mapping[str, Any]:
     }
 
 
-def _convert_logger(values: Values) -> Mapping[str, Any]:
+def _convert_logger(values: LibraryValues) -> Mapping[str, Any]:
     names = values.trainer.logger
     names = [names] if isinstance(names, str) else list(names)
     known = ("wandb", "swanlab")
@@ -143,18 +146,18 @@ def _convert_logger(values: Values) -> Mapping[str, Any]:
     return found
 
 
-def _convert_micro_batch(values: Values) -> Mapping[str, Any]:
+def _convert_micro_batch(values: LibraryValues) -> Mapping[str, Any]:
     if not values[f"{_ACTOR}.use_dynamic_bsz"]:
         return {}
     return {"training.max_tokens_per_micro_batch": int(values[f"{_ACTOR}.ppo_max_token_len_per_gpu"])}
 
 
-def _convert_temperature(_: Any, values: Values) -> float:
+def _convert_temperature(_: Any, values: LibraryValues) -> float:
     sampled = values[f"{_ROLLOUT}.val_kwargs.do_sample"]
     return float(values[f"{_ROLLOUT}.val_kwargs.temperature"]) if sampled else 0.0
 
 
-def _convert_quantization(value: str | None, _: Values) -> str:
+def _convert_quantization(value: str | None, _: LibraryValues) -> str:
     if value not in (None, "fp8"):
         raise UnsupportedValueError(
             f"quantization {value} is not supported, only fp8; engines get the trainer's weights, unquantized"
@@ -162,7 +165,7 @@ def _convert_quantization(value: str | None, _: Values) -> str:
     return value or "none"
 
 
-def _convert_frequency(value: int, _: Values) -> int:
+def _convert_frequency(value: int, _: LibraryValues) -> int:
     return max(0, int(value))
 
 

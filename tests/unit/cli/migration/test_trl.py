@@ -157,7 +157,7 @@ def test_migration_trl_keys_that_were_renamed_are_read_and_spoken_of_by_the_name
     texts = {"model_name_or_path": "some/model", "dataset_name": "chats.jsonl", "max_seq_length": 77}
     result, config = converted(tmp_path, texts | {"torch_dtype": "bfloat16"}, trainer="sft")
     assert config.training.max_example_tokens == 77
-    assert {"max_seq_length", "torch_dtype"} <= {each.key for each in result.results if each.given}
+    assert {"max_seq_length", "torch_dtype"} <= {each.key for each in result.results if each.in_file}
     result, config = converted(tmp_path, texts | {"max_length": 88}, trainer="sft")
     assert config.training.max_example_tokens == 88
     assert "max_seq_length" in {said.key for said in result.unsupported_keys}
@@ -214,7 +214,7 @@ def test_migration_trl_what_cannot_be_converted_is_said(tmp_path, key, value):
 
 def test_migration_trl_every_key_of_the_file_is_spoken_of_once(tmp_path):
     result, _ = converted(tmp_path, GRPO | {"logging_steps": 1, "epsilon": 0.2, "no_such_key": 3})
-    given = [each.key for each in result.results if each.given]
+    given = [each.key for each in result.results if each.in_file]
     assert sorted(given) == sorted([*GRPO, "logging_steps", "epsilon", "no_such_key"])
 
 

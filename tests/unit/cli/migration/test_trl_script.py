@@ -49,7 +49,7 @@ def script(
 
 
 def unread(found: ParsedScript) -> dict[str, str]:
-    return {said.key: said.text for said in found.unread}
+    return {said.key: said.text for said in found.unreadable}
 
 
 def test_migration_trl_script_is_converted_with_its_model_data_rewards_and_adapters(tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_migration_trl_script_is_converted_with_its_model_data_rewards_and_adapt
 )
 def test_migration_trl_script_constants_are_read(tmp_path: Path, text: str, value: Any) -> None:
     for found in (script(tmp_path, f"key={text}"), script(tmp_path, "key=X", before=f"X = {text}")):
-        assert (found.given["key"], found.unread) == (value, [])
-        assert type(found.given["key"]) is type(value)
+        assert (found.values["key"], found.unreadable) == (value, [])
+        assert type(found.values["key"]) is type(value)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_migration_trl_script_constants_are_read(tmp_path: Path, text: str, valu
 )
 def test_migration_trl_script_lists_what_only_a_run_would_know(tmp_path: Path, text: str, why: str) -> None:
     found = script(tmp_path, f"key={text}")
-    assert "key" not in found.given
+    assert "key" not in found.values
     assert unread(found)["key"].startswith("line 6: ") and why in unread(found)["key"]
 
 
@@ -208,7 +208,7 @@ def test_migration_trl_script_never_guesses_what_a_name_stands_for(tmp_path: Pat
             script(tmp_path, "key=X", before=before)
         return
     found = script(tmp_path, "key=X", before=before)
-    assert "key" not in found.given
+    assert "key" not in found.values
     assert why in unread(found)["key"]
 
 
@@ -226,12 +226,12 @@ def test_migration_trl_script_takes_the_name_of_the_nearest_function(tmp_path: P
             lr = 3
         """,
     )
-    assert read_script(path).given == {"learning_rate": 2}
+    assert read_script(path).values == {"learning_rate": 2}
 
 
 def test_migration_trl_script_arguments_that_are_set_later_are_listed(tmp_path: Path) -> None:
     found = script(tmp_path, "beta=0.1, epsilon=0.3", between="training_args.beta = 0.2")
-    assert "beta" not in found.given and found.given["epsilon"] == 0.3
+    assert "beta" not in found.values and found.values["epsilon"] == 0.3
     assert unread(found) == {
         "beta": "line 7: the value is set after `training_args` was created; pass it to the call that creates "
         "`training_args`"
@@ -239,7 +239,7 @@ def test_migration_trl_script_arguments_that_are_set_later_are_listed(tmp_path: 
     found = script(tmp_path, between="training_args.set_lr_scheduler(); setattr(training_args, 'beta', 1)")
     assert list(unread(found)) == ["training_args.set_lr_scheduler", "setattr(training_args, …)"]
     found = script(tmp_path, between="training_args = replace(training_args, beta=1)")
-    assert list(unread(found)) == ["args"] and "beta" not in found.given
+    assert list(unread(found)) == ["args"] and "beta" not in found.values
 
 
 @pytest.mark.parametrize(
@@ -282,10 +282,10 @@ def test_migration_trl_script_rows_are_those_of_load_dataset(
         tmp_path, f"from datasets import Dataset\nSFTTrainer('some/model', train_dataset={rows}, args=SFTConfig())"
     )
     found = read_script(path)
-    assert given_keys.items() <= found.given.items()
-    assert ("dataset_name" in found.given) == bool(given_keys)
-    assert len(found.unread) == len(lost)
-    assert all(part in said.text for part, said in zip(lost, found.unread, strict=True))
+    assert given_keys.items() <= found.values.items()
+    assert ("dataset_name" in found.values) == bool(given_keys)
+    assert len(found.unreadable) == len(lost)
+    assert all(part in said.text for part, said in zip(lost, found.unreadable, strict=True))
 
 
 def test_migration_trl_script_rows_that_are_assigned_anew_from_themselves_are_followed(tmp_path: Path) -> None:
@@ -296,25 +296,25 @@ def test_migration_trl_script_rows_that_are_assigned_anew_from_themselves_are_fo
         DPOTrainer("some/model", args=DPOConfig(), train_dataset=rows)
         """
     found = read_script(written(tmp_path, text))
-    assert (found.given["dataset_name"], found.given["dataset_train_split"]) == ("a/b", "train")
-    assert [said.text.partition(":")[0] for said in found.unread] == ["line 3"]
+    assert (found.values["dataset_name"], found.values["dataset_train_split"]) == ("a/b", "train")
+    assert [said.text.partition(":")[0] for said in found.unreadable] == ["line 3"]
     other = text.replace("rows = rows.map(f)", "rows = make(rows)")
-    assert "dataset_name" not in read_script(written(tmp_path, other)).given
+    assert "dataset_name" not in read_script(written(tmp_path, other)).values
 
 
 def test_migration_trl_script_reward_models_come_first_or_are_listed(tmp_path: Path) -> None:
     call = "GRPOTrainer('m', reward_funcs={rewards}, args=GRPOConfig())"
     found = read_script(written(tmp_path, call.format(rewards="['a/scorer']")))
-    assert found.given["reward_model_name_or_path"] == "a/scorer"
+    assert found.values["reward_model_name_or_path"] == "a/scorer"
     found = read_script(written(tmp_path, "def f(): pass\n" + call.format(rewards="[f, 'a/scorer', g, lambda: 0]")))
-    assert found.given["reward_funcs"] == ["train.f"]
+    assert found.values["reward_funcs"] == ["train.f"]
     assert list(unread(found)) == ["reward_funcs[1]", "reward_funcs[2]", "reward_funcs[3]"]
 
 
 def test_migration_trl_script_trainers_of_its_own_are_named(tmp_path: Path) -> None:
     text = "import trl\nclass Mine(trl.SFTTrainer):\n    pass\nMine('some/model', trl.SFTConfig(learning_rate=1))"
     found = read_script(written(tmp_path, text))
-    assert (found.trainer, found.given["learning_rate"]) == ("sft", 1)
+    assert (found.trainer, found.values["learning_rate"]) == ("sft", 1)
     assert unread(found) == {"Mine": "line 2: the methods of the script's own class are not converted"}
 
 
@@ -385,7 +385,7 @@ def test_migration_trl_script_values_are_those_that_python_gives(tmp_path: Path,
         path = tmp_path / "train.py"
         path.write_text(text, encoding="utf-8")
         found = read_script(path)
-        assert (found.given, found.unread) == ({"key": value}, [])
+        assert (found.values, found.unreadable) == ({"key": value}, [])
 
 
 def test_migration_trl_script_problems_are_all_listed_with_what_was_not_read(tmp_path: Path) -> None:
@@ -413,9 +413,9 @@ def test_migration_trl_script_problems_are_all_listed_with_what_was_not_read(tmp
 def test_migration_trl_script_may_declare_its_encoding(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_bytes("# -*- coding: latin-1 -*-\nSFTConfig(run_name='é')".encode("latin-1"))
-    assert read_script(path).given == {"run_name": "é"}
+    assert read_script(path).values == {"run_name": "é"}
     path.write_bytes(b"\xef\xbb\xbfSFTConfig(run_name='\xc3\xa9')")
-    assert read_script(path).given == {"run_name": "é"}
+    assert read_script(path).values == {"run_name": "é"}
     path.write_bytes(b"SFTConfig(run_name='\xe9')")
     with pytest.raises(ConfigError, match=r"train\.py"):
         read_script(path)

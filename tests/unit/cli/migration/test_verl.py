@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from roll.cli.migration.convert import INVALID_VALUE_ERRORS
-from roll.cli.migration.rules import UnsupportedValueError, Values
+from roll.cli.migration.rules import LibraryValues, UnsupportedValueError
 from roll.cli.migration.verl import from_verl
 from roll.cli.migration.verl_file import read_keys
 from roll.cli.migration.verl_rules import VERL
@@ -200,7 +200,7 @@ def test_migration_verl_no_value_of_a_rule_is_unexpected(number):
 
 def refused_or_taken(rule, values):
     with contextlib.suppress(UnsupportedValueError, ConfigError, *INVALID_VALUE_ERRORS):
-        rule.convert(Values(values))
+        rule.convert(LibraryValues(values))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Policies that play an environment for `roll env`: the user, random actions, an embedded engine, or a server.
 
-A policy gets the conversation so far: the first observation, then its own actions and the observations that followed.
+A policy receives the conversation so far: the first observation, then its own actions and the later observations.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ async def play_episodes(
     Args:
         id: id of the environment.
         options: arguments of the environment.
-        policy: who plays: random actions, an embedded model, or a model behind an OpenAI-compatible server.
+        policy: random actions, an embedded model, or a model behind an OpenAI-compatible server.
         sampling: the model and its sampling options.
         seeds: seeds of the episodes.
         max_turns: maximum number of turns of an episode.
@@ -97,7 +97,7 @@ async def play_one_episode(
     The other arguments are those of `play_episodes`.
 
     Raises:
-        UserError: the environment cannot be built, or cannot be played this way.
+        UserError: the environment cannot be built, or does not support this policy.
         InfraError: the environment or the player failed.
     """
     equipped = None

@@ -61,7 +61,7 @@ class _ChatModel:
     label: str
     engine: HFEngine
     renderer: ChatRenderer
-    stops: tuple[int, ...]
+    stop_token_ids: tuple[int, ...]
     max_context: int
     messages: list[Message] = field(default_factory=list)
 
@@ -133,7 +133,7 @@ async def _open_model(name: str, options: SamplingOptions) -> _ChatModel:
         label=name,
         engine=engine,
         renderer=ChatRenderer(load_tokenizer(path)),
-        stops=find_stop_token_ids(path),
+        stop_token_ids=find_stop_token_ids(path),
         max_context=most,
     )
     await engine.start()
@@ -178,7 +178,7 @@ class _Conversation:
             raise UserError(f"the input is not UTF-8 text (byte {error.start}).") from None
 
     def _run_command(self, line: str) -> bool:
-        """Run a command such as `/reset`, or print why it is wrong; return false if the command ends the chat."""
+        """Run a command such as `/reset`, or print its error; return false if the command ends the chat."""
         name, _, rest = line[1:].partition(" ")
         settings: dict[str, tuple[str, Callable[[str], Any]]] = {
             "temperature": ("temperature", lambda text: _parse_number(text, float, 0)),
@@ -213,7 +213,7 @@ class _Conversation:
 
     def _regenerate(self) -> None:
         if not any(message.role == "user" for message in self._models[0].messages):
-            raise UserError("there is no message to answer again: type a message first.")
+            raise UserError("the conversation has no message yet: type a message first.")
         self._attempts += 1
         for model in self._models:
             if model.messages[-1].role == "assistant":
@@ -259,8 +259,8 @@ class _Conversation:
         room = model.max_context - len(tokens)
         if room < 1:
             raise UserError(
-                f"the conversation has {len(tokens)} tokens, but the model's context only {model.max_context}: type "
-                "/reset."
+                f"the conversation has {len(tokens)} tokens, but the model's context has only {model.max_context}: "
+                "type /reset."
             )
         turn = len(model.messages)
         request = GenerationRequest(
@@ -269,7 +269,7 @@ class _Conversation:
             sampling=SamplingParams(
                 max_new_tokens=min(self._options.max_new_tokens, room),
                 temperature=self._options.temperature,
-                stop_token_ids=model.stops,
+                stop_token_ids=model.stop_token_ids,
                 seed=hash((self._options.seed, turn, self._attempts)) % 2**32,
             ),
         )
@@ -304,11 +304,11 @@ def _strip_partial_character(text: str) -> str:
     return text.rstrip("\ufffd")
 
 
-def _parse_number(text: str, kind: Callable[[str], Any], least: float) -> Any:
+def _parse_number(text: str, kind: Callable[[str], Any], minimum: float) -> Any:
     try:
         value = kind(text)
     except ValueError:
         value = None
-    if value is None or not least <= value <= _MAX_NUMBER:
-        raise UserError(f"'{escape_controls(text)}' is not a number from {least:g} to {_MAX_NUMBER:,.0f}.")
+    if value is None or not minimum <= value <= _MAX_NUMBER:
+        raise UserError(f"'{escape_controls(text)}' is not a number from {minimum:g} to {_MAX_NUMBER:,.0f}.")
     return value
