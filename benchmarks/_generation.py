@@ -321,7 +321,7 @@ class LimitedEngines(EngineGroup):
     def engines(self) -> Sequence[Any]:
         return self._engines
 
-    def add(self, engine_id: str, make: Callable[[], InferenceEngine]) -> None:
+    def add(self, engine_id: str, factory: Callable[[], InferenceEngine]) -> None:
         raise RuntimeError("no engine comes")
 
     async def retire(self, engine_id: str) -> None:

@@ -321,7 +321,7 @@ def reward() -> None:
 @click.option(
     "--reward",
     "-r",
-    "named",
+    "reward_texts",
     multiple=True,
     metavar="TYPE",
     help="Reward to use: math, or {type: math, …}; repeatable.",
@@ -335,7 +335,7 @@ def run_reward_test(
     file: str,
     overrides: tuple[str, ...],
     config: str | None,
-    named: tuple[str, ...],
+    reward_texts: tuple[str, ...],
     jobs: int | None,
     limit: int | None,
     as_json: bool,
@@ -351,7 +351,7 @@ def run_reward_test(
     """
     from roll.cli.score_file import score_file
 
-    return score_file(file, config, overrides, named, jobs=jobs, limit=limit, as_json=as_json)
+    return score_file(file, config, overrides, reward_texts, jobs=jobs, limit=limit, as_json=as_json)
 
 
 for command in (env, view, chat, compare, doctor, sandbox, init):

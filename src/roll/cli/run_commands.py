@@ -32,7 +32,7 @@ def view(run: str, filters: str, sort: str, plain: bool, limit: int) -> None:
     Keys: / filter, s sort, Enter open a rollout, g show the group side by side, t show the tokens, ? list all keys.
     If the output is not a terminal, a table is printed.
     """
-    from roll.cli.viewing.show import show_rollouts
+    from roll.cli.view.show import show_rollouts
 
     show_rollouts(run, filters, sort, plain=plain, limit=limit)
 

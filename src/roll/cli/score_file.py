@@ -73,7 +73,7 @@ def score_file(
     path: str,
     config: str | None,
     overrides: Sequence[str],
-    named: Sequence[str],
+    reward_texts: Sequence[str],
     *,
     jobs: int | None,
     limit: int | None,
@@ -85,7 +85,7 @@ def score_file(
         path: a JSON Lines file: see `roll.cli.answer_files`.
         config: configuration with the rewards, selected by the lines' `domain` if there are several.
         overrides: overrides of the configuration.
-        named: rewards to use instead of those of a configuration, as YAML.
+        reward_texts: rewards to use instead of those of a configuration, as YAML.
         jobs: number of answers scored at once; by default one for each processor.
         limit: maximum number of answers to score.
         as_json: whether to print one JSON object per line instead of a table.
@@ -96,18 +96,18 @@ def score_file(
     Raises:
         UserError: the file, the configuration or a reward cannot be used.
     """
-    if (config is None) == (not named):
+    if (config is None) == (not reward_texts):
         raise ConfigError("exactly one of --config FILE and --reward TYPE (which may be repeated) is required.")
     if overrides and config is None:
         raise ConfigError(f"'{overrides[0]}' overrides a configuration: it requires --config.")
-    lists, loaded = _read_rewards(config, overrides, named)
+    rewards_by_domain, loaded = _read_rewards(config, overrides, reward_texts)
     model = loaded.model.path if loaded else None
-    penalised = any(reward.type in _PENALTY_TYPES for rewards in lists.values() for reward in rewards)
+    penalised = any(reward.type in _PENALTY_TYPES for rewards in rewards_by_domain.values() for reward in rewards)
     tokens = _load_tokenize_function(model) if penalised else lambda text: [0] * len(text.split())
-    lines = list(read_answers(Path(path), list(lists), tokens, limit))
-    _check_answers(path, lines, lists)
+    lines = list(read_answers(Path(path), list(rewards_by_domain), tokens, limit))
+    _check_answers(path, lines, rewards_by_domain)
     started = perf_counter()
-    found = asyncio.run(_score(lines, lists, loaded, jobs or os.cpu_count() or 1))
+    found = asyncio.run(_score(lines, rewards_by_domain, loaded, jobs or os.cpu_count() or 1))
     wall_s = perf_counter() - started
     note = (
         "lengths are counted in words; with --config they are counted in tokens" if penalised and model is None else ""
@@ -117,19 +117,19 @@ def score_file(
 
 
 def _read_rewards(
-    config: str | None, overrides: Sequence[str], named: Sequence[str]
+    config: str | None, overrides: Sequence[str], reward_texts: Sequence[str]
 ) -> tuple[dict[str, list[RewardConfig]], RunConfig | None]:
     """Return the rewards of each domain, and the configuration that has them.
 
-    Without `config`, the rewards are those in `named`, under the domain "", and the configuration is `None`.
+    Without `config`, the rewards are those in `reward_texts`, under the domain "", and the configuration is `None`.
     """
     if config is None:
-        return {"": parse_rewards(named)}, None
+        return {"": parse_rewards(reward_texts)}, None
     from roll.config.load import load_config
 
     loaded = load_config(config, list(overrides))
-    lists = {entry.domain or entry.source: list(entry.reward) for entry in loaded.get_section("data", list)}
-    return lists, loaded
+    rewards_by_domain = {entry.domain or entry.source: list(entry.reward) for entry in loaded.get_section("data", list)}
+    return rewards_by_domain, loaded
 
 
 def _load_tokenize_function(model: str | None) -> Callable[[str], list[int]]:
@@ -143,9 +143,11 @@ def _load_tokenize_function(model: str | None) -> Callable[[str], list[int]]:
     return lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _check_answers(path: str, lines: Iterable[AnswerLine], lists: Mapping[str, Sequence[RewardConfig]]) -> None:
+def _check_answers(
+    path: str, lines: Iterable[AnswerLine], rewards_by_domain: Mapping[str, Sequence[RewardConfig]]
+) -> None:
     for line in lines:
-        comparing = [reward.type for reward in lists[line.domain] if reward.needs_answer]
+        comparing = [reward.type for reward in rewards_by_domain[line.domain] if reward.needs_answer]
         if comparing and not line.rollout.prompt.answer.strip():
             others = ", ".join(map(repr, line.rollout.prompt.metadata))
             raise ConfigError(
@@ -156,7 +158,7 @@ def _check_answers(path: str, lines: Iterable[AnswerLine], lists: Mapping[str, S
 
 async def _score(
     lines: Sequence[AnswerLine],
-    lists: Mapping[str, Sequence[RewardConfig]],
+    rewards_by_domain: Mapping[str, Sequence[RewardConfig]],
     config: RunConfig | None,
     jobs: int,
 ) -> list[ScoredLine]:
@@ -168,7 +170,7 @@ async def _score(
         pool = LocalWorkerPool(jobs)
         stack.push_async_callback(pool.close)
         if config is None:
-            opening = open_reward_lists(lists, SandboxConfig(), pool)
+            opening = open_reward_lists(rewards_by_domain, SandboxConfig(), pool)
         else:
             from roll.cluster.local import LocalCluster
             from roll.pipelines.judge import open_scoring

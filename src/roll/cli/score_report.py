@@ -25,7 +25,7 @@ MAX_TABLE_WIDTH = 160
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredLine:
-    """A line of an answer file, with its score or the reason why it has none."""
+    """A line of an answer file, with its score or the reason for a missing score."""
 
     line: AnswerLine
     result: RewardResult | None
@@ -47,9 +47,9 @@ class ScoredLine:
         return abs(result.value - expected) > 1e-6
 
 
-def format_json_lines(found: Sequence[ScoredLine]) -> str:
+def format_json_lines(scored_lines: Sequence[ScoredLine]) -> str:
     """Return the results as JSON Lines: one object for each scored line."""
-    return "\n".join(json.dumps(_to_plain(scored), ensure_ascii=False) for scored in found)
+    return "\n".join(json.dumps(_to_plain(scored), ensure_ascii=False) for scored in scored_lines)
 
 
 def _to_plain(scored: ScoredLine) -> dict[str, Any]:
@@ -67,36 +67,36 @@ def _to_plain(scored: ScoredLine) -> dict[str, Any]:
     return json.loads(json.dumps(outcome))
 
 
-def render(found: Sequence[ScoredLine], wall_s: float, note: str = "") -> str:
+def render(scored_lines: Sequence[ScoredLine], wall_s: float, note: str = "") -> str:
     """Format results as plain text: a table with one row per answer, and a summary.
 
     Args:
-        found: results in the order of their lines.
+        scored_lines: results in the order of their lines.
         wall_s: duration of scoring, including the start of workers.
         note: printed at the end.
     """
     screen = Console(file=io.StringIO(), width=MAX_TABLE_WIDTH, force_terminal=False, color_system=None)
-    screen.print(_format_table(found))
-    for line in _format_summary(found, wall_s, note):
+    screen.print(_format_table(scored_lines))
+    for line in _format_summary(scored_lines, wall_s, note):
         screen.print(Text(line), soft_wrap=True)
     assert isinstance(screen.file, io.StringIO)
     return "\n".join(line.rstrip() for line in screen.file.getvalue().splitlines())
 
 
-def _list_components(found: Sequence[ScoredLine]) -> list[str]:
+def _list_components(scored_lines: Sequence[ScoredLine]) -> list[str]:
     """Return the names of all reward components that any answer has, except parts of components (`a/b`)."""
-    names = dict.fromkeys(name for scored in found if scored.result for name in scored.result.components)
+    names = dict.fromkeys(name for scored in scored_lines if scored.result for name in scored.result.components)
     return [name for name in names if "/" not in name]
 
 
-def _format_table(found: Sequence[ScoredLine]) -> Table:
-    components = _list_components(found)
-    with_domain = any(scored.line.domain for scored in found)
+def _format_table(scored_lines: Sequence[ScoredLine]) -> Table:
+    components = _list_components(scored_lines)
+    with_domain = any(scored.line.domain for scored in scored_lines)
     table = Table(box=None, pad_edge=False, header_style="")
     for name in ("line", *(["domain"] if with_domain else []), "value", *components[:6], "time", "verdict", "answer"):
         right = name not in ("domain", "verdict", "answer")
         table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
-    for scored in found:
+    for scored in scored_lines:
         result = scored.result
         values = ["-" if result is None else f"{result.value:.3g}"]
         for name in components[:6]:
@@ -117,11 +117,12 @@ def _format_table(found: Sequence[ScoredLine]) -> Table:
     return table
 
 
-def _format_summary(found: Sequence[ScoredLine], wall_s: float, note: str) -> list[str]:
-    results = [scored.result for scored in found if scored.result is not None]
+def _format_summary(scored_lines: Sequence[ScoredLine], wall_s: float, note: str) -> list[str]:
+    results = [scored.result for scored in scored_lines if scored.result is not None]
     lines = [
         "",
-        f"{len(found)} answers, {len(results)} scored in {wall_s:.2f} s ({len(found) / wall_s:.0f} per second)",
+        f"{len(scored_lines)} answers, {len(results)} scored in {wall_s:.2f} s ({len(scored_lines) / wall_s:.0f} per "
+        "second)",
     ]
     if results:
         lines.append(f"value      mean {statistics.fmean(result.value for result in results):.4g}")
@@ -131,21 +132,21 @@ def _format_summary(found: Sequence[ScoredLine], wall_s: float, note: str) -> li
         for name in dict.fromkeys(name for result in results for name in result.components):
             values = [result.components[name] for result in results if name in result.components]
             lines.append(f"component  {name}: mean {statistics.fmean(values):.4g} of {len(values)}")
-        times = sorted(scored.duration_s for scored in found if scored.result is not None)
+        times = sorted(scored.duration_s for scored in scored_lines if scored.result is not None)
         median, slowest = _format_time(statistics.median(times)), _format_time(times[-1])
         lines.append(f"time       median {median}, longest {slowest}")
-    counts = ", ".join(f"{verdict} {count}" for verdict, count in _count_verdicts(found).most_common(8))
+    counts = ", ".join(f"{verdict} {count}" for verdict, count in _count_verdicts(scored_lines).most_common(8))
     lines.append(f"verdicts   {counts}")
     reasons: dict[str, list[str]] = {}
-    for scored in found:
+    for scored in scored_lines:
         if scored.result is None:
             number = str(scored.line.number)
             reasons.setdefault(scored.problem.removesuffix(f" (prompt 'line {number}')"), []).append(number)
     for reason, numbers in list(reasons.items())[:5]:
         lines.append(f"not scored lines {', '.join(numbers[:20])}: {reason}")
-    expecting = sum(scored.line.expected is not None for scored in found)
+    expecting = sum(scored.line.expected is not None for scored in scored_lines)
     if expecting:
-        surprising = [str(scored.line.number) for scored in found if scored.is_unexpected]
+        surprising = [str(scored.line.number) for scored in scored_lines if scored.is_unexpected]
         words = f"; other results in lines {', '.join(surprising[:20])}" if surprising else ""
         lines.append(f"expected   {expecting - len(surprising)} of {expecting} results are as expected{words}")
     if note:
@@ -153,9 +154,9 @@ def _format_summary(found: Sequence[ScoredLine], wall_s: float, note: str) -> li
     return lines
 
 
-def _count_verdicts(found: Sequence[ScoredLine]) -> Counter[str]:
+def _count_verdicts(scored_lines: Sequence[ScoredLine]) -> Counter[str]:
     """Return the number of answers with each verdict."""
-    return Counter(scored.result.verdict if scored.result else "not scored" for scored in found)
+    return Counter(scored.result.verdict if scored.result else "not scored" for scored in scored_lines)
 
 
 def _format_time(seconds: float) -> str:

@@ -30,7 +30,7 @@ class Cluster(Protocol):
     """Starts the roles of a run on its devices."""
 
     media_dir: Path | None
-    """The media store from which trainers and engines read images; by default that of the run."""
+    """The media store from which trainers and engines read images; by default the run's media store."""
 
     async def start_trainer(self, spec: TrainerSpec, role: str) -> TrainerGroup:
         """Start all ranks of a trainer on the role's devices.
@@ -87,7 +87,7 @@ def count_accelerators() -> int:
     return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
 
 
-async def start_concurrently(stack: AsyncExitStack, *starting: Awaitable[Any]) -> list[Any]:
+async def start_concurrently(stack: AsyncExitStack, *awaitables: Awaitable[Any]) -> list[Any]:
     """Start roles concurrently; `stack` closes the started roles in reverse order, even if this call is canceled.
 
     Returns:
@@ -96,7 +96,7 @@ async def start_concurrently(stack: AsyncExitStack, *starting: Awaitable[Any]) -
     Raises:
         Exception: the error of the first failed role, after all have started or failed.
     """
-    tasks = [asyncio.ensure_future(role) for role in starting]
+    tasks = [asyncio.ensure_future(role) for role in awaitables]
     try:
         started = await asyncio.gather(*tasks, return_exceptions=True)
     finally:  # all tasks have ended, including canceled ones

@@ -2,9 +2,9 @@
 
     MediaReader ─► MediaStore.add ─► worker process: decoder ─► pixels or samples ─► digest, file
 
-It is a worker pool of its own. Rows are read before a run has any roles, by code that must know whether a row is good
-before it reads the next one. So one worker is enough; it starts with the first medium and ends when all rows have been
-read. Runs without media start no process.
+This worker is not part of the run's worker pool, because rows are read before a run starts its roles. Rows are read one
+by one, so one worker is enough; it starts with the first medium and ends after the last row. Runs without media start
+no process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TIME_LIMITS_S: Mapping[MediaKind, float] = {"image": 30.0, "audio": 120.0, "vide
 
 @contextmanager
 def decode_in_worker() -> Iterator[None]:
-    """Decode the media that are added to stores during the body in a worker process, which the first one starts."""
+    """Decode all media in a worker process within the `with` block; the first medium starts the process."""
     if isinstance(DECODER.get(), DecodingWorker):
         yield
         return
@@ -57,23 +57,23 @@ class DecodingWorker:
         self._started: tuple[asyncio.AbstractEventLoop, threading.Thread, LocalWorkerPool] | None = None
         self._lock = threading.Lock()
 
-    def __call__(self, data: bytes, what: str, kind: MediaKind, limits: ImageLimits, audio_rate: int) -> MediaContent:
+    def __call__(self, data: bytes, name: str, kind: MediaKind, limits: ImageLimits, audio_rate: int) -> MediaContent:
         """Decode a medium; see `decode_medium`.
 
         Raises:
             DataError: The medium cannot be decoded, or needs too much time or memory.
         """
         loop, _, pool = self._start()
-        arguments = data, what, kind, limits, audio_rate
+        arguments = data, name, kind, limits, audio_rate
         work = pool.submit(_decode, *arguments, time_limit_s=TIME_LIMITS_S[kind])
         try:
             found = wait_for_future(asyncio.run_coroutine_threadsafe(work, loop))
         except TimeoutError:
-            raise DataError(f"{what} was not decoded in {TIME_LIMITS_S[kind]:g} s.") from None
+            raise DataError(f"{name} was not decoded in {TIME_LIMITS_S[kind]:g} s.") from None
         except MemoryError:
-            raise DataError(f"{what} needs more than {self._memory_limit_bytes / 2**30:g} GiB to decode.") from None
+            raise DataError(f"{name} needs more than {self._memory_limit_bytes / 2**30:g} GiB to decode.") from None
         except WorkerDiedError as error:
-            raise DataError(f"{what} cannot be decoded: {error}.") from error
+            raise DataError(f"{name} cannot be decoded: {error}.") from error
         return _build_image(*found) if kind == "image" else found
 
     def close(self) -> None:
@@ -98,9 +98,9 @@ class DecodingWorker:
             return self._started
 
 
-def _decode(data: bytes, what: str, kind: MediaKind, limits: ImageLimits, audio_rate: int) -> Any:
+def _decode(data: bytes, name: str, kind: MediaKind, limits: ImageLimits, audio_rate: int) -> Any:
     """Decode a medium in the worker; return an image as its size and its RGB pixels."""
-    content: Any = decode_medium(data, what, kind, limits, audio_rate)
+    content: Any = decode_medium(data, name, kind, limits, audio_rate)
     return (content.size, content.tobytes()) if kind == "image" else content
 
 

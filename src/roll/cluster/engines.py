@@ -45,11 +45,11 @@ class ManagedEngineGroup(EngineGroup):
         """See `EngineGroup.engines`."""
         return tuple(self._engines.values())
 
-    def add(self, engine_id: str, make: Callable[[], InferenceEngine]) -> None:
+    def add(self, engine_id: str, factory: Callable[[], InferenceEngine]) -> None:
         """See `EngineGroup.add`."""
         if engine_id in self._factories:
             raise ConfigError(f"engine id '{engine_id}' is already in use: choose another id for the new engine.")
-        self._factories[engine_id] = make
+        self._factories[engine_id] = factory
 
     async def retire(self, engine_id: str) -> None:
         """See `EngineGroup.retire`."""

@@ -87,7 +87,7 @@ class LocalCluster:
         self.media_dir = None if run is None else run.media_dir
 
     async def start_trainer(self, spec: TrainerSpec, role: str) -> LocalTrainerGroup:
-        """See `Cluster`, also for all methods below."""
+        """See `Cluster.start_trainer`."""
         return await LocalTrainerGroup.start(set_media_dir(spec, self.media_dir))
 
     async def start_engines(self, specs: Sequence[EngineSpec], role: str) -> ManagedEngineGroup:
@@ -105,4 +105,4 @@ class LocalCluster:
         return "in_process" if get_engine_capabilities(engine_kind).shares_process else "shared_memory"
 
     async def close(self) -> None:
-        """Do nothing: the cluster holds no resources."""
+        """Do nothing, because this cluster has no resources of its own."""

@@ -137,7 +137,7 @@ class LocalWorkerPool:
         await asyncio.shield(worker.end())
 
     def health(self) -> dict[str, int]:
-        """Return the current `workers` and `busy`, and the `restarts` and `timeouts` since the pool was created."""
+        """Return the current number of `workers` and of `busy` workers, and the `restarts` and `timeouts` so far."""
         return {
             "workers": len(self._workers),
             "busy": len(self._workers) - self._idle.qsize(),

@@ -6,7 +6,7 @@ Inputs   (number, call)        call is a pickled (function, args, timeout)
          (number, None)        cancel the call
          (number, FIND_BLOCKING_CALL)  report which call blocks the event loop
 Outputs  (number, CALL_STARTED)        the call is about to run
-         (number, (culprit,))          the answer to FIND_BLOCKING_CALL, see `_find_blocking_call`
+         (number, (blocking,))         the answer to FIND_BLOCKING_CALL, see `_find_blocking_call`
          (number, TIMED_OUT)           the call timed out
          (number, reply)               the call ended; the reply is pickled as in `pool_worker`
 """
@@ -39,9 +39,9 @@ FIND_BLOCKING_CALL = b"who"
 BLOCKED_AFTER_S = 0.5
 """Time without an iteration of the event loop after which its current task counts as blocking it."""
 
-_number: ContextVar[int | None] = ContextVar("number", default=None)
+_call_number: ContextVar[int | None] = ContextVar("number", default=None)
 """The number of the call that the current task belongs to."""
-_numbers: WeakKeyDictionary[asyncio.Future[Any], int | None] = WeakKeyDictionary()
+_call_numbers: WeakKeyDictionary[asyncio.Future[Any], int | None] = WeakKeyDictionary()
 """The number of the call by task; read by a thread outside the event loop."""
 
 
@@ -50,7 +50,7 @@ def _create_numbered_task(
 ) -> asyncio.Task[Any]:
     """Create a task and store the number of its call; used as the event loop's task factory."""
     task = asyncio.Task(work, loop=loop, **options)
-    _numbers[task] = _number.get()
+    _call_numbers[task] = _call_number.get()
     return task
 
 
@@ -101,7 +101,7 @@ def _find_blocking_call(loop: asyncio.AbstractEventLoop, number: int) -> tuple[i
     if turned.wait(BLOCKED_AFTER_S):
         return (number,)
     task = asyncio.current_task(loop)
-    return (_numbers.get(task) if task is not None else None,)
+    return (_call_numbers.get(task) if task is not None else None,)
 
 
 async def _serve(memory_limit_bytes: int) -> None:
@@ -142,7 +142,7 @@ async def _serve(memory_limit_bytes: int) -> None:
                 calls[number].cancel()
             continue
         # Tasks that the call creates inherit the context, so if one of them blocks the loop, the call is reported.
-        _number.set(number)
+        _call_number.set(number)
         calls[number] = task = loop.create_task(run(number, body))
         task.add_done_callback(lambda _, number=number: calls.pop(number))
 

@@ -2,7 +2,7 @@
 
     submit ──► least busy process ──► (number, call) ──► its event loop ──► (number, reply)
                                           │ timeout: canceled there
-                                          │ no answer: find the call that blocks it ──► SIGKILL, a new process
+                                          │ no reply: find the blocking call ──► SIGKILL, a new process
 
 Invariants: a timeout starts when a call begins, not while a process starts or imports. If a call blocks its process's
 event loop, the process is killed: the blocking call counts as timed out, and the other calls raise `WorkerDiedError`,
@@ -116,7 +116,7 @@ class _Worker:
         return reply
 
     async def _find_blocking_call(self, number: int, call: _Call) -> _Call | None:
-        """Ask the process which call blocks its event loop and so delays the reply to `call`; `None` if unknown."""
+        """Find the call that blocks the event loop of the process and delays the reply to `call`; `None` if unknown."""
         try:
             async with asyncio.timeout(BLOCKING_CALL_TIMEOUT_S):
                 await self._process.write(pickle.dumps((number, FIND_BLOCKING_CALL)))

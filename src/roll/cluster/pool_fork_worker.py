@@ -52,7 +52,7 @@ class _FrameReader:
     """Reads frames from a file descriptor."""
 
     descriptor: int
-    _held: bytearray = field(default_factory=bytearray)
+    _buffer: bytearray = field(default_factory=bytearray)
 
     def read(self) -> list[bytes] | None:
         """Return the frames that have arrived completely; `None` at the end of the input."""
@@ -62,16 +62,16 @@ class _FrameReader:
             return None
         if not data:
             return None
-        self._held += data
+        self._buffer += data
         frames, start = [], 0
-        while len(self._held) - start >= FRAME_HEADER.size:
-            (length,) = FRAME_HEADER.unpack_from(self._held, start)
+        while len(self._buffer) - start >= FRAME_HEADER.size:
+            (length,) = FRAME_HEADER.unpack_from(self._buffer, start)
             end = start + FRAME_HEADER.size + length
-            if len(self._held) < end:
+            if len(self._buffer) < end:
                 break
-            frames.append(bytes(memoryview(self._held)[start + FRAME_HEADER.size : end]))
+            frames.append(bytes(memoryview(self._buffer)[start + FRAME_HEADER.size : end]))
             start = end
-        del self._held[:start]
+        del self._buffer[:start]
         return frames
 
 
@@ -109,7 +109,7 @@ class _ForkServer:
         self._memory_limit_bytes = memory_limit_bytes
         self._children: dict[int, _Child] = {}
         self._ends: dict[int, bytes] = {}
-        """How the processes of actors ended unexpectedly, by number; kept until the actor is released."""
+        """How the processes of actors ended unexpectedly, by number; stored until the actor is released."""
         self._selector = selectors.DefaultSelector()
 
     def serve(self, calls: _FrameReader) -> None:
@@ -195,28 +195,28 @@ def _run_child(connection: socket.socket, memory_limit_bytes: int) -> NoReturn:
     if memory_limit_bytes:
         limit_memory(memory_limit_bytes)
     stream = cast(BinaryIO, connection.makefile("rwb"))
-    kept: list[Any] = []
+    actor: list[Any] = []
     loop = asyncio.new_event_loop()
     code = 1
     with contextlib.suppress(BaseException):
         while (frame := read_frame(stream)) is not None:
-            write_frame(stream, _answer(frame, kept, loop))
+            write_frame(stream, _answer(frame, actor, loop))
         code = 0
     # `sys.exit` would run the exit handlers that the fork server's imports have registered.
     os._exit(code)
 
 
-def _answer(frame: bytes, kept: list[Any], loop: asyncio.AbstractEventLoop) -> bytes:
+def _answer(frame: bytes, actor: list[Any], loop: asyncio.AbstractEventLoop) -> bytes:
     try:
         method, args = pickle.loads(frame)
         if method is None:
             factory, given = args
-            kept.append(factory(*given))
+            actor.append(factory(*given))
             return pickle.dumps((True, None))
-        value = getattr(kept[0], method)(*args)
+        value = getattr(actor[0], method)(*args)
         return pickle.dumps((True, loop.run_until_complete(value) if inspect.isawaitable(value) else value))
     except MemoryError:
-        kept.clear()
+        actor.clear()
         return OUT_OF_MEMORY
     except SystemExit as error:
         return build_error_reply(build_exit_error(error))

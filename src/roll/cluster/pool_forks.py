@@ -70,7 +70,7 @@ class _ForkServer:
     async def call(self, number: int, body: bytes) -> bytes:
         """Send a pickled call to an actor and return the reply; if the caller is canceled, kill the actor's process."""
         if self._reader is None or self._reader.done():
-            raise WorkerDiedError("the process was ended")
+            raise WorkerDiedError("the actor's process was terminated")
         self._replies[number] = reply = asyncio.get_running_loop().create_future()
         try:
             await self._process.write(pickle.dumps((number, body)))
@@ -90,7 +90,7 @@ class _ForkServer:
 
     async def _read(self) -> None:
         """Pass replies to their calls until the process ends, then fail all waiting calls."""
-        cause = "the process was ended"
+        cause = "the actor's process was terminated"
         try:
             while True:
                 number, reply = pickle.loads(await self._process.read())
@@ -147,7 +147,7 @@ class _ForkedActor:
     async def close(self) -> None:
         """See `ActorHandle`."""
         if not self._closed:
-            self._closed, self._ended = True, "the process was ended"
+            self._closed, self._ended = True, "the actor's process was terminated"
             self._fork_server.kill(self.number)
 
 

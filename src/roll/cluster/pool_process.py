@@ -162,7 +162,7 @@ class PoolProcess:
                 await process.wait()
 
     async def close(self) -> None:
-        """Kill the process for good; `start` then raises an error."""
+        """Kill the process; later calls of `start` raise an error."""
         self._closed = True
         await self.end()
 

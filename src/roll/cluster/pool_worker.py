@@ -59,7 +59,7 @@ def write_frame(stream: BinaryIO, body: bytes) -> None:
 
 
 def prepare(module: str, prepared: set[str]) -> None:
-    """Call the module's `prepare_worker`, if any, once; `prepared` has the modules for which this was done.
+    """Call the module's `prepare_worker`, if any; do nothing if `prepared` contains the module.
 
     `prepare_worker` imports or loads the dependencies of the module's functions, before the first of them is called.
     """

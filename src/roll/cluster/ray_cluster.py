@@ -69,8 +69,8 @@ def open_ray(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDi
     accelerators = count_accelerators()
     per_node = config.devices_per_node or accelerators or os.cpu_count() or 1
     placement = resolve_placement(config, roles, per_node)
-    owned = not ray.is_initialized()
-    if owned:
+    is_owner = not ray.is_initialized()
+    if is_owner:
         _connect(config, per_node)
     kind = "GPU" if accelerators else "CPU"
     group = placement_group(
@@ -90,7 +90,7 @@ def open_ray(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDi
         ray.cloudpickle.register_pickle_by_value(module)
     devices = list_reserved_devices(group, placement.num_nodes, per_node, PLACEMENT_TIMEOUT_S) if accelerators else None
     media_dir = None if run is None else run.media_dir
-    return RayCluster(roles, placement, group, devices=devices, owned=owned, run=run, media_dir=media_dir)
+    return RayCluster(roles, placement, group, devices=devices, is_owner=is_owner, run=run, media_dir=media_dir)
 
 
 def _connect(config: ClusterConfig, per_node: int) -> None:
@@ -127,8 +127,8 @@ def _connect(config: ClusterConfig, per_node: int) -> None:
 class _EmptySearchPath(list[str]):
     """A search path that stays empty when Ray extends it with the current directory.
 
-    Ray's workers would search that directory before Python's own modules. They find users' functions without it:
-    `roll.user_code` searches that directory last.
+    Otherwise, Ray's workers would search that directory before the standard library. `roll.user_code` searches it last,
+    so workers still find users' functions.
     """
 
     def extend(self, values: Iterable[str], /) -> None:
@@ -183,8 +183,8 @@ class RayCluster:
     _: KW_ONLY
     devices: Sequence[Sequence[str]] | None
     """For each machine, the names of its reserved devices; `None` without accelerators."""
-    owned: bool
-    """Whether this process started the Ray cluster."""
+    is_owner: bool
+    """True if this process started the Ray cluster."""
     run: RunDirectory | None = None
     media_dir: Path | None = None
 
@@ -249,7 +249,7 @@ class RayCluster:
     async def close(self) -> None:
         """Free the devices, and stop the Ray cluster if this process started it."""
         await asyncio.to_thread(remove_placement_group, self.group)
-        if self.owned:
+        if self.is_owner:
             await asyncio.to_thread(ray.shutdown)
 
 

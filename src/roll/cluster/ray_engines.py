@@ -91,7 +91,7 @@ class RayEngine:
         return await await_answer(reference, lambda: EngineDiedError(self.engine_id, "its process ended"))
 
     async def start(self) -> None:
-        """See `InferenceEngine`, also for all methods below."""
+        """See `InferenceEngine.start`."""
         self.pid = await self._await(self._actor.start.remote())
         logger.info("engine %s runs in process %s", self.engine_id, self.pid)
 

@@ -66,7 +66,7 @@ class PoolActor:
             return _pack_error(error)
         return "value", None
 
-    async def ask(self, number: int, method: str, args: tuple[Any, ...]) -> tuple[str, Any]:
+    async def call_actor(self, number: int, method: str, args: tuple[Any, ...]) -> tuple[str, Any]:
         """Call a method of an object; return (`value`, the method's value) or (`error`, the error)."""
         try:
             return "value", await self._kept[number].call(method, *args)
@@ -136,12 +136,12 @@ class _RayActor:
 
     async def call(self, method: str, *args: Any) -> Any:
         if self._closed:
-            raise WorkerDiedError("the process was ended")
-        return await self.ask(lambda actor: actor.ask.remote(self.number, method, args))
+            raise WorkerDiedError("the actor's process was terminated")
+        return await self.submit(lambda actor: actor.call_actor.remote(self.number, method, args))
 
-    async def ask(self, begin: Callable[[Any], Any]) -> Any:
-        """Start a call by passing the node's actor to `begin`; return the call's value, or raise its error."""
-        reference = begin(self._actor)
+    async def submit(self, start_call: Callable[[Any], Any]) -> Any:
+        """Start a call by passing the node's actor to `start_call`; return the call's value, or raise its error."""
+        reference = start_call(self._actor)
         try:
             kind, value = await reference
         except asyncio.CancelledError:
@@ -221,7 +221,7 @@ class RayWorkerPool:
         node = min(self._nodes, key=lambda node: node.num_kept / node.num_workers)
         kept = _RayActor(node, next(self._numbers))
         try:
-            await kept.ask(lambda actor: actor.create_actor.remote(kept.number, factory, args, prepare))
+            await kept.submit(lambda actor: actor.create_actor.remote(kept.number, factory, args, prepare))
         except BaseException:
             await kept.close()
             raise

@@ -2,12 +2,12 @@
 
     controller ──► RayTrainerGroup ──► TrainerActor × ranks (one process each) ──► TrainBackend
 
-Every method is collective: all ranks get the same call, in the same order, and rank 0's answer is returned. A batch is
-put into the object store once, even if several ranks read it.
+Every method is collective: all ranks get the same call, in the same order, and the result of rank 0 is returned. A
+batch is put into the object store once, even if several ranks read it.
 
 If only one rank fails, the others wait for it in a collective, up to its long timeout. So after the first failure, the
-controller waits `FAILURE_TIMEOUT_S` for the other ranks. If one has not answered by then, the trainer is lost, and
-every later call raises an error.
+controller waits `FAILURE_TIMEOUT_S` for the other ranks. If a rank has not answered by then, every later call to the
+trainer raises an error.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TrainerActor:
         return getattr(self._backend, name)(*arguments, **options)
 
     def stage(self, policy_version: int, transport: str) -> WeightUpdate | None:
-        """See `Sender`, also for all methods below."""
+        """See `Sender.stage`."""
         return self._sender.stage(build_engine_weights(self._backend, self._spec), policy_version, transport)
 
     def send(self) -> dict[str, int]:
@@ -103,13 +103,13 @@ class RayTrainerGroup(TrainerGroup):
         logs = [options["runtime_env"]["env_vars"].get(ACTOR_LOG, "") for options in slots]
         group = cls([actor.options(**options).remote() for options in slots], spec.role, logs)
         try:
-            address = await group._answer(0, group._actors[0].find_rendezvous.remote()) if len(slots) > 1 else None
+            address = await group._await_rank(0, group._actors[0].find_rendezvous.remote()) if len(slots) > 1 else None
             specs = [replace(spec, rank=r, world_size=len(slots), init_method=address) for r in range(len(slots))]
             backend = TRAINERS.path(spec.training.backend)
             building = [actor.build.remote(s, backend) for actor, s in zip(group._actors, specs, strict=True)]
             await group._gather_answers(building, DEATH_TIMEOUT_S)
         except BaseException:
-            group._end()  # killed: ranks have nothing to free yet, and a rank that loads a model would not answer
+            group._kill_actors()  # not closed: a rank that loads a model would not answer
             raise
         return group
 
@@ -119,7 +119,7 @@ class RayTrainerGroup(TrainerGroup):
         return len(self._actors)
 
     async def _call_all_ranks(self, calls: Callable[[], Iterable[Any]]) -> list[Any]:
-        """Call every rank and return the answers, by rank.
+        """Call every rank and return the results, by rank.
 
         Raises:
             WorkerDiedError: a rank's process ended, or a rank did not answer after an earlier failure.
@@ -129,8 +129,8 @@ class RayTrainerGroup(TrainerGroup):
         return await self._gather_answers(calls(), FAILURE_TIMEOUT_S)
 
     async def _gather_answers(self, calls: Iterable[Any], reconnect_timeout_s: float) -> list[Any]:
-        """Await the answers of all ranks; if several fail, raise the error of a dead process, which is the cause."""
-        waiting = [asyncio.ensure_future(self._answer(rank, call)) for rank, call in enumerate(calls)]
+        """Await the results of all ranks; if several fail, raise the error of a dead process, the cause."""
+        waiting = [asyncio.ensure_future(self._await_rank(rank, call)) for rank, call in enumerate(calls)]
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
             failures = [error for each in waiting if each in done and (error := each.exception())]
@@ -148,7 +148,7 @@ class RayTrainerGroup(TrainerGroup):
             for each in waiting:
                 each.cancel()
 
-    async def _answer(self, rank: int, call: Any) -> Any:
+    async def _await_rank(self, rank: int, call: Any) -> Any:
         def build_death_error() -> WorkerDiedError:
             log = f" (see {self._logs[rank]})" if self._logs[rank] else ""
             return WorkerDiedError(f"rank {rank} of trainer {self._name}: its process ended{log}: resume the run.")
@@ -194,8 +194,8 @@ class RayTrainerGroup(TrainerGroup):
                 async with asyncio.timeout(10.0):
                     await self._gather_answers([actor.close.remote() for actor in self._actors], DEATH_TIMEOUT_S)
         finally:
-            self._end()
+            self._kill_actors()
 
-    def _end(self) -> None:
+    def _kill_actors(self) -> None:
         for actor in self._actors:
             ray.kill(actor, no_restart=True)

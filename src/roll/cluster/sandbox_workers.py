@@ -38,7 +38,7 @@ class SandboxWorkers:
     """The sandbox workers that `start_workers` started.
 
     Args:
-        actors: By worker name, its actor and the object reference of its `serve` call.
+        actors: The actor and the object reference of its `serve` call, by worker name.
         drain_s: See `start_workers`.
     """
 
@@ -86,14 +86,14 @@ def start_workers(
         url: The URL of the service, as the machines reach it.
         token: A token with the scope `worker`.
         capacity: The largest number of concurrent sandboxes per machine.
-        drain_s: How long a leaving worker waits for its sandboxes to end, in seconds.
-        settings: Further settings of `roll_sandbox.worker.run_worker`.
+        drain_s: Seconds that a leaving worker waits for its sandboxes to end.
+        settings: Other settings of `roll_sandbox.worker.run_worker`.
 
     Raises:
         PlacementError: this process is not connected to a Ray cluster.
     """
     if not ray.is_initialized():
-        raise PlacementError("sandboxes on a Ray cluster: connect to it first (`ray.init(address='auto')`).")
+        raise PlacementError("sandbox workers need a Ray cluster: connect to it with `ray.init(address='auto')` first.")
     actors = {}
     for node in ray.nodes():
         if node["Alive"]:

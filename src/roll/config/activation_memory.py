@@ -35,7 +35,7 @@ KEPT_LOGIT_BYTES = 512 * 2**20
 class ModelSizes(Protocol):
     """Sizes of a decoder; `roll.models.ModelDescription` implements it.
 
-    All weights of a multimodal model count as `num_parameters`, those of `tower` too.
+    `num_parameters` counts all weights of a multimodal model, including the weights of `tower`.
     """
 
     @property
@@ -79,7 +79,7 @@ def get_element_bytes(dtype: str) -> int:
 
 def estimate_activation_bytes_per_token(
     sizes: ModelSizes,
-    element: int,
+    element_bytes: int,
     *,
     checkpointing: bool,
     mlp_slice: float | None = None,
@@ -102,7 +102,7 @@ def estimate_activation_bytes_per_token(
 
     Args:
         sizes: the sizes of the model.
-        element: bytes of one number in the dtype of the computation.
+        element_bytes: bytes of one number in the dtype of the computation.
         checkpointing: whether layers run again in the backward pass.
         mlp_slice: share of a row's tokens in each slice, if MLPs run in slices and again in the backward pass; then
             only one slice of one MLP is in memory at a time.
@@ -114,16 +114,16 @@ def estimate_activation_bytes_per_token(
     keys = sizes.num_kv_heads * sizes.head_dim
     in_norms = 2 if fused and sizes.has_fusable_norms else sizes.norm_width + sizes.num_heads + 2
     in_gate = 3 if fused and sizes.has_fusable_gates and not sizes.experts_per_token else 4
-    in_adapters = element * lora_rank * (4 if sizes.experts_per_token else 7)
-    normed = (element if sizes.has_fusable_norms else 4) * sizes.norm_width
-    around = element * (2 * hidden + 2 * queries + 2 * keys) + normed + 4 * in_norms + in_adapters
-    inside = element * (in_gate * sizes.intermediate_size + 2 * sizes.experts_per_token * hidden)
+    in_adapters = element_bytes * lora_rank * (4 if sizes.experts_per_token else 7)
+    normed = (element_bytes if sizes.has_fusable_norms else 4) * sizes.norm_width
+    around = element_bytes * (2 * hidden + 2 * queries + 2 * keys) + normed + 4 * in_norms + in_adapters
+    inside = element_bytes * (in_gate * sizes.intermediate_size + 2 * sizes.experts_per_token * hidden)
     part = 1 if mlp_slice is None else mlp_slice
     if checkpointing:
-        kept = 0 if offloaded else sizes.num_layers * hidden * element
-        return kept, around + round(part * (inside + 2 * element * sizes.intermediate_size))
+        kept = 0 if offloaded else sizes.num_layers * hidden * element_bytes
+        return kept, around + round(part * (inside + 2 * element_bytes * sizes.intermediate_size))
     if offloaded:
-        passing = element * hidden + round(part * (inside + element * sizes.intermediate_size))
+        passing = element_bytes * hidden + round(part * (inside + element_bytes * sizes.intermediate_size))
         return sizes.num_layers * in_adapters, passing
     if mlp_slice is None:
         return sizes.num_layers * (around + inside), 0
@@ -177,20 +177,20 @@ def estimate_forward_backward_bytes(
 
     A step has `micro_batches` micro-batches of `num_tokens` tokens each.
     """
-    element, learns = get_element_bytes(model.dtype), model.lora is None
+    element_bytes, is_trained = get_element_bytes(model.dtype), model.lora is None
     own = num_tokens // training.parallel.ranks_per_micro_batch
     mlp_slice = min(training.tiled_mlp_tokens / max(own, 1), 1.0) if training.tiled_mlp_tokens else None
     kept, passing = estimate_activation_bytes_per_token(
         sizes,
-        element,
+        element_bytes,
         checkpointing=training.activation_checkpointing,
         mlp_slice=mlp_slice,
-        fused=element == 2 and not on_accelerator,
+        fused=element_bytes == 2 and not on_accelerator,
         offloaded=training.offload_activations and on_accelerator,
         lora_rank=model.lora.rank if model.lora else 0,
     )
     shared = estimate_gathered_bytes(
-        training.parallel, sizes, ranks, element, learns=learns, on_accelerator=on_accelerator
+        training.parallel, sizes, ranks, element_bytes, is_trained=is_trained, on_accelerator=on_accelerator
     )
     in_flight = (
         training.parallel.compute_peak_activations(micro_batches)
@@ -201,7 +201,13 @@ def estimate_forward_backward_bytes(
 
 
 def estimate_gathered_bytes(
-    parallel: ParallelConfig, sizes: ModelSizes, ranks: int, element: int, *, learns: bool, on_accelerator: bool
+    parallel: ParallelConfig,
+    sizes: ModelSizes,
+    ranks: int,
+    element_bytes: int,
+    *,
+    is_trained: bool,
+    on_accelerator: bool,
 ) -> dict[str, int]:
     """Estimate a rank's temporary memory for gathering weights that are sharded over the ranks of its stage.
 
@@ -217,8 +223,8 @@ def estimate_gathered_bytes(
         parallel: the trainer's parallel layout.
         sizes: the sizes of the model.
         ranks: number of the trainer's ranks.
-        element: bytes of one number in the dtype of the computation.
-        learns: whether the weights are trained, and so have gradients.
+        element_bytes: bytes of one number in the dtype of the computation.
+        is_trained: whether the weights are trained and have gradients.
         on_accelerator: whether the rank is on an accelerator.
     """
     if ranks == parallel.pp:
@@ -231,22 +237,24 @@ def estimate_gathered_bytes(
         experts = sizes.expert_parameters // layers
         layer -= experts
         own = experts // parallel.ep if ranks > parallel.pp * parallel.dp_replicate * parallel.ep else 0
-    gathered, added_up = 2 * element, element + 4
-    of_end = max(gathered, added_up) if learns else gathered
-    of_layer = (3 * element + 4 if on_accelerator else of_end) if learns else gathered
+    gathered, added_up = 2 * element_bytes, element_bytes + 4
+    of_end = max(gathered, added_up) if is_trained else gathered
+    of_layer = (3 * element_bytes + 4 if on_accelerator else of_end) if is_trained else gathered
     return {"gathered weights": max(of_layer * (layer // parallel.tp + own), of_end * embedding // parallel.tp)}
 
 
-def estimate_logit_bytes(sizes: ModelSizes, num_tokens: int, element: int, *, layer: int = 0) -> int:
+def estimate_logit_bytes(sizes: ModelSizes, num_tokens: int, element_bytes: int, *, layer_bytes: int = 0) -> int:
     """Estimate the bytes that logits add to the peak memory.
 
     Args:
         sizes: the sizes of the model.
         num_tokens: tokens of the micro-batch.
-        element: bytes of one number in the dtype of the computation.
-        layer: bytes of a layer's temporary memory, which is free when logits are computed and so is subtracted.
+        element_bytes: bytes of one number in the dtype of the computation.
+        layer_bytes: bytes of a layer's temporary memory, which is free when logits are computed and so is subtracted.
     """
-    logits = num_tokens * sizes.vocab_size * element
+    logits = num_tokens * sizes.vocab_size * element_bytes
     kept = logits if logits <= KEPT_LOGIT_BYTES else KEPT_LOGIT_BYTES // 2
-    found = min(num_tokens * sizes.vocab_size * (8 + element), LOGIT_CHUNK_BYTES + max(kept, KEPT_LOGIT_BYTES // 2))
-    return max(found - layer, 0)
+    found = min(
+        num_tokens * sizes.vocab_size * (8 + element_bytes), LOGIT_CHUNK_BYTES + max(kept, KEPT_LOGIT_BYTES // 2)
+    )
+    return max(found - layer_bytes, 0)

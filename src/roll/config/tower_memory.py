@@ -75,7 +75,7 @@ def count_tower_adapters(vision: VisionConfig, tower: TowerSizes | None, rank: i
 
 
 def estimate_tower_bytes(
-    vision: VisionConfig, tower: TowerSizes | None, num_tokens: int, element: int, *, checkpointing: bool
+    vision: VisionConfig, tower: TowerSizes | None, num_tokens: int, element_bytes: int, *, checkpointing: bool
 ) -> dict[str, int]:
     """Estimate the activations of a tower and its projector that autograd keeps for the images of a micro-batch.
 
@@ -87,16 +87,16 @@ def estimate_tower_bytes(
         vision: The configuration of the parts of the model.
         tower: The tower of the model; `None` without one.
         num_tokens: The number of feature tokens of the different images of a micro-batch.
-        element: Bytes of one number in the dtype of the computation.
+        element_bytes: Bytes of one number in the dtype of the computation.
         checkpointing: Whether layers run again in the backward pass.
     """
     if tower is None or not num_tokens:
         return {}
     patches, hidden, inner = num_tokens * tower.patches_per_token, tower.hidden_size, tower.intermediate_size
-    layer = element * (tower.hidden_vectors * hidden + tower.inner_vectors * inner) + STATISTICS
-    layers = tower.num_layers * element * hidden + layer if checkpointing else tower.num_layers * layer
-    ends = element * (tower.patch_width + 2 * hidden)
-    projector = element * (4 * tower.num_projectors * tower.patches_per_token * hidden + 3 * tower.output_size)
+    layer = element_bytes * (tower.hidden_vectors * hidden + tower.inner_vectors * inner) + STATISTICS
+    layers = tower.num_layers * element_bytes * hidden + layer if checkpointing else tower.num_layers * layer
+    ends = element_bytes * (tower.patch_width + 2 * hidden)
+    projector = element_bytes * (4 * tower.num_projectors * tower.patches_per_token * hidden + 3 * tower.output_size)
     found = 0.0
     if "tower" not in vision.freeze:
         found += patches * (layers + ends)

@@ -28,12 +28,12 @@ class EngineGroup(ABC):
         """All members, in the order in which they were added."""
 
     @abstractmethod
-    def add(self, engine_id: str, make: Callable[[], InferenceEngine]) -> None:
+    def add(self, engine_id: str, factory: Callable[[], InferenceEngine]) -> None:
         """Add a member; it is not in `engines` until `replace` starts it.
 
         Args:
             engine_id: Unique id of the member.
-            make: Builds an engine without starting it; called again whenever the engine is replaced.
+            factory: Builds an engine without starting it; called again whenever the engine is replaced.
         """
 
     @abstractmethod

@@ -77,17 +77,17 @@ class EngineTransitions:
         self._unsynced: set[str] = set()
         """Detached engines that have received no weights since they slept."""
 
-    async def add(self, engine_id: str, make: Callable[[], InferenceEngine]) -> None:
+    async def add(self, engine_id: str, factory: Callable[[], InferenceEngine]) -> None:
         """Start a new engine and sync the current weights to it; then it serves.
 
         Args:
             engine_id: Unique id of the engine.
-            make: Builds the engine; called again whenever the engine is replaced.
+            factory: Builds the engine; called again whenever the engine is replaced.
 
         Raises:
             Exception: The start failed; the group is unchanged.
         """
-        step = self._begin(engine_id, lambda: self._add(engine_id, make), waits_for_starts=False)
+        step = self._begin(engine_id, lambda: self._add(engine_id, factory), waits_for_starts=False)
         try:
             await _wait_shielded(step)
         except asyncio.CancelledError:
@@ -176,8 +176,8 @@ class EngineTransitions:
         step.add_done_callback(end)
         return step
 
-    async def _add(self, engine_id: str, make: Callable[[], InferenceEngine]) -> None:
-        self._engines.add(engine_id, make)
+    async def _add(self, engine_id: str, factory: Callable[[], InferenceEngine]) -> None:
+        self._engines.add(engine_id, factory)
         try:
             await self._fleet.start(engine_id)
         except BaseException:

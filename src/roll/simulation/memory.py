@@ -70,7 +70,7 @@ def estimate_trainer_bytes(
         "optimizer": parameters * STATE_BYTES // ranks,
         "activations": max_length * sum(estimate_activation_bytes_per_token(model, element, checkpointing=True)),
         **estimate_tower_bytes(VisionConfig(), model.tower, RESERVED_PROMPT_TOKENS, element, checkpointing=True),
-        **estimate_gathered_bytes(parallel, model, ranks, element, learns=True, on_accelerator=True),
+        **estimate_gathered_bytes(parallel, model, ranks, element, is_trained=True, on_accelerator=True),
     }
 
 

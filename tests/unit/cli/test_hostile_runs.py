@@ -123,7 +123,7 @@ def test_cli_hostile_run_rollouts_behind_a_link_are_not_followed(run: Path, caps
 def test_cli_hostile_run_a_file_that_is_deleted_while_the_others_are_read_is_left_out(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from roll.cli.viewing import show
+    from roll.cli.view import show
 
     write_rollouts(run / "rollouts" / "step-000002.parquet", 2, [make_group(4)])
     listed = show.list_rollout_files

@@ -14,7 +14,7 @@ from unit.tracking.conftest import make_config, make_group
 from worlds import tiny_model
 
 from roll.cli.main import run as roll
-from roll.cli.viewing.index import RolloutFile, list_rollout_files, parse_filter, sort_rows
+from roll.cli.view.index import RolloutFile, list_rollout_files, parse_filter, sort_rows
 from roll.errors import UserError
 from roll.tracking import RunDirectory
 from roll.tracking.rollout_table import write_rollouts
@@ -217,8 +217,8 @@ def test_cli_view_a_column_of_another_type_is_named(
 
 def test_cli_view_what_is_null_is_shown_as_such(run: RunDirectory) -> None:
     pytest.importorskip("textual")
-    from roll.cli.viewing.screen import describe_rollout
-    from roll.cli.viewing.tokens import format_tokens
+    from roll.cli.view.screen import describe_rollout
+    from roll.cli.view.tokens import format_tokens
 
     _spoil(run, "logprobs", [None])
     _spoil(run, "messages", [None, {"role": None, "content": None}])
@@ -264,7 +264,7 @@ def test_cli_view_a_run_without_rollouts_says_why(tmp_path: Path, capsys: pytest
 
 def _app(run: RunDirectory, filters: str = "", sort: str = ""):
     pytest.importorskip("textual")
-    from roll.cli.viewing.screen import RolloutApp
+    from roll.cli.view.screen import RolloutApp
 
     return RolloutApp(run, filters, sort)
 

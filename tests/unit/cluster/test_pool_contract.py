@@ -141,5 +141,5 @@ async def test_worker_pool_it_keeps_objects_that_are_asked_again(pool: WorkerPoo
     with pytest.raises(IndexError, match="pop from empty list"):
         await made[1].call("pop")
     await made[0].close()
-    with pytest.raises(WorkerDiedError, match="the process was ended"):
+    with pytest.raises(WorkerDiedError, match="the actor's process was terminated"):
         await made[0].call("pop")

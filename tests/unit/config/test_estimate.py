@@ -465,13 +465,13 @@ def test_config_estimate_a_rank_gathers_the_experts_that_ep_leaves_to_it(ranks: 
     parallel = ParallelConfig(ep=ep)
     layer = 100_000 + experts * 3 * 192 * 64
     for learns, on_accelerator, each in ((True, False, 2 + 4), (True, True, 3 * 2 + 4), (False, True, 2 * 2)):
-        found = estimate_gathered_bytes(parallel, Mixture(), ranks, 2, learns=learns, on_accelerator=on_accelerator)
+        found = estimate_gathered_bytes(parallel, Mixture(), ranks, 2, is_trained=learns, on_accelerator=on_accelerator)
         assert found == {"gathered weights": each * layer}
 
 
 def test_config_estimate_a_large_vocabulary_is_gathered_and_added_up_alone():
     sizes = Sizes(vocab_size=4096)
-    found = estimate_gathered_bytes(ParallelConfig(), sizes, 2, 2, learns=True, on_accelerator=True)
+    found = estimate_gathered_bytes(ParallelConfig(), sizes, 2, 2, is_trained=True, on_accelerator=True)
     assert found == {"gathered weights": (2 + 4) * 4096 * 192}
 
 
@@ -673,8 +673,8 @@ def test_config_estimate_ranks_that_share_a_row_have_a_part_of_its_activations()
 def test_config_estimate_of_logits_a_chunk_is_there_and_what_is_kept_of_them(tokens: int, expected: int) -> None:
     sizes = Sizes(vocab_size=50_000)
     assert estimate_logit_bytes(sizes, tokens, 2) == expected
-    assert estimate_logit_bytes(sizes, tokens, 2, layer=1000) == estimate_logit_bytes(sizes, tokens, 2) - 1000
-    assert estimate_logit_bytes(sizes, tokens, 2, layer=10**10) == 0
+    assert estimate_logit_bytes(sizes, tokens, 2, layer_bytes=1000) == estimate_logit_bytes(sizes, tokens, 2) - 1000
+    assert estimate_logit_bytes(sizes, tokens, 2, layer_bytes=10**10) == 0
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -156,7 +156,7 @@ def test_offload_a_device_holds_what_is_estimated(tmp_path: Path, ranks: int, se
     )
     own = TOKENS // ranks
     parts = estimate_training_bytes(spec.model, spec.training, sizes, own, ranks, micro_batches=1, on_accelerator=True)
-    parts["logits"] = estimate_logit_bytes(sizes, own, 2, layer=parts.get("a layer", 0))
+    parts["logits"] = estimate_logit_bytes(sizes, own, 2, layer_bytes=parts.get("a layer", 0))
     ratio = found.peak / sum(parts.values())
     print(f"\n{ranks} ranks, {settings}: {found.peak / 2**20:.0f} MiB, {ratio:.3f} of the estimate")
     assert ratio == pytest.approx(1.0, abs=0.1)

@@ -205,7 +205,7 @@ def _estimate_memory(
     in_run = config.training.num_steps * micro_batches
     parts |= estimate_kernel_bytes(config.model, config.training, sizes, in_run, on_accelerator=on_accelerator)
     if role == "policy":
-        parts["logits"] = estimate_logit_bytes(sizes, own, element, layer=parts.get("a layer", 0)) * (
+        parts["logits"] = estimate_logit_bytes(sizes, own, element, layer_bytes=parts.get("a layer", 0)) * (
             2 if other_models.paths else 1
         )
     if other_models.paths:

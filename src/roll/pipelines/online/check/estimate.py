@@ -158,7 +158,7 @@ def estimate_memory_by_role(
     element, ranks, number = get_element_bytes(config.model.dtype), config.num_ranks, config.num_engines
     policy = estimate_trainer_memory(config, sizes, batch, ranks, on_accelerator=on_accelerator)
     own = batch.tokens_per_micro_batch // config.training.parallel.ranks_per_micro_batch
-    policy["logits"] = estimate_logit_bytes(sizes, own, element, layer=policy.get("a layer", 0))
+    policy["logits"] = estimate_logit_bytes(sizes, own, element, layer_bytes=policy.get("a layer", 0))
     in_run = config.training.num_steps * batch.micro_batches
     policy |= estimate_kernel_bytes(config.model, config.training, sizes, in_run, on_accelerator=on_accelerator)
     if not on_accelerator:
@@ -205,7 +205,7 @@ def estimate_frozen_memory(
     element, ranks = get_element_bytes(config.model.dtype), config.roles[role].count
     parallel = config.training.parallel
     parts = {"weights": estimate_frozen_bytes(sizes, parallel, ranks, element)}
-    parts |= estimate_gathered_bytes(parallel, sizes, ranks, element, learns=False, on_accelerator=on_accelerator)
+    parts |= estimate_gathered_bytes(parallel, sizes, ranks, element, is_trained=False, on_accelerator=on_accelerator)
     parts["logits"] = estimate_logit_bytes(
         sizes, _estimate_micro_batch_tokens(config, batch, ranks) // parallel.ranks_per_micro_batch, element
     )

@@ -21,9 +21,9 @@ from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Input, Static
 from textual.worker import get_current_worker
 
-from roll.cli.viewing.cells import LIST_COLUMNS, format_cells
-from roll.cli.viewing.index import Filter, Row, list_rollout_files, parse_filter, sort_rows
-from roll.cli.viewing.tokens import TokenScreen
+from roll.cli.view.cells import LIST_COLUMNS, format_cells
+from roll.cli.view.index import Filter, Row, list_rollout_files, parse_filter, sort_rows
+from roll.cli.view.tokens import TokenScreen
 from roll.errors import UserError
 from roll.media.stored_images import describe_images
 from roll.tracking import RunDirectory
@@ -108,23 +108,23 @@ class RolloutApp(App[None]):
     def action_reload(self) -> None:
         """Read the files again, with the current filter."""
         try:
-            wanted = parse_filter(self._sought)
+            row_filter = parse_filter(self._sought)
         except UserError as error:
             self.problem = str(error)
             self._show_status()
             return
         self.problem, self.rows, self._complete = "", [], False
         self._table.clear()
-        self._read(wanted)
+        self._read(row_filter)
 
     # exclusive: reading for a new filter cancels the earlier one.
     @work(thread=True, exclusive=True)
-    def _read(self, wanted: Filter) -> None:
+    def _read(self, row_filter: Filter) -> None:
         worker = get_current_worker()
         count = 0
         for file in list_rollout_files(self.directory.rollouts_dir):
             try:
-                found = list(itertools.islice(file.read_rows(wanted), MAX_ROWS - count))
+                found = list(itertools.islice(file.read_rows(row_filter), MAX_ROWS - count))
             except UserError as error:
                 self.call_from_thread(self._show_problem, str(error))
                 continue
@@ -190,7 +190,7 @@ class RolloutApp(App[None]):
             return Text(escape_controls(str(error)), style="bold red")
 
     def action_filter(self) -> None:
-        """Let the user type a filter."""
+        """Open the input line for a filter."""
         if len(self.screen_stack) > 1:
             return
         box = self.screen_stack[0].query_one("#filter", Input)

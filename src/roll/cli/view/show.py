@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from roll.cli.viewing.cells import LIST_COLUMNS, format_cells
-from roll.cli.viewing.index import Filter, RolloutFile, Row, list_rollout_files, parse_filter, sort_rows
+from roll.cli.view.cells import LIST_COLUMNS, format_cells
+from roll.cli.view.index import Filter, RolloutFile, Row, list_rollout_files, parse_filter, sort_rows
 from roll.errors import UserError
 from roll.tracking import RunDirectory
 
@@ -32,22 +32,25 @@ def show_rollouts(path: str, filters: str, sort: str, *, plain: bool, limit: int
         UserError: the run does not exist or has no rollouts, or the filter is malformed.
     """
     run = RunDirectory.open(path)
-    wanted = parse_filter(filters)
+    row_filter = parse_filter(filters)
     sort_rows([], sort or "step")  # rejects an unknown column before any file is read
     files = list_rollout_files(run.rollouts_dir)
     if run.rollouts_dir.is_symlink():
-        raise UserError(f"'{run.rollouts_dir}' is a link, and links are not followed: give the run that has the files.")
+        raise UserError(
+            f"'{run.rollouts_dir}' is a symbolic link, which is not followed: pass the run directory that contains "
+            "the files."
+        )
     if not files:
         raise UserError(f"run '{path}' has no rollouts yet, or was trained with tracking.rollouts=false.")
     if not plain and sys.stdin.isatty() and sys.stdout.isatty():
         try:
-            from roll.cli.viewing.screen import RolloutApp
+            from roll.cli.view.screen import RolloutApp
         except ImportError:
             click.echo("Printing a table, because 'textual' is not installed (pip install textual).", err=True)
         else:
             RolloutApp(run, filters, sort).run()
             return
-    rows, damaged = _read_rows(files, wanted, sort, limit)
+    rows, damaged = _read_rows(files, row_filter, sort, limit)
     if len(damaged) == len(files):
         raise damaged[0]
     for error in damaged:
@@ -56,13 +59,13 @@ def show_rollouts(path: str, filters: str, sort: str, *, plain: bool, limit: int
 
 
 def _read_rows(
-    files: Sequence[RolloutFile], wanted: Filter, sort: str, limit: int
+    files: Sequence[RolloutFile], row_filter: Filter, sort: str, limit: int
 ) -> tuple[list[Row], list[UserError]]:
     """Return the first `limit` matching rows, newest files first or sorted by `sort`, and errors of damaged files."""
     rows: list[Row] = []
     damaged: list[UserError] = []
     for file in files:
-        found = file.read_rows(wanted)
+        found = file.read_rows(row_filter)
         try:
             while more := list(itertools.islice(found, _SORT_BATCH_SIZE if sort else limit - len(rows))):
                 rows = sort_rows([*rows, *more], sort)[:limit] if sort else [*rows, *more]

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
-from roll.cli.viewing.index import Row
+from roll.cli.view.index import Row
 from roll.errors import UserError
 from roll.tracking.escape import escape_controls
 

@@ -110,22 +110,22 @@ class RolloutFile:
     kind: Literal["train", "eval"]
     step: int
 
-    def read_excerpts(self, rows: Sequence[Row], longest: int) -> list[tuple[str, str]]:
+    def read_excerpts(self, rows: Sequence[Row], max_length: int) -> list[tuple[str, str]]:
         """Return the beginnings of the prompt and of the answer of each row in `rows`.
 
         Args:
             rows: rows of this file.
-            longest: maximum length of each string.
+            max_length: maximum length of each string.
 
         Raises:
             UserError: the file is damaged, or was replaced.
         """
         places = [row.number for row in rows]
         with self._open() as file:
-            prompts, texts = (file.read_excerpts(places, name, longest) for name in _TEXTS)
+            prompts, texts = (file.read_excerpts(places, name, max_length) for name in _TEXTS)
         return list(zip(prompts, texts, strict=True))
 
-    def read_rows(self, wanted: Filter) -> Iterator[Row]:
+    def read_rows(self, row_filter: Filter) -> Iterator[Row]:
         """Yield the rows that match a filter.
 
         Raises:
@@ -133,20 +133,20 @@ class RolloutFile:
         """
 
         # The name of a file decides its kind and step: files that cannot match are not opened.
-        if not wanted.may_match({"kind": self.kind, "step": self.step}):
+        if not row_filter.may_match({"kind": self.kind, "step": self.step}):
             return
         with self._open() as file:
             lengths = next((name for name in ("num_tokens", "policy_versions") if name in file.names), "token_ids")
             start = 0
-            for portion in file.iter_batches({*_ROW_COLUMNS, *(_TEXTS if wanted.words else ()), lengths}):
-                hits = _find_words(portion, wanted.words)
-                made = _count_tokens(portion, lengths)
-                columns = (_read_column(portion, name) for name in _ROW_COLUMNS)
+            for record_batch in file.iter_batches({*_ROW_COLUMNS, *(_TEXTS if row_filter.words else ()), lengths}):
+                hits = _find_words(record_batch, row_filter.words)
+                made = _count_tokens(record_batch, lengths)
+                columns = (_read_column(record_batch, name) for name in _ROW_COLUMNS)
                 for place, row in enumerate(starmap(_RowFields, zip(*columns, strict=True))):
                     values = self._build_values(row, made[place])
-                    if hits[place] and wanted.may_match(values):
+                    if hits[place] and row_filter.may_match(values):
                         yield Row(self, start + place, values)
-                start += portion.num_rows
+                start += record_batch.num_rows
 
     def _build_values(self, row: _RowFields, tokens: int | None) -> dict[str, Any]:
         return {
@@ -186,41 +186,41 @@ class RolloutFile:
             yield file
 
 
-def _select_existing(portion: pa.RecordBatch, names: Sequence[str]) -> list[str]:
-    return [name for name in names if name in portion.schema.names]
+def _select_existing(record_batch: pa.RecordBatch, names: Sequence[str]) -> list[str]:
+    return [name for name in names if name in record_batch.schema.names]
 
 
-def _read_column(portion: pa.RecordBatch, name: str) -> list[Any]:
+def _read_column(record_batch: pa.RecordBatch, name: str) -> list[Any]:
     """Return the values of a column, one per row; `None` for all if it is missing. Equal texts share one object."""
     import pyarrow as pa
 
-    if name not in portion.schema.names:
-        return [None] * portion.num_rows
+    if name not in record_batch.schema.names:
+        return [None] * record_batch.num_rows
     written = build_rollout_schema().field(name).type
     if not (pa.types.is_string(written) or pa.types.is_dictionary(written)):
-        return cast_to_schema(portion.select([name])).column(0).to_pylist()
-    codes, texts = factorize_texts(portion.column(name))
+        return cast_to_schema(record_batch.select([name])).column(0).to_pylist()
+    codes, texts = factorize_texts(record_batch.column(name))
     values = [*texts.to_pylist(), None]
     return [values[code] for code in codes.tolist()]
 
 
-def _find_words(portion: pa.RecordBatch, words: Sequence[str]) -> np.ndarray:
+def _find_words(record_batch: pa.RecordBatch, words: Sequence[str]) -> np.ndarray:
     """Return, for each row, whether every word occurs in the prompt or the answer, shape [R]."""
-    found = np.ones(portion.num_rows, bool)
+    found = np.ones(record_batch.num_rows, bool)
     for word in words:
-        texts = [contains_text(portion.column(name), word) for name in _select_existing(portion, _TEXTS)]
-        found &= np.logical_or.reduce(texts) if texts else np.zeros(portion.num_rows, bool)
+        texts = [contains_text(record_batch.column(name), word) for name in _select_existing(record_batch, _TEXTS)]
+        found &= np.logical_or.reduce(texts) if texts else np.zeros(record_batch.num_rows, bool)
     return found
 
 
-def _count_tokens(portion: pa.RecordBatch, name: str) -> list[int | None]:
+def _count_tokens(record_batch: pa.RecordBatch, name: str) -> list[int | None]:
     """Return the number of tokens of each answer, shape [R]; `None` for all if there is no column `name`.
 
-    The column holds numbers, or in older files lists, whose lengths are returned.
+    The column contains numbers or, in older files, lists; the length of a list is returned.
     """
-    if name not in portion.schema.names:
-        return [None] * portion.num_rows
-    column = cast_to_schema(portion.select([name])).column(0)
+    if name not in record_batch.schema.names:
+        return [None] * record_batch.num_rows
+    column = cast_to_schema(record_batch.select([name])).column(0)
     return column.to_pylist() if name == "num_tokens" else get_arrow_compute().list_value_length(column).to_pylist()
 
 
@@ -241,9 +241,9 @@ class Filter:
     words: tuple[str, ...] = ()
     """Words in lower case."""
 
-    def may_match(self, known: dict[str, Any]) -> bool:
-        """Return whether all conditions on the columns in `known` hold; conditions on other columns are ignored."""
-        return all(holds(known[name]) for name, holds in self.conditions if name in known)
+    def may_match(self, values: dict[str, Any]) -> bool:
+        """Return whether all conditions on the columns in `values` hold; conditions on other columns are ignored."""
+        return all(holds(values[name]) for name, holds in self.conditions if name in values)
 
 
 def parse_filter(text: str) -> Filter:
@@ -267,7 +267,7 @@ def parse_filter(text: str) -> Filter:
             raise UserError(f"unknown column '{name}'.{did_you_mean(name, COLUMNS)} Known: {', '.join(COLUMNS)}.")
         if sign == "=" and any(part != other and other.startswith(f"{name}=") for other in parts):
             raise UserError(
-                f"the filter has several conditions `{name}=…`: keep one of them, or give a range such as {name}=3..7."
+                f"the filter has several conditions `{name}=…`: keep one of them, or use a range such as {name}=3..7."
             )
         conditions.append(
             (

@@ -14,7 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Static
 
-from roll.cli.viewing.index import Row
+from roll.cli.view.index import Row
 from roll.errors import RollError
 from roll.tracking import RunDirectory
 from roll.tracking.escape import escape_controls
@@ -65,11 +65,11 @@ class TokenScreen(Screen[None]):
         said = f"{len(ids)} tokens" + (f", of which the first {MAX_TOKENS} are shown" if len(ids) > MAX_TOKENS else "")
         self.app.call_from_thread(self._show, lines, f"{said}. {problem}")
 
-    def _show(self, lines: list[list[Text]], about: str) -> None:
+    def _show(self, lines: list[list[Text]], note: str) -> None:
         table = self.query_one("#tokens", DataTable)
         for line in lines:
             table.add_row(*line)
-        self.query_one("#about", Static).update(Text(escape_controls(about)))
+        self.query_one("#about", Static).update(Text(escape_controls(note)))
 
 
 def format_tokens(rollout: dict[str, Any], decode: Callable[[int], str]) -> list[list[Text]]:
@@ -97,8 +97,8 @@ def format_tokens(rollout: dict[str, Any], decode: Callable[[int], str]) -> list
     return lines
 
 
-def _get_number(values: Sequence[float | None], place: int) -> float:
-    value = values[place] if place < len(values) else None
+def _get_number(values: Sequence[float | None], index: int) -> float:
+    value = values[index] if index < len(values) else None
     return math.nan if value is None else value
 
 
