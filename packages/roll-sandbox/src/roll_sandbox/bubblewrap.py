@@ -29,7 +29,7 @@ from roll_sandbox.errors import SandboxError, SandboxUnavailableError
 from roll_sandbox.images import Image, ImageCache
 from roll_sandbox.images.system import find_python_command, make_agent_image, make_image_environment
 from roll_sandbox.requests import make_agent_settings
-from roll_sandbox.roots import Root, Roots
+from roll_sandbox.roots import RootFileSystem, RootFileSystems
 from roll_sandbox.seccomp import SUPPORTED_ARCHITECTURES, make_seccomp_filter
 from roll_sandbox.spawner import SandboxProcess, SpawnerClient
 from roll_sandbox.system_plan import HOME, find_interpreter, make_environment
@@ -89,7 +89,7 @@ class BubblewrapRuntime:
         self._code_fd = -1
         self._stderr_file: IO[bytes] | None = None
         self._cache = ImageCache()
-        self._roots = Roots(self._cache)
+        self._roots = RootFileSystems(self._cache)
         self._supports_overlays: bool | None = None
         """True if sandboxes can mount overlays over an image; `None` until this was tested."""
         self._spawner_lock = asyncio.Lock()
@@ -259,7 +259,7 @@ class BubblewrapRuntime:
                 await sandbox.close()
 
     async def _spawn(
-        self, spawner: SpawnerClient, spec: SandboxSpec, root: Root, image: Image | None
+        self, spawner: SpawnerClient, spec: SandboxSpec, root: RootFileSystem, image: Image | None
     ) -> SandboxProcess:
         """Start a sandbox, whose agent then waits for settings, and return the sandbox's outermost process."""
         # bwrap starts sandboxes with an image: their ID-mapped layers need root, which a slot has given up.

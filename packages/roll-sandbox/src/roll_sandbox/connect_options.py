@@ -57,7 +57,7 @@ def load_tls_context(ca_file: str | None) -> ssl.SSLContext | bool:
 
 
 def make_unreachable_error(url: str, error: Exception) -> SandboxUnavailableError:
-    """Build the error for a service that could not be reached; its message says what to do."""
+    """Build the error for a service that could not be reached, with advice."""
     import aiohttp
 
     inner = getattr(error, "os_error", None) or getattr(error, "certificate_error", None)

@@ -76,7 +76,7 @@ class AgentJob:
         self._limit_requests: deque[asyncio.Future[float | None]] = deque()
 
     def add(self, kind: int, data: bytes) -> None:
-        """Add a chunk of output that the agent sent; what exceeds the job's output limit is dropped."""
+        """Add a chunk of output from the agent; output beyond the job's limit is dropped."""
         if self._output_bytes_left > 0:
             self.chunks.append(Chunk(stream=_STREAMS[kind], data=data[: self._output_bytes_left]))  # type: ignore[arg-type]
             self._output_bytes_left -= len(data)
@@ -110,7 +110,7 @@ class AgentJob:
         self._output_event.set()
 
     def get_output(self, stream: str) -> bytes:
-        """Return what has been kept of the output of `stream` (`stdout`, `stderr` or `result`) so far."""
+        """Return the output of `stream` (`stdout`, `stderr` or `result`) so far, up to the job's limit."""
         return b"".join(chunk.data for chunk in self.chunks if chunk.stream == stream)
 
     async def stream(self) -> AsyncIterator[Chunk]:
@@ -153,7 +153,7 @@ class AgentJob:
             self._connection.send("tty", self.channel, rows, columns, num_shown_bytes)
 
     def kill(self) -> None:
-        """Ask the agent to end the job."""
+        """Send the agent a request to end the job."""
         if not self.end.done():
             self._connection.send("kill", self.channel)
 

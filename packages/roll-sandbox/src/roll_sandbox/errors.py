@@ -100,7 +100,7 @@ class UnknownSandboxError(SandboxError):
 
 
 class SandboxAccessError(UserError):
-    """A service refuses a token, or an operation with it."""
+    """A service refuses a token, or an operation that the token does not allow."""
 
 
 class SandboxQuotaError(UserError):
@@ -108,7 +108,7 @@ class SandboxQuotaError(UserError):
 
 
 class SandboxRequestError(UserError):
-    """A request to a service is invalid, or asks for something that the service does not support."""
+    """A request to a service is invalid or not supported."""
 
 
 class SandboxPathError(RollSandboxError, OSError):

@@ -125,7 +125,7 @@ def compute_max_idle(*, free_bytes: int | None, idle: int, cores: int, start_s: 
     """Return how many idle sandboxes of all kinds together may be kept.
 
     Args:
-        free_bytes: free memory in bytes, not counting the memory of the present `idle` sandboxes; `None`: unknown.
+        free_bytes: free memory in bytes, without the memory of the present `idle` sandboxes; `None` if unknown.
         idle: number of sandboxes that are idle now.
         cores: number of cores of this machine.
         start_s: seconds to start one sandbox on one core.

@@ -61,9 +61,9 @@ class Job:
         """Return whether the job has ended."""
         return self._job.end.done()
 
-    def on_end(self, call: Callable[[], None]) -> None:
+    def on_end(self, callback: Callable[[], None]) -> None:
         """Register a function to be called once after the job has ended."""
-        self._job.end.add_done_callback(lambda _: call())
+        self._job.end.add_done_callback(lambda _: callback())
 
     def kill(self) -> None:
         """End the program, or interrupt the session's command, now; `wait` then returns its result."""

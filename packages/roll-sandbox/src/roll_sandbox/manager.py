@@ -46,8 +46,8 @@ class SandboxManager:
     Args:
         runtime: a runtime, or its name (`bubblewrap`, `docker`, `subprocess`).
         spec: default spec of `execute` and `create`, and the spec of the sandboxes that are started in advance.
-        warm: number of idle sandboxes to keep per spec. 0: every sandbox is started on request. `None`: by a forecast
-            from recent requests; initially one sandbox of `spec` per core.
+        warm: number of idle sandboxes to keep per spec. With 0, every sandbox is started on request. If `None`, the
+            number follows a forecast from recent requests, and is initially one sandbox of `spec` per core.
         max_sandboxes: maximum number of sandboxes in use at once, and also of idle sandboxes, over all specs.
     """
 
@@ -179,7 +179,7 @@ class SandboxManager:
         pool = self._get_pool(spec)
         del self._pools[pool.key]
         self._pools[pool.key] = pool  # keeps the most recently requested pool last
-        return pool.take_idle(fresh=fresh) or (await self._launch(spec), 0)
+        return pool.pop_idle(fresh=fresh) or (await self._launch(spec), 0)
 
     def _get_pool(self, spec: SandboxSpec) -> Pool:
         key = make_pool_key(spec)

@@ -78,7 +78,7 @@ class Pool:
         self._arrivals += 1
         self._max_shortage = max(self._max_shortage, self._shortage)
 
-    def take_idle(self, *, fresh: bool) -> tuple[Sandbox, int] | None:
+    def pop_idle(self, *, fresh: bool) -> tuple[Sandbox, int] | None:
         """Record a request. Remove and return an idle sandbox with the number of programs it has run; return `None` if
         no sandbox is suitable. With `fresh`, only sandboxes that have run no program are suitable.
         """

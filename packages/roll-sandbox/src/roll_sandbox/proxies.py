@@ -54,7 +54,7 @@ def find_proxy(url: str) -> str | None:
         return None
     proxies = urllib.request.getproxies()
     proxy = proxies.get(scheme) or proxies.get("all")
-    if not proxy or _is_excepted(host, parts.port or _DEFAULT_PORTS.get(scheme), proxies.get("no", "")):
+    if not proxy or _is_in_no_proxy(host, parts.port or _DEFAULT_PORTS.get(scheme), proxies.get("no", "")):
         return None
     if "://" not in proxy:
         proxy = f"http://{proxy}"
@@ -67,14 +67,14 @@ def find_proxy(url: str) -> str | None:
     return proxy
 
 
-def _is_excepted(host: str, port: int | None, excepted: str) -> bool:
-    """Return whether `excepted`, the value of `NO_PROXY`, lists a host, or a domain or network that contains it."""
+def _is_in_no_proxy(host: str, port: int | None, no_proxy: str) -> bool:
+    """Return whether `no_proxy`, the value of `NO_PROXY`, lists a host, or a domain or network that contains it."""
     name = host.lower().rstrip(".")
     try:
         address = ipaddress.ip_address(name)
     except ValueError:
         address = None
-    for entry in (part.strip().lower() for part in excepted.split(",")):
+    for entry in (part.strip().lower() for part in no_proxy.split(",")):
         if entry == "*":
             return True
         if address is not None:

@@ -19,14 +19,14 @@ from roll_sandbox.spawner import SpawnerClient
 from roll_sandbox.system_plan import Plan, format_bwrap_arguments, make_system_plan
 from roll_sandbox.types import Mount, SandboxSpec
 
-__all__ = ["Root", "Roots"]
+__all__ = ["RootFileSystem", "RootFileSystems"]
 
 MAX_UNUSED_ROOTS = 16
 """Maximum number of unused roots of images to keep."""
 
 
 @dataclass(eq=False)
-class Root:
+class RootFileSystem:
     """A file system in which sandboxes start."""
 
     arguments: list[str]
@@ -42,17 +42,19 @@ class Root:
     users: int = 0
 
 
-class Roots:
+class RootFileSystems:
     """Builds, shares and drops root file systems."""
 
     def __init__(self, cache: ImageCache) -> None:
         self._cache = cache
-        self._known: dict[tuple[str | None, tuple[Mount, ...], bool], Root] = {}
+        self._known: dict[tuple[str | None, tuple[Mount, ...], bool], RootFileSystem] = {}
         self._build_lock = asyncio.Lock()
         self._num_built = 0
         self._spawner: SpawnerClient | None = None
 
-    async def acquire(self, spawner: SpawnerClient, spec: SandboxSpec, image: Image | None, *, merged: bool) -> Root:
+    async def acquire(
+        self, spawner: SpawnerClient, spec: SandboxSpec, image: Image | None, *, merged: bool
+    ) -> RootFileSystem:
         """Return the root for this spec, built if necessary; call `release` when the sandbox that uses it has ended.
 
         Raises:
@@ -72,7 +74,7 @@ class Roots:
 
     async def _build_image_root(
         self, spawner: SpawnerClient, spec: SandboxSpec, image: Image | None, merged: bool
-    ) -> Root:
+    ) -> RootFileSystem:
         if image is None:
             return await self._build(spawner, make_system_plan(spec.mounts))
         image_lock = await asyncio.to_thread(self._cache.lock_image, image)
@@ -85,11 +87,11 @@ class Roots:
         root.image_lock = image_lock
         return root
 
-    async def _build(self, spawner: SpawnerClient, plan: Plan) -> Root:
+    async def _build(self, spawner: SpawnerClient, plan: Plan) -> RootFileSystem:
         spawner.check_running()
         if not spawner.facts["root"]:
             files = Path(tempfile.mkdtemp(prefix=f"roll-sandbox-files-{os.getpid()}-"))
-            return Root(format_bwrap_arguments(plan, files), files=files)
+            return RootFileSystem(format_bwrap_arguments(plan, files), files=files)
         self._num_built += 1
         name = f"image-{self._num_built}"
         try:
@@ -98,16 +100,16 @@ class Roots:
             spawner.send(("forget", name))
             raise
         layers = [(step[1], tree + step[2]) for step in plan if step[0] == "layer"]
-        return Root(["--dev-bind", tree, "/", "--proc", "/proc"], name, tree, layers)
+        return RootFileSystem(["--dev-bind", tree, "/", "--proc", "/proc"], name, tree, layers)
 
-    def release(self, root: Root) -> None:
+    def release(self, root: RootFileSystem) -> None:
         """Record that a sandbox no longer uses `root`; drop unused image roots beyond `MAX_UNUSED_ROOTS`."""
         root.users -= 1
         unused = [key for key, each in self._known.items() if each.image_lock is not None and each.users == 0]
         for key in unused[:-MAX_UNUSED_ROOTS]:
             self._drop_root(self._known.pop(key))
 
-    def _drop_root(self, root: Root) -> None:
+    def _drop_root(self, root: RootFileSystem) -> None:
         if root.tree and self._spawner is not None:
             self._spawner.send(("forget", root.name))
         _release_files(root)
@@ -119,7 +121,7 @@ class Roots:
         self._known.clear()
 
 
-def _release_files(root: Root) -> None:
+def _release_files(root: RootFileSystem) -> None:
     if root.image_lock is not None:
         root.image_lock.release()
     if root.files is not None:

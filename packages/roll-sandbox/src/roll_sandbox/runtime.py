@@ -27,8 +27,8 @@ class Runtime(Protocol):
         ...
 
     def resolve(self, spec: SandboxSpec) -> SandboxSpec:
-        """Return the spec with its image pinned to the one that `launch` would use now, since the name may later refer
-        to another image.
+        """Return the spec with its image pinned to the version that `launch` would use now, since the name may later
+        refer to another image.
 
         Raises:
             UnknownImageError: no image has this name.

@@ -41,7 +41,7 @@ class SubprocessRuntime:
         self._sandboxes: set[Sandbox] = set()
 
     async def start(self) -> None:
-        """Do nothing: the runtime works everywhere."""
+        """Do nothing, because the runtime works on every machine."""
 
     def resolve(self, spec: SandboxSpec) -> SandboxSpec:
         """Return the spec unchanged: the runtime has no images."""

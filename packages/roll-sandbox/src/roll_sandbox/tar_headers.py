@@ -64,5 +64,5 @@ def _peek(file: Any, size: int) -> bytes:
     return data
 
 
-def _make_header_error(what: str) -> tarfile.TarError:
-    return tarfile.ReadError(what)
+def _make_header_error(message: str) -> tarfile.TarError:
+    return tarfile.ReadError(message)

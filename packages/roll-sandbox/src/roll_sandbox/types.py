@@ -74,7 +74,7 @@ class Limits:
     """Size of all files in home, /tmp and /dev/shm together; they are in memory."""
     max_files: int = 16384
     output_bytes: int = 2**20
-    """Output of one program: stdout, stderr and result together. Reaching it ends the program."""
+    """Output of one program: stdout, stderr and result together. Reaching this limit ends the program."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -86,7 +86,7 @@ class Limits:
 class Mount:
     """A file or directory of the host that programs may read. It must be readable for every user of the host.
 
-    Its content should not change while sandboxes use it: they may see the old content.
+    Its content should not change while sandboxes use it, because they may still read the old content.
     """
 
     source: str
@@ -101,7 +101,7 @@ class SandboxSpec:
 
     limits: Limits = field(default_factory=Limits)
     trust: Trust = "untrusted"
-    """True if the code is trusted. The `subprocess` runtime runs trusted code only."""
+    """The origin of the code. The `subprocess` runtime runs only `trusted` code."""
     mounts: tuple[Mount, ...] = ()
     """Files and directories of the host to show in the sandbox, such as a directory of Python packages."""
     python_path: tuple[str, ...] = ()
@@ -122,7 +122,7 @@ class SandboxSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Settings:
+class _ProgramSettings:
     """Settings that all kinds of programs have."""
 
     stdin: bytes = b""
@@ -131,7 +131,7 @@ class _Settings:
     env: Mapping[str, str] = field(default_factory=dict)
     """Further environment variables, in addition to those of every program (PATH, HOME, LANG)."""
     cwd: str | None = None
-    """Working directory; `None`: home."""
+    """Working directory; by default home."""
     interactive: bool = False
     """True if standard input stays open after `stdin`: `Job.write` sends more, `Job.end_input` closes it."""
     terminal: tuple[int, int] | None = None
@@ -155,14 +155,14 @@ class _Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command(_Settings):
+class Command(_ProgramSettings):
     """A program given by its arguments; the first is looked up in PATH."""
 
     argv: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PythonCode(_Settings):
+class PythonCode(_ProgramSettings):
     """Python source, run as `__main__` by a fork of a running interpreter, so that no interpreter has to start."""
 
     source: str

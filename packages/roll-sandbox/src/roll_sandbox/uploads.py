@@ -27,7 +27,7 @@ from roll_sandbox.errors import (
 )
 from roll_sandbox.types import Mount, SandboxSpec
 
-__all__ = ["Files", "OwnedUploads", "WrittenUploads", "compute_digest", "format_upload_source", "read_directory"]
+__all__ = ["Files", "UploadDirectories", "UploadStore", "compute_digest", "format_upload_source", "read_directory"]
 
 Files: TypeAlias = Mapping[str, bytes]
 """The content of each file, by its path relative to the directory."""
@@ -97,7 +97,7 @@ def _check_files(digest: str, files: object) -> dict[str, bytes]:
     return files
 
 
-class OwnedUploads:
+class UploadStore:
     """The directories that each owner has uploaded, in a server's memory."""
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class OwnedUploads:
         return {digest: uploads[digest] for digest in list_uploads(spec) if digest in uploads and digest not in exclude}
 
 
-class WrittenUploads:
+class UploadDirectories:
     """Uploaded directories on a worker's disk, until `close`."""
 
     def __init__(self) -> None:

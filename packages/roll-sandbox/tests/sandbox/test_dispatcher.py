@@ -321,7 +321,7 @@ async def test_sandbox_service_router_a_programs_new_limit_is_within_its_owners(
     server: Service = await service()
     server.workers.join(ANN, greeting(), wire := Wire())
     line, _ = await running(server, wire)
-    server.dispatcher.quotas.set_named({"ann": {"cpu_s": 2.0}})
+    server.dispatcher.quotas.set_overrides({"ann": {"cpu_s": 2.0}})
     bound = {"op": "bound", "sandbox": "sandbox-1", "id": "program-1", "n": 1, "wall_s": 9.0}
     for asked, given in ((5.0, 2.0), (None, 2.0), (1.0, 1.0)):
         server.dispatcher.on_client_message(line, {**bound, "cpu_s": asked})

@@ -142,7 +142,7 @@ def test_sandbox_warm_pool_a_pool_closes_what_waited_in_vain_and_starts_what_is_
         pool.target, pool.starting = 1, 0
         pool.idle = [(_Started([0]), 0) for _ in range(4)]
         assert pool.remove_surplus() == [], "none has waited for a window yet"
-        taken = [pool.take_idle(fresh=False) for _ in range(2)]
+        taken = [pool.pop_idle(fresh=False) for _ in range(2)]
         pool.idle += [each for each in taken if each is not None]
         assert len(pool.remove_surplus()) == 2, "the other two were in use"
 
@@ -155,8 +155,8 @@ def test_sandbox_warm_pool_a_pool_gives_out_no_sandbox_that_broke_while_it_waite
         whole, ended = _Started([0]), _Started([0])
         ended.has_ended = True
         pool.idle = [(whole, 0), (ended, 0)]
-        assert pool.take_idle(fresh=True) == (whole, 0)
-        assert pool.take_idle(fresh=False) is None
+        assert pool.pop_idle(fresh=True) == (whole, 0)
+        assert pool.pop_idle(fresh=False) is None
 
     asyncio.run(use())
 

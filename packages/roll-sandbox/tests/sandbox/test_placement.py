@@ -12,7 +12,7 @@ pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
 
 from roll_sandbox.service.placement import IDLE_BYTES, MIN_FREE_BYTES, choose_worker, compute_load
 from roll_sandbox.service.worker_link import WorkerLink
-from roll_sandbox.wire import Report
+from roll_sandbox.wire import WorkerReport
 
 SPEC = SandboxSpec(limits=Limits(memory_bytes=2**30))
 
@@ -24,7 +24,7 @@ def worker(name: str, *, held: int = 0, **settings: object) -> WorkerLink:
     link = WorkerLink(
         name, lambda _: None, capacity=10, num_sandboxes=held, reserved_memory_bytes=reserved_bytes, **of_link
     )
-    link.report = Report(**settings)
+    link.report = WorkerReport(**settings)
     return link
 
 
@@ -41,7 +41,7 @@ def test_sandbox_placement_memory_must_be_there() -> None:
     full = worker("full", held=3, memory_bytes=3 * 2**30)
     low = {"memory_bytes": None, "free_bytes": 2**27}
     starved = worker("starved")
-    starved.report = Report(**low)
+    starved.report = WorkerReport(**low)
     roomy = worker("roomy", held=9)
     assert choose_worker([full, starved, roomy], SPEC) is roomy
     with pytest.raises(SandboxUnavailableError, match="none of 2 workers has room"):
@@ -57,7 +57,7 @@ def test_sandbox_placement_the_last_place_is_given_and_no_more() -> None:
         (worker("a", num_placed=1), worker("a", num_placed=2)),
     ):
         if fits.num_placed:
-            fits.report = full.report = Report(**free)
+            fits.report = full.report = WorkerReport(**free)
         assert choose_worker([fits], SPEC) is fits
         with pytest.raises(SandboxUnavailableError, match="none of 1 workers has room"):
             choose_worker([full], SPEC)

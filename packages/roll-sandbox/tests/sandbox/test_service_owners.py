@@ -113,7 +113,7 @@ def test_sandbox_service_quota_an_error_says_what_and_how_much_and_what_to_do() 
         quotas.check_sandbox("ann", SPEC)
     with pytest.raises(SandboxQuotaError, match="`roll-sandbox quota set ben`"):
         quotas.check_sandbox("ben", SPEC)
-    quotas.set_named({})
+    quotas.set_overrides({})
     assert quotas.check_sandbox("ben", SPEC) == SPEC
 
 
@@ -127,7 +127,7 @@ def test_sandbox_service_quota_a_program_without_a_limit_of_cpu_time_gets_the_ow
 def test_sandbox_service_quota_the_audit_holds_hostile_names_on_one_short_line_each(tmp_path: Path) -> None:
     audit = Audit(tmp_path / "audit.jsonl")
     for name in ("a\nb", "\x1b[2J\x1b]0;x\x07", "\u2028\x85", '"}\n{"action": "stop"', "x" * 2**20):
-        audit.record("create", owner="ann", token="t", what=name, peer=name)
+        audit.record("create", owner="ann", token="t", target=name, peer=name)
     audit.flush()
     lines = (tmp_path / "audit.jsonl").read_bytes().splitlines()
     assert len(lines) == 5 and max(map(len, lines)) < 2000

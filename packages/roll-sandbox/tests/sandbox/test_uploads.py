@@ -23,8 +23,8 @@ from roll_sandbox import (
 from roll_sandbox.remote import RemoteRuntime
 from roll_sandbox.uploads import (
     MAX_BYTES,
-    OwnedUploads,
-    WrittenUploads,
+    UploadDirectories,
+    UploadStore,
     compute_digest,
     format_upload_source,
     read_directory,
@@ -64,13 +64,13 @@ def test_sandbox_upload_hold_files_without_links_and_compiled_python(tmp_path: P
 )
 def test_sandbox_upload_with_names_outside_of_their_directory_are_refused(name: Any) -> None:
     files = {name: b"hostile"}
-    for add in (OwnedUploads().add, lambda owner, digest, files: WrittenUploads().add(digest, files)):
+    for add in (UploadStore().add, lambda owner, digest, files: UploadDirectories().add(digest, files)):
         with pytest.raises(SandboxRequestError, match="invalid file"):
             add("ann", "0" * 64, files)
 
 
 def test_sandbox_upload_are_what_their_digest_says() -> None:
-    uploads = OwnedUploads()
+    uploads = UploadStore()
     for wrong in ({}, {"a": b"b"}, None, [b"a"], {"a": "text"}):
         with pytest.raises(SandboxRequestError):
             uploads.add("ann", compute_digest(HELPERS), wrong)
@@ -78,7 +78,7 @@ def test_sandbox_upload_are_what_their_digest_says() -> None:
 
 
 def test_sandbox_upload_of_one_owner_are_bounded_and_unknown_to_others() -> None:
-    uploads, large = OwnedUploads(), {"a": b"0" * (MAX_BYTES - 1)}
+    uploads, large = UploadStore(), {"a": b"0" * (MAX_BYTES - 1)}
     specs = [
         SandboxSpec(mounts=(Mount(source=format_upload_source(compute_digest(files)), target="/x"),))
         for files in (large, HELPERS)
@@ -101,7 +101,7 @@ def test_sandbox_upload_of_one_owner_are_bounded_and_unknown_to_others() -> None
 
 
 def test_sandbox_upload_are_written_for_every_user_to_read_and_deleted_at_the_end() -> None:
-    uploads, digest = WrittenUploads(), compute_digest(HELPERS)
+    uploads, digest = UploadDirectories(), compute_digest(HELPERS)
     mount = Mount(source=format_upload_source(digest), target="/x")
     with pytest.raises(SandboxError, match="did not reach"):
         uploads.resolve_mount(mount)

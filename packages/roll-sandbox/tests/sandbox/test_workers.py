@@ -20,7 +20,7 @@ from roll_sandbox.service.metrics import format_metrics
 from roll_sandbox.service.service import Service
 from roll_sandbox.service.settings import Settings
 from roll_sandbox.service.tokens import Identity
-from roll_sandbox.wire import Message, Report, report_to_json, spec_to_json
+from roll_sandbox.wire import Message, WorkerReport, report_to_json, spec_to_json
 
 ANN = Identity(owner="ann", token="1", scopes=frozenset({"worker"}))
 BEN = Identity(owner="ben", token="2", scopes=frozenset({"worker"}))
@@ -47,7 +47,7 @@ class Wire:
 
 def greeting(name: str = "worker-a", process: str = "1", holds: dict[str, Any] | None = None) -> Message:
     said = {"op": "join", "name": name, "process": process, "holds": holds or {}, "capacity": 4, "memory_bytes": None}
-    return {**said, "leaving": False, "report": report_to_json(Report(cores=2))}
+    return {**said, "leaving": False, "report": report_to_json(WorkerReport(cores=2))}
 
 
 async def opened(directory: Path) -> Service:
@@ -182,7 +182,7 @@ async def test_sandbox_worker_beats_bring_figures_and_a_goodbye_ends_at_once(ser
     wire = Wire()
     link = service.workers.join(ANN, greeting(), wire)
     pool = PoolReport(pool='host-"1"', idle=2, target=3, hits=40, misses=5)
-    beat = {"op": "beat", "leaving": True, "report": report_to_json(Report(cores=4, busy=0.5, pools=(pool,)))}
+    beat = {"op": "beat", "leaving": True, "report": report_to_json(WorkerReport(cores=4, busy=0.5, pools=(pool,)))}
     service.workers.on_message(link, beat, wire)
     assert wire.ops()[-1] == "beat" and link.state == "draining"
     text = format_metrics(service.dispatcher)

@@ -38,7 +38,7 @@ from roll_sandbox.service.quotas import Quota
 from roll_sandbox.service.service import Service
 from roll_sandbox.service.settings import Settings
 from roll_sandbox.service.store import store
-from roll_sandbox.service.store.writer import Write, Writer
+from roll_sandbox.service.store.writer import QueuedWrite, Writer
 from roll_sandbox.service.tokens import Identity
 from roll_sandbox.worker import Worker
 from roll_sandbox.worker.connection import WorkerConnection
@@ -165,7 +165,7 @@ class _Writer(Writer):
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._waiting, self._due = loop, [], False
 
-    def put(self, write: Write) -> None:
+    def put(self, write: QueuedWrite) -> None:
         self._waiting.append(write)
         self._soon()
 

@@ -70,7 +70,7 @@ def get_terminal_size() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _raw_mode(terminal: int) -> Iterator[None]:
-    """Run the body with the terminal in raw mode; afterwards, reset it from any state in which the program left it."""
+    """Put the terminal in raw mode in a `with` block, and reset it afterwards, whatever modes the program has set."""
     before = termios.tcgetattr(terminal)
     try:
         tty.setraw(terminal)

@@ -11,7 +11,7 @@ __all__ = ["TerminalFilter"]
 
 _COLOR = re.compile(r"\x1b\[[0-9;:]{0,64}m")
 _INCOMPLETE = re.compile(r"\x1b(\[[0-9;:]{0,64})?$")
-_KEPT_CONTROLS = re.compile(r"[\r\b]")
+_ALLOWED_CONTROLS = re.compile(r"[\r\b]")
 
 
 class TerminalFilter:
@@ -30,14 +30,14 @@ class TerminalFilter:
         text, self._rest = (text, "") if begun is None else (text[: begun.start()], text[begun.start() :])
         pieces, done = [], 0
         for color in _COLOR.finditer(text):
-            pieces += [_escape_except_kept(text[done : color.start()]), color[0]]
+            pieces += [_escape_controls(text[done : color.start()]), color[0]]
             done, self._has_color = color.end(), True
-        pieces.append(_escape_except_kept(text[done:]))
+        pieces.append(_escape_controls(text[done:]))
         return "".join(pieces) + ("\x1b[0m" if end and self._has_color else "")
 
 
-def _escape_except_kept(text: str) -> str:
-    parts, kept = _KEPT_CONTROLS.split(text), _KEPT_CONTROLS.findall(text)
+def _escape_controls(text: str) -> str:
+    parts, kept = _ALLOWED_CONTROLS.split(text), _ALLOWED_CONTROLS.findall(text)
     return escape_control_chars(parts[0]) + "".join(
         mark + escape_control_chars(part) for mark, part in zip(kept, parts[1:], strict=True)
     )

@@ -139,7 +139,7 @@ def _make_read_only(target, is_device):
 
 
 def _make_device(original, path):
-    """Create a device node like `original`, but which every user may open; return False if this is not permitted."""
+    """Create a copy of the device node `original` that every user may open; return False if this is not permitted."""
     try:
         os.mknod(path, stat.S_IFCHR | 0o666, os.stat(original).st_rdev)
         os.chmod(path, 0o666)

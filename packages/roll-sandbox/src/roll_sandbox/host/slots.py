@@ -76,7 +76,7 @@ class Zygote:
         self.connection.settimeout(None)
 
     def fork_slot(self, groups, user):
-        """Let the zygote fork the process of a new slot, and return a socket to it."""
+        """Send the zygote a request to fork a process for a new slot, and return a socket to this process."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             socket.send_fds(self.connection, [marshal.dumps((groups, user))], [theirs.fileno()])

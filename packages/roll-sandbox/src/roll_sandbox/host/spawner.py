@@ -138,7 +138,7 @@ class Spawner:
             self.trees.remove_tree(name)
 
     def on_zygote(self, descriptors, arguments):
-        """Start the zygote and the first slots, and tell the manager whether this succeeded."""
+        """Start the zygote and the first slots, and report the result to the manager."""
         try:
             self.zygote = Zygote(arguments, *descriptors)
             self.poll.register(self.zygote.connection, select.POLLIN)
@@ -164,7 +164,7 @@ class Spawner:
             self.poll.register(connection, select.POLLIN)
 
     def on_start(self, descriptors, identity, tree, arguments, layers, limits):
-        """Start a sandbox in a free slot or a new one, and tell the manager whether this succeeded."""
+        """Start a sandbox in a free or new slot, and report the result to the manager."""
         slot = None
         try:
             if len(descriptors) < 3:  # the kernel drops descriptors beyond the limit (unix(7), MSG_CTRUNC)
@@ -199,7 +199,8 @@ class Spawner:
                 self.killed.append(slot)
 
     def read_incoming(self, descriptor):
-        """Read from a slot's process that it is ready or its sandbox has ended; close the slot if the process ended."""
+        """Handle a message of a slot's process (slot ready, or sandbox ended); close the slot if its process has
+        ended."""
         slot = self.connections[descriptor]
         try:
             data = slot.connection.recv(64)
@@ -217,7 +218,7 @@ class Spawner:
             self.record_end(slot, -9, error="the process that started the sandbox was killed", usable=False)
 
     def record_end(self, slot, status, *, error="", usable=True):
-        """Record the end of a sandbox, and kill its leftover processes. `usable`: whether to use the slot again."""
+        """Record the end of a sandbox, and kill its leftover processes. The slot is used again if `usable` is true."""
         del self.running[slot.identity]
         slot.pid, slot.end = 0, (status, error, usable)
         slot.end_deadline = time.monotonic() + _EMPTY_TIMEOUT_S

@@ -5,8 +5,8 @@ registry, OCI layout, `docker save`, directory ──► layers, unpacked once (
 
 from __future__ import annotations
 
-from roll_sandbox.images.cache import CachedImage, ImageCache, ImageLock, Source
+from roll_sandbox.images.cache import CachedImage, ImageCache, ImageLock, ImageSource
 from roll_sandbox.images.image import Image
-from roll_sandbox.images.names import Reference, parse_reference
+from roll_sandbox.images.names import ImageReference, parse_reference
 
-__all__ = ["CachedImage", "Image", "ImageCache", "ImageLock", "Reference", "Source", "parse_reference"]
+__all__ = ["CachedImage", "Image", "ImageCache", "ImageLock", "ImageReference", "ImageSource", "parse_reference"]

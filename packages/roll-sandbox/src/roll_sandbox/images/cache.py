@@ -33,7 +33,7 @@ from roll_sandbox.images.image import Image
 from roll_sandbox.images.names import DIGEST, parse_reference
 from roll_sandbox.images.unpack import UnpackBudget, decompress, unpack
 
-__all__ = ["CachedImage", "ImageCache", "ImageLock", "Source", "get_cache_root", "get_default_budget_bytes"]
+__all__ = ["CachedImage", "ImageCache", "ImageLock", "ImageSource", "get_cache_root", "get_default_budget_bytes"]
 
 _BUDGET_BYTES = 20 * 2**30
 _UNFINISHED_PREFIX = ".new-"
@@ -62,8 +62,8 @@ def get_default_budget_bytes() -> int:
     return int(value)
 
 
-class Source(Protocol):
-    """A place from which an image can be read (`sources.py`, `registry.py`)."""
+class ImageSource(Protocol):
+    """A file or registry from which an image can be read (`sources.py`, `registry.py`)."""
 
     image: Image
 
@@ -105,8 +105,8 @@ class ImageCache:
     """Adds, finds, lists and removes images in the cache of this machine.
 
     Args:
-        root: directory of the cache; `None`: `get_cache_root()`.
-        budget_bytes: maximum bytes of all layers together; `None`: `get_default_budget_bytes()`.
+        root: directory of the cache; by default `get_cache_root()`.
+        budget_bytes: maximum bytes of all layers together; by default `get_default_budget_bytes()`.
     """
 
     def __init__(self, root: Path | None = None, *, budget_bytes: int | None = None) -> None:
@@ -120,7 +120,7 @@ class ImageCache:
         """Return the image to which a name (or an image's digest) refers now.
 
         Raises:
-            UnknownImageError: there is no such image; the message says what to do.
+            UnknownImageError: no image has this name or digest.
             SandboxRequestError: the name is malformed.
         """
         digest = name if DIGEST.fullmatch(name) else self._read_names().get(str(parse_reference(name)), "")
@@ -161,8 +161,8 @@ class ImageCache:
         """Return the directories of the image's layers, lowest first."""
         return tuple(str(self._get_layer_directory(digest) / "files") for digest in image.layers)
 
-    def add(self, name: str, source: Source) -> Image:
-        """Unpack the layers that are not in the cache yet, give the image this name, and return it.
+    def add(self, name: str, source: ImageSource) -> Image:
+        """Unpack the layers that are not in the cache yet, store the image under this name, and return it.
 
         Raises:
             BadImageError: the image is broken, hostile or too large.
@@ -297,7 +297,7 @@ class ImageCache:
         os.rename(name, path)
 
     def _evict_images(self, keep: str) -> None:
-        """Remove the least recently used images, but not `keep` or locked ones, until the layers fit the budget."""
+        """Remove the least recently used images, except `keep` and locked images, until the layers fit the budget."""
         for path in sorted(self._list_image_files(), key=lambda each: each.stat().st_mtime):
             if self._compute_total_bytes() <= self._budget_bytes:
                 return

@@ -28,7 +28,7 @@ class Image:
     """Digests of the uncompressed archives of the layers, lowest first."""
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str = ""
-    """Directory in which programs start; empty: home."""
+    """Directory in which programs start; if empty, they start in home."""
     user: str = ""
     """The user in the configuration: a name or number, possibly with a group."""
     uid: int = 1000

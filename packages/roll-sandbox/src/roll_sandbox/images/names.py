@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roll_sandbox.errors import SandboxRequestError
 
-__all__ = ["DIGEST", "Reference", "parse_reference"]
+__all__ = ["DIGEST", "ImageReference", "parse_reference"]
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?")
@@ -18,7 +18,7 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reference:
+class ImageReference:
     """An image name, with the default tag filled in."""
 
     registry: str
@@ -33,7 +33,7 @@ class Reference:
         return f"{above}{self.repository}{between}{self.version}"
 
 
-def parse_reference(name: str) -> Reference:
+def parse_reference(name: str) -> ImageReference:
     """Parse an image name, and fill in the default tag.
 
     Raises:
@@ -52,4 +52,4 @@ def parse_reference(name: str) -> Reference:
             f"{name[:200]!r} is not a valid image name: write, for example, 'python:3.12', "
             "'registry.example/team/world:7' or 'team/world@sha256:…' (the repository in lower case)."
         )
-    return Reference(registry=registry, repository=path, version=version)
+    return ImageReference(registry=registry, repository=path, version=version)

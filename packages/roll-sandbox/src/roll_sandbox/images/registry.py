@@ -32,7 +32,7 @@ from roll_sandbox.errors import (
     UnknownImageError,
 )
 from roll_sandbox.images.image import parse_image
-from roll_sandbox.images.names import DIGEST, Reference
+from roll_sandbox.images.names import DIGEST, ImageReference
 from roll_sandbox.images.sources import MAX_JSON_BYTES, check_blob, choose_platform, parse_json
 from roll_sandbox.proxies import find_proxy
 
@@ -53,7 +53,7 @@ _CHALLENGE = re.compile(r'([a-z_]+)="([^"]*)"')
 
 
 class RegistrySource:
-    """An image in a registry; layers are fetched when they are opened (`cache.Source`).
+    """An image in a registry; layers are fetched when they are opened (`cache.ImageSource`).
 
     Args:
         reference: name of the image.
@@ -71,7 +71,7 @@ class RegistrySource:
 
     def __init__(
         self,
-        reference: Reference,
+        reference: ImageReference,
         *,
         insecure: bool = False,
         max_blob_bytes: int = 20 * 2**30,
@@ -102,7 +102,7 @@ class RegistrySource:
 
     @contextlib.contextmanager
     def open_layer(self, number: int) -> Iterator[IO[bytes]]:
-        """Fetch a layer, and yield its blob; see `cache.Source`."""
+        """Fetch a layer, and yield its blob; see `cache.ImageSource`."""
         with self._fetch_blob(self._layers[number], self._max_blob_bytes) as blob:
             yield blob
 

@@ -61,8 +61,8 @@ def open_source(path: Path, *, tag: str | None = None) -> contextlib.AbstractCon
     )
 
 
-def parse_json(data: bytes, what: str) -> Any:
-    """Parse a JSON document of an image; `what` names the document in the error message.
+def parse_json(data: bytes, document: str) -> Any:
+    """Parse a JSON document of an image; `document` is its name for the error message.
 
     Raises:
         BadImageError: the data is not JSON.
@@ -70,7 +70,7 @@ def parse_json(data: bytes, what: str) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
-        raise BadImageError(f"{what} of the image is not valid JSON.") from None
+        raise BadImageError(f"{document} of the image is not valid JSON.") from None
 
 
 def choose_platform(index: object) -> Mapping[str, Any]:
@@ -193,7 +193,7 @@ class LayoutSource:
 
     @contextlib.contextmanager
     def open_layer(self, number: int) -> Iterator[IO[bytes]]:
-        """Open a layer, and yield its blob; see `cache.Source`."""
+        """Open a layer, and yield its blob; see `cache.ImageSource`."""
         name, digest = self._blobs[number]
         if digest is None:
             try:
@@ -219,7 +219,7 @@ class DirectorySource:
 
     @contextlib.contextmanager
     def open_layer(self, number: int) -> Iterator[IO[bytes]]:
-        """Yield the blob of the layer; see `cache.Source`."""
+        """Yield the blob of the layer; see `cache.ImageSource`."""
         self._archive.seek(0)
         yield self._archive
 

@@ -109,7 +109,7 @@ def _inflate(blob: IO[bytes]) -> Iterator[bytes]:
         raise BadImageError("a layer is truncated.")
 
 
-class _Stream:
+class _ChunkReader:
     """A read-only file object over an iterator of byte chunks, which tarfile reads sequentially.
 
     It also computes the digest of the chunks.
@@ -176,8 +176,8 @@ def unpack(chunks: Iterator[bytes], target: str, bounds: UnpackBudget) -> str:
         BadImageError: the data is not a layer's archive, or exceeds `bounds`.
         OSError: this machine cannot write the files.
     """
-    stream = _Stream(chunks, bounds)
-    layer = _Layer(target, bounds)
+    stream = _ChunkReader(chunks, bounds)
+    layer = _LayerWriter(target, bounds)
     try:
         with tarfile.open(fileobj=stream, mode="r:", tarinfo=BoundedTarInfo) as archive:  # type: ignore[call-overload]
             for member in archive:
@@ -196,7 +196,7 @@ class _NotADirectoryError(BadImageError):
     """A parent of an entry exists, but is not a directory."""
 
 
-class _Layer:
+class _LayerWriter:
     """Writes the entries of a layer's archive into a directory."""
 
     def __init__(self, path: str, bounds: UnpackBudget) -> None:

@@ -39,15 +39,15 @@ def connect(
         url: address of the service, `http://host:port` or `https://…`, as `roll-sandbox serve` prints it.
         token: a token from `roll-sandbox token create`.
         spec, warm, max_sandboxes: as for `SandboxManager`; idle sandboxes are reserved for this client.
-        lifetime_s: seconds after which the service ends each sandbox; `None`: the service's default.
-        ca_file: file of CA certificates to verify the service's certificate; `None`: the system's.
+        lifetime_s: seconds after which the service ends each sandbox; `None` for the service's default.
+        ca_file: file of CA certificates to verify the service's certificate; `None` for the system's certificates.
         reconnect_timeout_s: seconds without a connection after which running programs count as lost.
         wait_for_quota: if true, wait up to `reconnect_timeout_s` when the owner's quota of sandboxes is used up.
 
     Raises:
         ConfigError: the address, token or CA file is invalid.
-        SandboxUnavailableError: when the manager is started: no service answers.
-        SandboxAccessError: when the manager is started: the service refuses the token.
+        SandboxUnavailableError: no service answers (raised when the manager is started).
+        SandboxAccessError: the service refuses the token (raised when the manager is started).
     """
     from roll_sandbox.remote.runtime import RemoteRuntime
 

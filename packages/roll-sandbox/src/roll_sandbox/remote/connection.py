@@ -230,7 +230,7 @@ class RemoteSandboxConnection:
             self.ended.set_result(None)
 
     def close(self) -> None:
-        """Do nothing: the worker closes the connection to the agent when the sandbox is stopped."""
+        """Do nothing, because the worker closes the connection to the agent when the sandbox is stopped."""
 
 
 class ServiceConnection:
@@ -262,9 +262,9 @@ class ServiceConnection:
 
         Args:
             spec: the sandbox's spec.
-            lifetime_s: seconds after which the sandbox ends; `None`: the service's default.
+            lifetime_s: seconds after which the sandbox ends; `None` for the service's default.
             near: name of another sandbox, whose worker is preferred if it has room.
-            name: name for the sandbox; `None`: generate a name.
+            name: name for the sandbox; by default a generated name.
 
         Raises:
             SandboxError: the sandbox did not start.
@@ -276,7 +276,7 @@ class ServiceConnection:
         return await self._make_sandbox(message | {key: wish for key, wish in wishes.items() if wish is not None}, spec)
 
     async def attach(self, name: str, spec: SandboxSpec) -> RemoteSandbox:
-        """Return an existing sandbox of the owner. `spec` is taken as the sandbox's spec, without a check."""
+        """Return an existing sandbox of the owner. `spec` must be the sandbox's spec; this is not checked."""
         return await self._make_sandbox({"op": "attach", "sandbox": name}, spec)
 
     async def inspect(self, name: str, *, output_bytes: int = 0) -> Message:
@@ -340,7 +340,7 @@ class ServiceConnection:
             self.send({"op": "stop", "sandbox": connection.name})
 
     def remove_sandbox(self, name: str) -> None:
-        """Forget a sandbox that has ended or did not start."""
+        """Remove the entry of a sandbox that has ended or did not start."""
         self._connections.pop(name, None)
         self._stopping.discard(name)
 

@@ -25,7 +25,7 @@ class ResendBuffer:
         """Bytes of input that are kept; `None` if the input was too large to keep."""
 
     def store(self, message: Message) -> None:
-        """Keep one more message. Once the input is too large to keep, drop this and all later messages."""
+        """Store a message. If the stored input becomes too large, drop this message and all later ones."""
         size = len(message.get("data", b""))
         if self.kept_bytes is not None:
             self.kept_bytes = self.kept_bytes + size if self.kept_bytes + size <= _MAX_KEPT_BYTES else None

@@ -108,7 +108,7 @@ class AccessMiddleware:
             return _make_error_response(503, "database", str(error))
         if identity is None:
             self._failures.take(peer)
-            self._audit.record("refuse", owner="", token="", what=scope["path"][:200], outcome="token", peer=peer)
+            self._audit.record("refuse", owner="", token="", target=scope["path"][:200], outcome="token", peer=peer)
             return _make_error_response(
                 401, "access", "the token is wrong, expired or revoked: `roll-sandbox token create` creates another."
             )
@@ -118,7 +118,7 @@ class AccessMiddleware:
                 "refuse",
                 owner=identity.owner,
                 token=identity.token,
-                what=scope["path"][:200],
+                target=scope["path"][:200],
                 outcome=f"scope {needed}",
                 peer=peer,
             )

@@ -40,12 +40,12 @@ class Audit:
             self._file = _open_file(path)
 
     def record(
-        self, action: str, *, owner: str, token: str, what: str = "", outcome: str = "ok", peer: str = ""
+        self, action: str, *, owner: str, token: str, target: str = "", outcome: str = "ok", peer: str = ""
     ) -> None:
         """Queue one line, which the next `flush` writes to the file; drop the line if too many are queued."""
         if self._path is None:
             return
-        fields = {"action": action, "owner": owner, "token": token, "what": what, "outcome": outcome, "peer": peer}
+        fields = {"action": action, "owner": owner, "token": token, "what": target, "outcome": outcome, "peer": peer}
         entry = {
             "time": round(time.time(), 3),
             **{name: text[:_MAX_TEXT_CHARS] for name, text in fields.items() if text},

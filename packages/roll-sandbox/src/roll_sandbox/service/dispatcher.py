@@ -25,7 +25,7 @@ from roll_sandbox.service.placement import choose_worker
 from roll_sandbox.service.quotas import Quotas
 from roll_sandbox.service.records import Records
 from roll_sandbox.service.worker_link import WorkerLink
-from roll_sandbox.uploads import OwnedUploads
+from roll_sandbox.uploads import UploadStore
 from roll_sandbox.wire import Message, error_to_json, spec_from_json, spec_to_json
 
 __all__ = ["ClientConnection", "Dispatcher", "SandboxEntry"]
@@ -46,7 +46,7 @@ class Dispatcher:
         self.workers: dict[str, WorkerLink] = {}
         self.entries: dict[str, SandboxEntry] = {}
         self.counts: Counter[str] = Counter()
-        self.uploads = OwnedUploads()
+        self.uploads = UploadStore()
         self._lifetime_s = lifetime_s
 
     def on_client_message(self, connection: ClientConnection, message: Message) -> None:
@@ -113,7 +113,7 @@ class Dispatcher:
         self._record_audit(connection, "create", entry)
 
         def on_written(error: Exception | None) -> None:
-            queued = entry.take_queued()
+            queued = entry.pop_queued()
             if self.entries.get(entry.qualified_name) is not entry:  # its worker was removed meanwhile
                 return
             if error is not None:
@@ -194,7 +194,7 @@ class Dispatcher:
         self.records.record_lifetime(entry.owner, entry.name, entry.expires)
 
     def stop(self, entry: SandboxEntry, *, expired: bool = False) -> None:
-        """Request the end of a sandbox, without waiting for it; `expired` says whether its lifetime is over."""
+        """Request the end of a sandbox, without waiting for it; `expired` is true if its lifetime is over."""
         entry.is_stopping = True
         entry.send({"op": "stop", "sandbox": entry.qualified_name, "expired": expired})
 
@@ -319,7 +319,7 @@ class Dispatcher:
 
     def _record_audit(self, connection: ClientConnection, action: str, entry: SandboxEntry) -> None:
         identity = connection.identity
-        self.audit.record(action, owner=identity.owner, token=identity.token, what=entry.name, peer=connection.peer)
+        self.audit.record(action, owner=identity.owner, token=identity.token, target=entry.name, peer=connection.peer)
 
     def list_sandboxes(self, owner: str) -> Iterator[SandboxEntry]:
         """Return an iterator over an owner's sandboxes."""

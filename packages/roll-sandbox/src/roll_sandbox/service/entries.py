@@ -85,7 +85,7 @@ class SandboxEntry:
         else:
             self.queued.append(message)
 
-    def take_queued(self) -> list[Message]:
+    def pop_queued(self) -> list[Message]:
         """Return the queued messages, and stop queueing later messages. Called when the database write is over."""
         waiting, self.queued = self.queued or [], None
         return waiting

@@ -54,7 +54,8 @@ class Housekeeper:
     async def recover(self, local: str) -> None:
         """Restore the sandboxes of an earlier server process, except the sandboxes in that process itself.
 
-        Those of the worker named `local` ended with the process and are recorded as lost; other workers may reconnect.
+        The sandboxes of the worker named `local` ended with the process and are recorded as lost; other workers may
+        reconnect.
         """
         rows = await asyncio.to_thread(self._dispatcher.records.load_live_sandboxes)
         programs = await asyncio.to_thread(self._dispatcher.records.load_live_programs)
@@ -86,7 +87,7 @@ class Housekeeper:
         if turns % _ROUNDS_PER_REPORT == 1:
             self._report()
         if turns % _ROUNDS_PER_QUOTA_LOAD == 0:
-            self._dispatcher.quotas.set_named(await asyncio.to_thread(self._dispatcher.records.load_quotas))
+            self._dispatcher.quotas.set_overrides(await asyncio.to_thread(self._dispatcher.records.load_quotas))
         if turns % _ROUNDS_PER_DELETION == 0:
             await asyncio.to_thread(self._dispatcher.records.delete_old_records)
 

@@ -172,7 +172,7 @@ class LocalClients:
         self._server_run = secrets.token_hex(6)
 
     def get(self, identity: Identity) -> OwnerSandboxes:
-        """Return the sandboxes of an identity's owner, and name this identity in the calling task's audit lines."""
+        """Return the sandboxes of an identity's owner, and use this identity in audit lines of the calling task."""
         _current_identity.set(identity)
         if identity.owner not in self._by_owner:
             self._by_owner[identity.owner] = OwnerSandboxes(self._dispatcher, identity, self._server_run)

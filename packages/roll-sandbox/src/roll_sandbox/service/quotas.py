@@ -16,7 +16,7 @@ __all__ = ["Quota", "Quotas"]
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """Limits for one owner; `None`: no limit except those of the machines."""
+    """Limits for one owner. `None` means that only the machines' own limits apply."""
 
     sandboxes: int | None = 1024
     """Maximum number of live sandboxes."""
@@ -62,27 +62,27 @@ class Quotas:
     """The quotas of all owners, and their resources in use.
 
     Args:
-        default: the quota of owners without an entry in `named`.
-        named: by owner, the fields of `Quota` that differ from the default.
+        default: the quota of owners without an entry in `overrides`.
+        overrides: by owner, the fields of `Quota` that differ from the default.
     """
 
-    def __init__(self, default: Quota, named: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, default: Quota, overrides: Mapping[str, Mapping[str, Any]]) -> None:
         self._default = default
         self._fields: Mapping[str, Mapping[str, Any]] = {}
         self._named: dict[str, Quota] = {}
         self._usage: defaultdict[str, _Usage] = defaultdict(_Usage)
-        self.set_named(named)
+        self.set_overrides(overrides)
 
-    def set_named(self, named: Mapping[str, Mapping[str, Any]]) -> None:
-        """Replace the quotas of named owners; invalid fields are ignored with a warning.
+    def set_overrides(self, overrides: Mapping[str, Mapping[str, Any]]) -> None:
+        """Replace the quotas of individual owners; invalid fields are ignored with a warning.
 
         Resources in use are kept, even if they now exceed the quota.
         """
-        if named == self._fields:
+        if overrides == self._fields:
             return
-        self._fields = named
+        self._fields = overrides
         self._named = {}
-        for owner, values in named.items():
+        for owner, values in overrides.items():
             sound = {name: value for name, value in values.items() if _is_valid_value(name, value)}
             if sound != values:
                 _log.warning(

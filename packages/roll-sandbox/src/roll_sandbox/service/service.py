@@ -171,7 +171,7 @@ class Service:
                 self.workers.on_message(joined[0], message, channel)
             else:
                 joined.append(self.workers.join(identity, message, channel))
-                self.audit.record("join", owner=identity.owner, token=identity.token, what=joined[0].name)
+                self.audit.record("join", owner=identity.owner, token=identity.token, target=joined[0].name)
 
         checking = asyncio.create_task(self._watch_token(identity, channel))
         loop = asyncio.get_running_loop()

@@ -25,7 +25,7 @@ class Settings:
 
     database: str = field(default_factory=get_default_database)
     runtime: str | None = "bubblewrap"
-    """Runtime of the worker in the server's process; `None`: sandboxes run only on workers that join."""
+    """Runtime of the worker in the server's process. If `None`, sandboxes run only on workers that join."""
     spec: SandboxSpec = field(default_factory=SandboxSpec)
     """The spec of sandboxes that are started in advance."""
     warm: int | None = None

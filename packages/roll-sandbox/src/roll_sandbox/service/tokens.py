@@ -91,7 +91,7 @@ class Tokens:
         The old token stays valid for at most `grace_s` more seconds.
 
         Raises:
-            ConfigError: there is no such token, or it is no longer valid.
+            ConfigError: no token has this id, or the token is no longer valid.
         """
         row = self._load_row(name)
         now = time.time()
@@ -109,7 +109,7 @@ class Tokens:
         """Revoke the token with the id `name`, so that requests with it are refused from now on.
 
         Raises:
-            ConfigError: there is no such token.
+            ConfigError: no token has this id.
         """
         if self._load_row(name) is None:
             raise ConfigError(f"unknown token '{name[:40]}': `roll-sandbox token list` lists the tokens.")

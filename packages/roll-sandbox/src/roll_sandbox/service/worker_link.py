@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from roll_sandbox.wire import Message, Report, encode
+from roll_sandbox.wire import Message, WorkerReport, encode
 
 __all__ = ["WorkerLink"]
 
@@ -18,19 +18,19 @@ _MAX_QUEUED_BYTES = 2**27
 
 @dataclass
 class WorkerLink:
-    """A worker, as the server sees it. After a disconnection, a worker may reconnect with its sandboxes."""
+    """The server's state of a worker. After a disconnection, a worker may reconnect with its sandboxes."""
 
     name: str
     transmit: Callable[[Message], None] | None
-    """Sends a message to the worker; `None` while it is disconnected."""
+    """Sends a message to the worker; `None` while the worker is disconnected."""
     capacity: int = 512
     """Maximum number of sandboxes at once."""
     memory_bytes: int | None = None
-    """Maximum sum of the memory limits of the worker's sandboxes; `None`: no bound."""
+    """Maximum sum of the memory limits of the worker's sandboxes; `None` for no limit."""
     is_drained: bool = False
     """True if an admin has requested that the worker gets no new sandboxes."""
     is_leaving: bool = False
-    """True if the worker itself wants no new sandboxes, since it exits when its current ones have ended."""
+    """True if the worker itself accepts no new sandboxes, since it exits when its current sandboxes have ended."""
     process: str = ""
     """Identifier of the worker's process; no other process can join by the same name while the worker is connected."""
     disconnect: Callable[[], None] | None = None
@@ -39,9 +39,9 @@ class WorkerLink:
     """Time of the worker's last message on the monotonic clock; infinite for a worker in this process."""
     last_seen: float = 0.0
     """Time of the worker's last message, in seconds since 1970."""
-    report: Report = field(default_factory=Report)
+    report: WorkerReport = field(default_factory=WorkerReport)
     num_placed: int = 0
-    """Number of sandboxes that the worker was given since its last report."""
+    """Number of sandboxes that were placed on the worker since its last report."""
     disconnected_since: float = 0.0
     num_sandboxes: int = 0
     reserved_memory_bytes: int = 0
@@ -65,7 +65,7 @@ class WorkerLink:
         """The state to display: `away` (disconnected), `draining` or `ready`."""
         return "away" if not self.is_connected else "draining" if self.is_draining else "ready"
 
-    def update_report(self, report: Report) -> None:
+    def update_report(self, report: WorkerReport) -> None:
         """Store the worker's latest report of its machine."""
         self.report, self.num_placed, self.last_seen = report, 0, time.time()
 

@@ -50,7 +50,7 @@ class Workers:
         self._dispatcher.workers[link.name] = link
 
     def join(self, identity: Identity, message: Message, channel: Channel) -> WorkerLink:
-        """Let a worker join with the message `join`, resume the sandboxes that it still has, and stop unknown ones.
+        """Add a worker that has sent the message `join`; resume its known sandboxes, and stop unknown sandboxes.
 
         Raises:
             SandboxRequestError: the message is not a valid `join`, or another process has the name.
@@ -133,7 +133,7 @@ class Workers:
         """Set whether a worker is draining: it then gets no new sandboxes, but its current sandboxes keep running.
 
         Raises:
-            UnknownSandboxError: there is no such worker.
+            UnknownSandboxError: no worker has this name.
         """
         link = self._dispatcher.workers.get(name)
         if link is None:

@@ -13,7 +13,7 @@ from roll_sandbox.wire.frames import MAX_MESSAGE_BYTES, Message, decode, encode
 from roll_sandbox.wire.json_documents import check_json_bounds, parse_json
 from roll_sandbox.wire.outbox import Outbox
 from roll_sandbox.wire.programs import program_from_json, program_to_json, spec_from_json, spec_to_json
-from roll_sandbox.wire.reports import MAX_POOLS, Report, compute_heartbeat_s, report_from_json, report_to_json
+from roll_sandbox.wire.reports import MAX_POOLS, WorkerReport, compute_heartbeat_s, report_from_json, report_to_json
 from roll_sandbox.wire.worker_messages import validate_worker_message
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
     "MAX_POOLS",
     "Message",
     "Outbox",
-    "Report",
+    "WorkerReport",
     "check_json_bounds",
     "check_name",
     "compute_heartbeat_s",

@@ -10,7 +10,14 @@ from roll_sandbox.errors import SandboxRequestError
 from roll_sandbox.pools import PoolReport
 from roll_sandbox.wire.programs import parse_dataclass
 
-__all__ = ["HEARTBEATS_PER_TIMEOUT", "MAX_POOLS", "Report", "compute_heartbeat_s", "report_from_json", "report_to_json"]
+__all__ = [
+    "HEARTBEATS_PER_TIMEOUT",
+    "MAX_POOLS",
+    "WorkerReport",
+    "compute_heartbeat_s",
+    "report_from_json",
+    "report_to_json",
+]
 
 MAX_POOLS = 32
 _MAX_TEXTS, _MAX_TEXT_CHARS = 2**14, 512
@@ -24,32 +31,32 @@ def compute_heartbeat_s(away_s: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class WorkerReport:
     """The resources, images and pools of a worker's machine."""
 
     cores: int = 1
     busy: float = 0.0
     """Share of the machine's cores that were recently busy, with any process."""
     memory_bytes: int | None = None
-    """Total memory of the machine; `None`: unknown."""
+    """Total memory of the machine; `None` if unknown."""
     free_bytes: int | None = None
     images: tuple[str, ...] = ()
     """Names and digests of images that the worker already has."""
     pools: tuple[PoolReport, ...] = ()
 
 
-def report_to_json(report: Report) -> dict[str, Any]:
+def report_to_json(report: WorkerReport) -> dict[str, Any]:
     """Convert a report to JSON values."""
     return dataclasses.asdict(report)
 
 
-def report_from_json(values: object) -> Report:
+def report_from_json(values: object) -> WorkerReport:
     """Check a received report, and convert it.
 
     Raises:
         SandboxRequestError: a field is unknown, has the wrong type, or is out of range.
     """
-    report = parse_dataclass(Report, values, "report")
+    report = parse_dataclass(WorkerReport, values, "report")
     counts = [report.memory_bytes or 0, report.free_bytes or 0, report.busy]
     counts += [number for pool in report.pools for number in (pool.idle, pool.target, pool.hits, pool.misses)]
     texts = [*report.images, *(pool.pool for pool in report.pools)]

@@ -46,10 +46,10 @@ class WorkerConnection:
         token: token with the scope `worker`.
         name: name of the worker, by which the server recognizes it after a restart.
         capacity: maximum number of sandboxes at once.
-        memory_bytes: maximum sum of the memory limits of all sandboxes; `None`: no bound.
-        ca_file: file of CA certificates to verify the server's certificate; `None`: the system's.
+        memory_bytes: maximum sum of the memory limits of all sandboxes; `None` for no limit.
+        ca_file: file of CA certificates to verify the server's certificate; `None` for the system's certificates.
         drain_s: seconds that a draining worker waits for its sandboxes to end.
-        leaving: event that starts draining when it is set, as `drain` does; `None`: a new event.
+        leaving: event that starts draining when it is set, as `drain` does; by default a new event.
 
     Raises:
         ConfigError: the address, token or CA file is invalid.
@@ -241,7 +241,7 @@ class WorkerConnection:
         )
 
     def _warn_once(self, message: str) -> None:
-        """Log a warning, unless it equals the last one logged."""
+        """Log a warning, unless it equals the last logged warning."""
         if message != self._last_warning:
             logger.warning("%s Reconnecting.", message)
             self._last_warning = message

@@ -2,7 +2,7 @@
 
 Invariants:
     - everything runs in one event loop;
-    - a name stands for one sandbox, even if its creation is requested again;
+    - a name identifies one sandbox, even if its creation is requested again;
     - the end of a sandbox is reported to the server once;
     - `close` leaves no sandbox.
 """
@@ -28,8 +28,8 @@ from roll_sandbox.errors import (
 from roll_sandbox.machine import CpuMeter, count_cores, read_memory_bytes
 from roll_sandbox.manager import SandboxManager
 from roll_sandbox.types import Mount, SandboxSpec
-from roll_sandbox.uploads import WrittenUploads
-from roll_sandbox.wire import MAX_POOLS, Message, Report, error_to_json, spec_from_json
+from roll_sandbox.uploads import UploadDirectories
+from roll_sandbox.wire import MAX_POOLS, Message, WorkerReport, error_to_json, spec_from_json
 from roll_sandbox.worker.executions import Executions
 from roll_sandbox.worker.outputs import OutputBudget
 
@@ -71,7 +71,7 @@ class Worker:
         self._images = images
         self._cpu = CpuMeter()
         self._outputs = OutputBudget()
-        self._uploads = WrittenUploads()
+        self._uploads = UploadDirectories()
         self._held: dict[str, _RunningSandbox] = {}
         self._starting: dict[str, asyncio.Task[None]] = {}
 
@@ -85,7 +85,7 @@ class Worker:
         self._send = send
 
     def receive(self, message: Message) -> None:
-        """Handle a message from the server, which has checked that it has the format of `wire.client_messages`."""
+        """Handle a message from the server, which has validated its format (`wire.client_messages`)."""
         op, qualified_name = message["op"], message["sandbox"]
         running = self._held.get(qualified_name)
         if op == "create":
@@ -204,10 +204,10 @@ class Worker:
         """True if no sandbox is running or starting."""
         return not self._held and not self._starting
 
-    def make_report(self) -> Report:
-        """Return the report about this machine, by which the server places sandboxes."""
+    def make_report(self) -> WorkerReport:
+        """Return the report about this machine, which the server uses to place sandboxes."""
         free_bytes, all_bytes = read_memory_bytes() or (None, None)
-        return Report(
+        return WorkerReport(
             cores=count_cores(),
             busy=self._cpu.measure_busy_share(),
             memory_bytes=all_bytes,

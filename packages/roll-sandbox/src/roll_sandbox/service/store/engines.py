@@ -91,7 +91,7 @@ class DatabaseLock:
         self._file: IO[bytes] | None = None
 
     def acquire(self, connection: Connection) -> None:
-        """Take the lock; with PostgreSQL, it lasts as long as `connection`.
+        """Acquire the lock; with PostgreSQL, it lasts as long as `connection`.
 
         Raises:
             DatabaseLockedError: another server has the lock.

@@ -22,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from roll_sandbox.errors import ConfigError, SandboxDatabaseError
 from roll_sandbox.service.store.engines import DatabaseLock, DatabaseLockedError, hide_password, make_engine
-from roll_sandbox.service.store.writer import UNAVAILABLE_ERRORS, Callback, Write, Writer, describe_error
+from roll_sandbox.service.store.writer import UNAVAILABLE_ERRORS, Callback, QueuedWrite, Writer, describe_error
 
 __all__ = ["Store"]
 
@@ -104,11 +104,11 @@ class Store:
                 # Closing would return the connection to the pool, together with the lock of its session.
                 connection.invalidate()
 
-    def _wait_for_lock(self, take: Callable[[], None]) -> None:
+    def _wait_for_lock(self, acquire: Callable[[], None]) -> None:
         until = time.monotonic() + _LOCK_TIMEOUT_S
         while True:
             try:
-                return take()
+                return acquire()
             except DatabaseLockedError:
                 if time.monotonic() > until:
                     raise ConfigError(
@@ -123,7 +123,7 @@ class Store:
         """Return all rows of a query; the columns are attributes of the rows.
 
         Raises:
-            SandboxDatabaseError: the database fails: it does not answer, for example, or refuses the query.
+            SandboxDatabaseError: the database does not answer, or refuses the query.
         """
         with _translate_errors(), self.engine.connect() as connection:
             return connection.execute(statement).all()
@@ -132,7 +132,7 @@ class Store:
         """Execute the statements immediately, in one transaction.
 
         Raises:
-            SandboxDatabaseError: the database fails: it does not answer, for example, or refuses a statement.
+            SandboxDatabaseError: the database does not answer, or refuses a statement.
         """
         with _translate_errors(), self.engine.begin() as connection:
             for statement in statements:
@@ -161,7 +161,7 @@ class Store:
                 unavailable; a write without it is a fact, which stays queued (`writer`).
         """
         assert self._writer is not None
-        self._writer.put(Write(statement, values, callback, undo))
+        self._writer.put(QueuedWrite(statement, values, callback, undo))
 
     def close(self) -> None:
         """Write the queued records, and disconnect from the database."""

@@ -30,7 +30,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from roll_sandbox.errors import SandboxDatabaseError, SandboxError
 from roll_sandbox.service.store.engines import DatabaseLock, DatabaseLockedError
 
-__all__ = ["UNAVAILABLE_ERRORS", "Write", "Writer", "describe_error"]
+__all__ = ["UNAVAILABLE_ERRORS", "QueuedWrite", "Writer", "describe_error"]
 
 UNAVAILABLE_ERRORS = (OperationalError, InterfaceError, InternalError, PoolTimeoutError, OSError, DatabaseLockedError)
 """Errors that mean that the database does not answer, is locked, is full, or is read-only."""
@@ -47,7 +47,7 @@ Callback: TypeAlias = Callable[[Exception | None], None]
 
 
 @dataclass(eq=False)
-class Write:
+class QueuedWrite:
     """A queued write: an intent if it has `undo`, otherwise a fact."""
 
     statement: Executable
@@ -63,10 +63,10 @@ class Writer:
     def __init__(self, engine: Engine, lock: DatabaseLock) -> None:
         self._engine = engine
         self._lock = lock
-        self._queue: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[QueuedWrite | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connection: Connection | None = None
-        self._held: list[Write] = []
+        self._held: list[QueuedWrite] = []
         self._last_attempt = 0.0
         self.unavailable_reason = ""
         """The reason why writing to the database fails; empty if it does not fail."""
@@ -96,7 +96,7 @@ class Writer:
         self._loop = loop
         self._thread.start()
 
-    def put(self, write: Write) -> None:
+    def put(self, write: QueuedWrite) -> None:
         """Queue a write."""
         self._queue.put(write)
 
@@ -121,15 +121,15 @@ class Writer:
         if self._held:
             _log.warning("the sandbox service ended with %d records not written to the database", len(self._held))
 
-    def _collect_writes(self) -> list[Write | None]:
-        writes: list[Write | None] = []
+    def _collect_writes(self) -> list[QueuedWrite | None]:
+        writes: list[QueuedWrite | None] = []
         with contextlib.suppress(queue.Empty):
             writes.append(self._queue.get(timeout=_RETRY_S if self.unavailable_reason else None))
             while len(writes) < _MAX_WRITES:
                 writes.append(self._queue.get_nowait())
         return writes
 
-    def _write_batch(self, received: list[Write]) -> None:
+    def _write_batch(self, received: list[QueuedWrite]) -> None:
         """Execute the received and the kept writes; if the database is unavailable, refuse intents and keep facts."""
         if self.unavailable_reason and time.monotonic() - self._last_attempt < _RETRY_S:
             self._refuse_intents(received)
@@ -153,7 +153,7 @@ class Writer:
                 self._held = []
                 return
 
-    def _refuse_intents(self, writes: list[Write]) -> None:
+    def _refuse_intents(self, writes: list[QueuedWrite]) -> None:
         """Call the callbacks of intents with an error; keep, for later, facts and a deletion of each intent's row."""
         error = SandboxDatabaseError(
             f"the service's database is unavailable ({self.unavailable_reason}), so nothing was started: retry."
@@ -163,10 +163,10 @@ class Writer:
                 self._held.append(write)
             else:
                 undone = {f"b_{name}": value for name, value in write.values.items()}
-                self._held.append(Write(write.undo, {name: undone[name] for name in write.undo.compile().params}))
+                self._held.append(QueuedWrite(write.undo, {name: undone[name] for name in write.undo.compile().params}))
         self._schedule_callbacks([(write, error) for write in writes if write.undo is not None])
 
-    def _write_or_raise(self, writes: list[Write]) -> None:
+    def _write_or_raise(self, writes: list[QueuedWrite]) -> None:
         """Execute writes in large transactions, or one by one if a transaction is refused; remove them from the list.
 
         Raises:
@@ -206,7 +206,7 @@ class Writer:
                 connection.invalidate()  # also releases the lock of the session
                 connection.close()
 
-    def _schedule_callbacks(self, outcomes: Sequence[tuple[Write, Exception | None]]) -> None:
+    def _schedule_callbacks(self, outcomes: Sequence[tuple[QueuedWrite, Exception | None]]) -> None:
         waiting = [(write.callback, error) for write, error in outcomes if write.callback is not None]
         if waiting and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(_run_callbacks, waiting)
@@ -228,7 +228,7 @@ def _run_callbacks(outcomes: list[tuple[Callback, Exception | None]]) -> None:
             _log.exception("a callback after a database write of the sandbox service failed")
 
 
-def _execute(connection: Connection, writes: Sequence[Write]) -> None:
+def _execute(connection: Connection, writes: Sequence[QueuedWrite]) -> None:
     """Execute the writes; consecutive writes with the same statement are executed together."""
     start = 0
     while start < len(writes):
@@ -239,7 +239,7 @@ def _execute(connection: Connection, writes: Sequence[Write]) -> None:
         start = end
 
 
-def _execute_alone(connection: Connection, write: Write) -> Exception | None:
+def _execute_alone(connection: Connection, write: QueuedWrite) -> Exception | None:
     """Execute one write; return `None`, or the error with which the database refused it.
 
     If the row of an insert already exists, since the answer to an earlier transaction was lost, it counts as written.
@@ -258,7 +258,7 @@ def _execute_alone(connection: Connection, write: Write) -> Exception | None:
     return None
 
 
-def _row_exists(connection: Connection, write: Write) -> bool:
+def _row_exists(connection: Connection, write: QueuedWrite) -> bool:
     if not isinstance(write.statement, Insert):
         return False
     columns = write.statement.table.c

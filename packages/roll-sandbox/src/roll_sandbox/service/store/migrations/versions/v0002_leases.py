@@ -1,4 +1,4 @@
-"""Adds the column that tells whether a sandbox is leased, so that it ends when no client is connected to it."""
+"""Adds the column for leased sandboxes, which end when no client is connected to them."""
 
 from __future__ import annotations
 
