@@ -103,7 +103,7 @@ def test_distill_offline_run_a_check_names_a_teacher_with_another_vocabulary_and
     report = roll.check(settings(tmp_path, tiny_model, teacher, output_dir=str(tmp_path)))
     assert not report.problems
     assert report.disk is not None
-    assert report.disk.kept_bytes == pytest.approx(10 * 3.7 * 32 * (2 + 4), rel=0.1)  # answers and their ends
+    assert report.disk.stored_bytes == pytest.approx(10 * 3.7 * 32 * (2 + 4), rel=0.1)  # answers and their ends
     other = write_tiny_model(tmp_path / "other")
     vocabulary = json.loads((other / "tokenizer.json").read_text())
     vocabulary["model"]["vocab"]["a"], vocabulary["model"]["vocab"]["b"] = 69, 70

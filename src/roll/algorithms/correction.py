@@ -79,7 +79,7 @@ class Correction:
 
     @property
     def pools_sequences(self) -> bool:
-        """Whether a token's weight depends on all tokens of its sequence."""
+        """True if a token's weight depends on all tokens of its sequence."""
         return self.level in ("sequence", "geometric") or self.veto is not None
 
     def compute_factor(self, inputs: LossInputs) -> Tensor:

@@ -35,7 +35,7 @@ class Gate(Protocol):
 
     @property
     def exponentiates(self) -> bool:
-        """Whether the gate takes the exponential of the log-ratio, which must then be clamped."""
+        """True if the gate takes the exponential of the log-ratio, which must then be clamped."""
         ...
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:

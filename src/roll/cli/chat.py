@@ -151,7 +151,7 @@ class _Conversation:
         """Number of repetitions with /again; each changes the seed."""
         self._is_typed = sys.stdin.isatty()
         self._is_interactive = self._is_typed and sys.stdout.isatty()
-        """Whether the input is a terminal, so that answers are labeled with their models."""
+        """True if the input is a terminal, so that answers are labeled with their models."""
         self._reset()
 
     def run(self) -> None:

@@ -67,17 +67,17 @@ class NewRun:
 
     @property
     def needs_data(self) -> bool:
-        """Whether the pipeline reads rows of data; agentic runs get episodes from an environment instead."""
+        """True if the pipeline reads rows of data; agentic runs get episodes from an environment instead."""
         return self.pipeline != "agentic"
 
     @property
     def needs_reward(self) -> bool:
-        """Whether the pipeline scores the model's answers with a configured reward."""
+        """True if the pipeline scores the model's answers with a configured reward."""
         return self.pipeline in ("rlvr", "preference_online", "rejection_sampling")
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether the pipeline distills from a teacher."""
+        """True if the pipeline distills from a teacher."""
         return self.pipeline in _TEACHERS
 
 

@@ -35,7 +35,7 @@ class ScoredLine:
 
     @property
     def is_unexpected(self) -> bool:
-        """Whether the result differs from the `expected` value in the file."""
+        """True if the result differs from the `expected` value in the file."""
         expected, result = self.line.expected, self.result
         if expected is None:
             return False

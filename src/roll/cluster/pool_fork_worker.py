@@ -84,7 +84,7 @@ class _Child:
     connection: socket.socket
     frames: _FrameReader
     is_busy: bool = False
-    """Whether a call is running."""
+    """True if a call is running."""
 
     def end(self) -> int:
         """Kill the process and its descendants. Return its exit code, negative for a signal."""

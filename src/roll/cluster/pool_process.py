@@ -40,7 +40,7 @@ class PoolProcess:
 
     @property
     def has_died(self) -> bool:
-        """Whether the process has ended without being killed by this object."""
+        """True if the process has ended without being killed by this object."""
         return self._process is not None and self._process.returncode is not None
 
     async def start(self) -> None:

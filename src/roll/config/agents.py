@@ -20,11 +20,11 @@ class AgentLimits(Section):
     tokens: int = option(65536, "Maximum number of generated tokens over all answers.", unit="tokens", ge=1)
     time_s: float = option(600.0, "Time limit of the agent, from start to end.", unit="s", gt=0)
     parallel: int = option(16, "Maximum number of concurrent requests.", ge=1)
-    choices: int = option(8, "Maximum number of answers that one request may ask for (`n`).", ge=1)
+    choices: int = option(8, "Maximum number of answers in one request (`n`).", ge=1)
 
 
 class AgentConfig(Section):
-    """An agent program that generates rollouts: it gets a URL and an API key, and calls the policy like any LLM API."""
+    """An agent program that generates rollouts: it calls the policy with a URL and an API key, as any LLM API."""
 
     function: str | None = path_option(
         None,

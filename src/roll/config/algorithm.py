@@ -73,7 +73,7 @@ class AlgorithmConfig(Section):
 
     @property
     def uses_critic(self) -> bool:
-        """Whether value models are loaded."""
+        """True if value models are loaded."""
         return self.advantage.estimator == "gae" and self.advantage.function is None
 
     @property
@@ -83,17 +83,17 @@ class AlgorithmConfig(Section):
 
     @property
     def shares_critic(self) -> bool:
-        """Whether the policy's own network predicts the values."""
+        """True if the policy's own network predicts the values."""
         return self.uses_critic and self.critic.shared
 
     @property
     def uses_reference(self) -> bool:
-        """Whether a reference model is needed."""
+        """True if a reference model is needed."""
         return self.kl.coefficient > 0
 
     @property
     def uses_snapshots(self) -> bool:
-        """Whether tokens are scored under the policy version that sampled them."""
+        """True if tokens are scored under the policy version that sampled them."""
         if self.loss is not None:
             return self.correction.snapshots
         used = self.ratio.against == "behavior" and self.gate.type != "log_prob"
@@ -163,7 +163,7 @@ class AlgorithmConfig(Section):
             )
         if self.shares_critic and self.loss is not None:
             return "critic.shared needs the built-in policy loss, but `loss` is your own: set critic.shared to false"
-        if filters.refill and not filters.leaves_groups_out:
+        if filters.refill and not filters.can_drop_groups:
             return "filters.refill needs a filter that drops groups, such as skip_zero_variance: true"
         if filters.refill and filters.top_variance < 1:
             return (

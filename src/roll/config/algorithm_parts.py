@@ -24,7 +24,7 @@ __all__ = [
 
 
 class RewardShapingConfig(Section):
-    """Reward shaping before advantages are computed; the recorded reward is the verifier's.
+    """Reward shaping before advantages are computed; the recorded reward is not shaped.
 
     An environment's rewards for single turns are only scaled; all other changes apply to the rest of the reward.
     """
@@ -72,7 +72,7 @@ class AdvantageConfig(Section):
     )
     gamma: float = option(1.0, "Discount per token, or per turn if the estimator works on turns.", ge=0, le=1)
     gae_lambda: float = option(0.95, "GAE's lambda; 1 is the Monte Carlo return.", ge=0, le=1)
-    step_weight: float = option(1.0, "GiGPO: weight of the step advantage relative to the episode's.", ge=0)
+    step_weight: float = option(1.0, "GiGPO: weight of the step advantage relative to the episode's advantage.", ge=0)
     whiten: Literal["none", "token", "turn"] = option(
         "none", "Whether advantages are whitened (mean 0, deviation 1) over all tokens or all turns of the batch."
     )
@@ -190,8 +190,8 @@ class FilterConfig(Section):
     max_refills: int = option(3, "Maximum number of replacement groups, as a multiple of prompts_per_step.", ge=1)
 
     @property
-    def leaves_groups_out(self) -> bool:
-        """Whether any filter can drop a whole group."""
+    def can_drop_groups(self) -> bool:
+        """True if any filter can drop a whole group."""
         bounds = (self.min_mean, self.max_mean, self.min_std)
         some = self.skip_zero_variance or self.drop_unfinished or self.keep == "positive"
         return some or any(bound is not None for bound in bounds)

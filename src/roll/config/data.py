@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Discriminator, Tag, field_validator, model_validator
 
 from roll.config.base import Section, option, path_option
-from roll.config.environment_host import Hosting
+from roll.config.environment_host import HostingConfig
 from roll.config.episodes import HistoryConfig
 from roll.config.rewards import (
     CodeReward,
@@ -60,13 +60,13 @@ class _Source(DataEntryBase, _ScoredSource):
         return None
 
     @property
-    def environment_gives_prompt(self) -> bool:
-        """Whether the environment provides the prompt when the episode begins."""
+    def environment_provides_prompt(self) -> bool:
+        """True if the environment provides the prompt when the episode begins."""
         return False
 
     @property
     def has_demonstrations(self) -> bool:
-        """Whether prompts may have an expert's answer."""
+        """True if prompts may have an expert's answer."""
         return False
 
 
@@ -94,7 +94,7 @@ class FunctionsData(_SplitSource):
         20, "Number of constants, from 2 on, with which each kind of function is generated.", ge=1, le=1000
     )
     num_cases: int = option(6, "Number of hidden test cases of each task.", ge=1, le=100)
-    held_out: float = option(0.3, "Share of the tasks kept for evaluation.", ge=0, lt=1)
+    held_out: float = option(0.3, "Share of the tasks held out for evaluation.", ge=0, lt=1)
 
 
 class GuessNumberData(_Source):
@@ -120,11 +120,11 @@ class GuessNumberData(_Source):
 
     @property
     def has_demonstrations(self) -> bool:
-        """Whether every prompt has an expert's guesses."""
+        """True if every prompt has an expert's guesses."""
         return self.demonstrations
 
 
-class EnvironmentData(Hosting, _Source):
+class EnvironmentData(HostingConfig, _Source):
     """Episodes in an environment: a built-in one by its id, or your own class with GEM's `reset` and `step`.
 
     The first observation is the prompt. Episode N begins with `reset(seed=N)` for all rollouts of a group; training and
@@ -192,7 +192,7 @@ class EnvironmentData(Hosting, _Source):
         return self.environment, self.options
 
     @property
-    def environment_gives_prompt(self) -> bool:
+    def environment_provides_prompt(self) -> bool:
         """Always true: the first observation is the prompt."""
         return True
 
@@ -236,7 +236,7 @@ class _ColumnSource(ConversationColumns, _SplitSource):
 
     @property
     def has_demonstrations(self) -> bool:
-        """Whether rows may have a demonstration."""
+        """True if rows may have a demonstration."""
         return self.expert_key is not None
 
     @field_validator("answer_pattern")
@@ -263,7 +263,7 @@ class HuggingFaceData(HuggingFaceTable, _ColumnSource):
 
 
 class PythonData(PythonTable, _ColumnSource):
-    """Rows from Python: your own function or class, or the objects given to `roll.train(config, data=…)`."""
+    """Rows from Python: your own function or class, or the objects passed to `roll.train(config, data=…)`."""
 
 
 class ReasoningGymData(_SplitSource):

@@ -83,7 +83,7 @@ class DiffusionDataConfig(Section):
     """Prompts, with images for methods that learn from given images."""
 
     path: str = path_option(..., "A JSONL or Parquet file.", min_length=1, examples=["data/prompts.jsonl"])
-    held_out_path: str | None = path_option(None, "File for evaluation; if it is set, no rows of `path` are held out.")
+    held_out_path: str | None = path_option(None, "File for evaluation; if set, no rows of `path` are held out.")
     held_out: float = option(
         0.0,
         "Share of the rows that is used only for evaluation. With 0, evaluation uses prompts of training, with "
@@ -126,7 +126,7 @@ class ImageRewardConfig(Section):
 
 
 class SamplingConfig(Section):
-    """How samples are denoised for training. Guidance is part of the policy: updates use it as well."""
+    """Settings of denoising for training. Guidance is part of the policy, so updates use it as well."""
 
     num_steps: int = option(10, "Number of denoising steps.", ge=1, le=1000)
     shift: float = option(
@@ -202,7 +202,7 @@ class FlowGRPO(OnlineAlgorithm):
 class DDPO(OnlineAlgorithm):
     """DDPO with importance sampling (arXiv 2305.13301), on the SDE steps of a flow model; no KL penalty.
 
-    Rewards are normalized over a prompt's samples of the step, where the paper keeps running statistics.
+    Rewards are normalized over the samples of a prompt in a step; the paper uses running statistics instead.
     """
 
     type: Literal["ddpo"] = option(..., "Name of the method.")
@@ -227,10 +227,12 @@ class NFT(OnlineAlgorithm):
     loss_target: Literal["x0", "velocity"] = option(
         "x0", "Quantity whose squared error is the loss; `x0` as in the published code."
     )
-    num_draws: int | None = option(None, "Number of noise levels per sample; by default those of the sampler.", ge=1)
-    old_decay_start_step: int = option(0, "Step up to which the old policy is the current one.", ge=0)
+    num_draws: int | None = option(
+        None, "Number of noise levels per sample; by default the noise levels of the sampler.", ge=1
+    )
+    old_decay_start_step: int = option(0, "Step up to which the old policy equals the current policy.", ge=0)
     old_decay_rate: float = option(0.001, "Growth per step of the old policy's decay.", ge=0)
-    old_max_decay: float = option(0.5, "Largest decay of the old policy: the share of it that stays.", ge=0, lt=1)
+    old_max_decay: float = option(0.5, "Largest decay: weight of the old policy in its moving average.", ge=0, lt=1)
 
     def compute_old_decay(self, step: int) -> float:
         """Return the weight of the old policy in the moving average after a step."""
@@ -308,7 +310,7 @@ class DiffusionTraining(TrainingConfig):
 
 
 class DiffusionEvaluation(Section):
-    """Evaluation of ODE samples, always with the same noise, and for methods with fixed images also of the loss."""
+    """Evaluation with ODE samples from fixed noise. Methods that learn from fixed images also report the loss."""
 
     every_num_steps: int = option(20, "Evaluate every N steps; 0 means only before and after training.", ge=0)
     before_training: bool = option(True, "Whether to evaluate before the first step as well.")

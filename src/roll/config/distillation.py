@@ -17,7 +17,7 @@ DivergenceName: TypeAlias = Literal["reverse", "forward", "jsd"]
 
 
 class TeacherConfig(Section):
-    """A model with frozen weights, whose tokenizer must have the student's token ids."""
+    """A model with frozen weights, whose tokenizer must use the same token ids as the student's tokenizer."""
 
     model: str = path_option(
         ...,
@@ -68,17 +68,18 @@ class DistillationBase(RunConfig):
         named = Counter(domain for teacher in self.teacher for domain in teacher.domains)
         for domain, count in named.items():
             if domain not in known:
-                raise ValueError(f"teacher.domains names '{domain}', but the sources are {', '.join(known)}")
+                raise ValueError(
+                    f"teacher.domains contains '{domain}', which is not a source: choose from {', '.join(known)}"
+                )
             if count > 1:
                 raise ValueError(f"teacher.domains: '{domain}' has {count} teachers, but must have exactly one")
         others = [teacher.model for teacher in self.teacher if not teacher.domains]
         if len(others) > 1:
             raise ValueError(
-                f"teachers '{others[0]}' and '{others[1]}' both have no domains: set the sources that each teacher "
-                "scores"
+                f"teachers '{others[0]}' and '{others[1]}' both have no domains: set the `domains` of each teacher"
             )
         if not others and (left := [domain for domain in known if domain not in named]):
-            raise ValueError(f"'{left[0]}' has no teacher: add this source to a teacher's domains")
+            raise ValueError(f"the source '{left[0]}' has no teacher: add it to the `domains` of a teacher")
         return self
 
     @property
@@ -140,7 +141,7 @@ class DistillationConfig(Section):
 
     @property
     def divergence_spec(self) -> Divergence:
-        """The configured divergence with its parameters, as the loss needs it."""
+        """The configured divergence with its parameters, for the loss."""
         return Divergence(kind=self.divergence, beta=self.beta)
 
 
@@ -209,7 +210,7 @@ class OfflineDistillationConfig(Section):
 
     @property
     def divergence_spec(self) -> Divergence:
-        """The configured divergence with its parameters, as the loss needs it."""
+        """The configured divergence with its parameters, for the loss."""
         return Divergence(kind=self.divergence, beta=self.beta, temperature=self.temperature)
 
     @property

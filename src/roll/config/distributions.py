@@ -144,7 +144,7 @@ class EmpiricalDistribution(Section):
         """Return the quantile function of the sorted values.
 
         Raises:
-            ConfigError: the file cannot be read, holds no values, or holds negative ones.
+            ConfigError: the file cannot be read, has no values, or has a negative value.
         """
         ordered = sorted(self.values or self._read_values())
         return lambda u: ordered[int(u * len(ordered))]
@@ -162,9 +162,9 @@ class EmpiricalDistribution(Section):
 class QuantilesDistribution(Section):
     """A distribution that interpolates quantiles; log(value) is linear in the normal quantile of the probability.
 
-    The first and the last segment extend beyond the outer points. Papers often report lengths by such points: median,
-    upper quartile, and the longest of a thousand ([[0.5, 585], [0.75, 930], [0.999, 16384]]). With two points, it is
-    the lognormal distribution.
+    The first and the last segment extend beyond the outer points. Papers often report such points: median, upper
+    quartile, and the maximum of a thousand values ([[0.5, 585], [0.75, 930], [0.999, 16384]]). With two points, the
+    distribution is lognormal.
     """
 
     type: Literal["quantiles"] = option("quantiles", "Kind of distribution.")
@@ -200,9 +200,9 @@ class QuantilesDistribution(Section):
         return _clamp_quantile(interpolate, self.max)
 
 
-def _clamp_quantile(quantile: Quantile, highest: float | None) -> Quantile:
-    """Clamp a quantile function to `highest`, such as a length limit or a timeout."""
-    return quantile if highest is None else lambda u: min(quantile(u), highest)
+def _clamp_quantile(quantile: Quantile, maximum: float | None) -> Quantile:
+    """Clamp a quantile function to `maximum`, such as a length limit or a timeout."""
+    return quantile if maximum is None else lambda u: min(quantile(u), maximum)
 
 
 DistributionConfig: TypeAlias = Annotated[
@@ -218,9 +218,9 @@ DistributionConfig: TypeAlias = Annotated[
 """The distribution of a random quantity."""
 
 
-def compute_mean(distribution: DistributionConfig, highest: float = math.inf, num_points: int = 1000) -> float:
-    """Compute the mean of min(X, highest) by the midpoint rule over the quantile function."""
+def compute_mean(distribution: DistributionConfig, maximum: float = math.inf, num_points: int = 1000) -> float:
+    """Compute the mean of min(X, maximum) by the midpoint rule over the quantile function."""
     # Every kind of distribution has a quantile function, but not every one a closed form of this mean; and the midpoint
     # rule avoids the ends 0 and 1, at which a quantile may be infinite.
     quantile = distribution.quantile()
-    return math.fsum(min(quantile((i + 0.5) / num_points), highest) for i in range(num_points)) / num_points
+    return math.fsum(min(quantile((i + 0.5) / num_points), maximum) for i in range(num_points)) / num_points

@@ -103,14 +103,14 @@ def format_path(path: KeyPath) -> str:
     return ".".join((part if part.isprintable() else repr(part)[1:-1])[:80] for part in parts)
 
 
-def check_text(text: str, where: str) -> str:
+def check_text(text: str, location: str) -> str:
     """Check that a text can be written to a file, and return it.
 
     Raises:
-        ConfigError: the text has a NUL or a lone surrogate, which no file name or prompt can have.
+        ConfigError: the text has a NUL or a lone surrogate, which cannot be written to a file.
     """
     if "\0" in text or (not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text)):
-        raise ConfigError(f"{where}: the text {text[:40]!r} contains a character that cannot be written to a file.")
+        raise ConfigError(f"{location}: the text {text[:40]!r} contains a character that cannot be written to a file.")
     return text
 
 

@@ -4,7 +4,7 @@
                                      (imports the engine's package only then)
 
 `ENGINES` has the engines of this package; an installed package or a user's file adds others. A run's configuration
-states what the run needs of its engines (`EngineRequirement`); `check_engine` compares both before anything starts.
+lists the required capabilities (`EngineRequirement`); `check_engine` compares them before anything starts.
 """
 
 from __future__ import annotations
@@ -43,37 +43,37 @@ __all__ = [
 class EngineCapabilities:
     """Capabilities of an engine, and other facts that must be known before it starts.
 
-    A user's own engine has them as its class attribute `capabilities`; the defaults apply to an engine without it.
+    A user-defined engine declares its capabilities in the class attribute `capabilities`, or gets these defaults.
     """
 
     updates_weights: bool = True
-    """Whether `update_weights` replaces the engine's weights."""
+    """True if `update_weights` replaces the engine's weights."""
     quantized_sync: bool = True
-    """Whether the engine accepts weights that are sent in 8 bits (`roll.weights.quantization.dequantize_stream`)."""
+    """True if the engine accepts weights that are sent in 8 bits (`roll.weights.quantization.dequantize_stream`)."""
     shares_process: bool = False
-    """Whether the engine runs in the process that built it, so that no weights are copied (transport `in_process`)."""
+    """True if the engine runs in the process that built it, so that no weights are copied (transport `in_process`)."""
     returns_logprobs: bool = True
-    """Whether `Generation.logprobs` are log-probs under the distribution from which the tokens were sampled."""
+    """True if `Generation.logprobs` are log-probs under the distribution from which the tokens were sampled."""
     scores_sequences: bool = True
-    """Whether the method `logprobs` computes log-probs of given tokens."""
+    """True if the method `logprobs` computes log-probs of given tokens."""
     restricts_choices: bool = False
-    """Whether the engine can sample only among `SamplingParams.choices`, and return the probability of each."""
+    """True if the engine can sample only among `SamplingParams.choices`, and return the probability of each."""
     records_experts: bool = False
-    """Whether the engine returns the experts that MoE routers chose (`EngineSpec.records_experts`)."""
+    """True if the engine returns the experts that MoE routers chose (`EngineSpec.records_experts`)."""
     continues_sampling: bool = False
-    """Whether a request with `SamplingParams.position` draws the same random numbers as an uninterrupted request."""
+    """True if a request with `SamplingParams.position` draws the same random numbers as an uninterrupted request."""
     can_sleep: bool = False
-    """Whether `sleep` frees the device memory."""
+    """True if `sleep` frees the device memory."""
     tensor_parallel: bool = False
-    """Whether one engine can use several devices."""
+    """True if one engine can use several devices."""
     quantization: bool = False
-    """Whether the engine supports checkpoints with quantized weights."""
+    """True if the engine supports checkpoints with quantized weights."""
     lora: bool = False
-    """Whether the engine generates with adapters (`GenerationRequest.adapter`)."""
+    """True if the engine generates with adapters (`GenerationRequest.adapter`)."""
     supports_images: bool = False
-    """Whether prompts may have images."""
+    """True if prompts may have images."""
     reserves_kv_cache: bool = False
-    """Whether the engine allocates its whole KV cache at the start, instead of as requests need it."""
+    """True if the engine allocates its whole KV cache at the start, instead of as requests need it."""
     host_bytes: int = 0
     """Host memory that the engine uses on a CPU in addition to weights and KV cache."""
     kv_block_tokens: int = 32
@@ -134,7 +134,7 @@ class LazyEngine:
 
     @property
     def is_installed(self) -> bool:
-        """Whether the engine's library is installed, determined without importing it."""
+        """True if the engine's library is installed, determined without importing it."""
         return self.library is None or importlib.util.find_spec(self.library) is not None
 
     @property
@@ -148,7 +148,7 @@ class LazyEngine:
         return ""
 
     def prestart(self, num_threads: int | None) -> AbstractContextManager[None] | None:
-        """Start the engine's model-independent parts ahead, within the returned context; `None` if there are none."""
+        """Return a context in which the engine's model-independent parts start early; `None` if there are none."""
         if self.prestart_path is None:
             return None
         begin = cast(Callable[[int | None], AbstractContextManager[None]], import_object(self.prestart_path))
@@ -224,7 +224,7 @@ def list_engines_with(capability: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineRequirement:
-    """A capability that a run needs of its engines."""
+    """A capability that a run requires from its engines."""
 
     capability: str
     """A field of `EngineCapabilities`."""

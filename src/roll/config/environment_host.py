@@ -8,10 +8,10 @@ from pydantic import model_validator
 
 from roll.config.base import Section, option
 
-__all__ = ["Hosting"]
+__all__ = ["HostingConfig"]
 
 
-class Hosting(Section):
+class HostingConfig(Section):
     """The host on which an environment runs; a failure of the environment affects only one episode."""
 
     host: Literal["loop", "pool", "sandbox", "http"] | None = option(

@@ -15,7 +15,7 @@ __all__ = ["EpisodesConfig", "HistoryConfig"]
 
 
 class HistoryConfig(Section):
-    """How earlier turns appear in the context. Whenever the context is rewritten, a new training sample begins."""
+    """Form of earlier turns in the context. Whenever the context is rewritten, a new training sample begins."""
 
     type: Literal["full", "window", "thinking_stripped", "stepwise", "summary"] = option(
         "full",
@@ -71,7 +71,7 @@ class HistoryConfig(Section):
 class EpisodesConfig(Section):
     """The model's context in a conversation with an environment: earlier turns, and what happens when it is full."""
 
-    history: HistoryConfig = option(HistoryConfig(), "How the model sees earlier turns.")
+    history: HistoryConfig = option(HistoryConfig(), "Form of earlier turns in the context.")
     observation_tokens: int = option(
         512,
         "Number of tokens per observation from which the context length of engines is computed if "
@@ -84,4 +84,6 @@ class EpisodesConfig(Section):
         "Handling of an observation that leaves no room for an answer: `cut` replaces the middle by a note; `end` ends "
         "the episode. If not even a part of the observation fits, the episode ends.",
     )
-    min_answer_tokens: int = option(16, "Minimum room for an answer (at most `max_new_tokens`).", unit="tokens", ge=1)
+    min_answer_tokens: int = option(
+        16, "Minimum number of tokens that are free for an answer (at most `max_new_tokens`).", unit="tokens", ge=1
+    )

@@ -1,7 +1,7 @@
 """Memory estimates of each role, computed before a model is loaded; a pipeline adds them up.
 
-Like those of `activation_memory`, the functions are pure functions of sections and of a model's sizes. The results are
-upper bounds.
+As in `activation_memory`, all functions are pure functions of sections and of a model's sizes. The results are upper
+bounds.
 """
 
 from __future__ import annotations
@@ -97,19 +97,19 @@ class DiskUse:
     checkpoint_bytes: int
     num_checkpoints: int
     """Number of checkpoints at the end; one more exists while saving."""
-    num_certain: int
+    num_scheduled: int
     """Maximum number of checkpoints that exist at once, without those that a time limit or a signal triggers."""
     rollout_bytes: int
     """Upper bound of all recorded rollouts."""
-    kept_bytes: int = 0
+    stored_bytes: int = 0
     """Bytes of the stored outputs of a reference or of teachers."""
 
     def find_problem(self, free_bytes: int) -> str:
         """Return why the checkpoints need more than `free_bytes`, and what to do; an empty string if they fit."""
-        needed = self.num_certain * self.checkpoint_bytes
+        needed = self.num_scheduled * self.checkpoint_bytes
         if needed <= free_bytes:
             return ""
-        what = f"{self.num_certain} checkpoints of" if self.num_certain > 1 else "a checkpoint of"
+        what = f"{self.num_scheduled} checkpoints of" if self.num_scheduled > 1 else "a checkpoint of"
         return (
             f"the disk has {_format_size(free_bytes)} free, but {what} {_format_size(self.checkpoint_bytes)} must fit: "
             "free space, choose another output_dir, save less often (checkpoint), or train adapters (model.lora)."
@@ -119,7 +119,7 @@ class DiskUse:
     def peak_bytes(self) -> int:
         """Upper bound of the total size, reached while the last checkpoint is being saved."""
         extra = 1 if self.num_checkpoints else 0
-        return self.checkpoint_bytes * (self.num_checkpoints + extra) + self.rollout_bytes + self.kept_bytes
+        return self.checkpoint_bytes * (self.num_checkpoints + extra) + self.rollout_bytes + self.stored_bytes
 
 
 def _format_size(num_bytes: int) -> str:
@@ -132,38 +132,37 @@ def estimate_disk_use(
     sizes: ModelSizes,
     num_steps: int,
     *,
-    num_further: int = 0,
+    num_other_parameters: int = 0,
     rollout_bytes: int = 0,
-    kept_bytes: int = 0,
+    stored_bytes: int = 0,
 ) -> DiskUse:
-    """Estimate the size of the run directory: all checkpoints with optimizer states, and what the pipeline keeps.
+    """Estimate the size of the run directory: checkpoints with optimizer states, and the pipeline's other files.
 
     Args:
         config: the run.
         training: the training section of the run.
         sizes: the sizes of the run's model.
         num_steps: number of optimizer steps of the run.
-        num_further: number of weights that other trainers, such as critics, train.
+        num_other_parameters: number of weights that other trainers, such as critics, train.
         rollout_bytes: upper bound of all recorded rollouts.
-        kept_bytes: bytes of the stored outputs of a reference or of teachers.
+        stored_bytes: bytes of the stored outputs of a reference or of teachers.
     """
-    checkpoint, trained = config.checkpoint, count_trained_parameters(config.model, sizes) + num_further
+    checkpoint, trained = config.checkpoint, count_trained_parameters(config.model, sizes) + num_other_parameters
     saves = (num_steps // checkpoint.every_num_steps if checkpoint.every_num_steps else 0) + checkpoint.at_end
     return DiskUse(
         checkpoint_bytes=sizes.num_parameters * get_element_bytes(config.model.dtype)
         + round((4 + compute_moment_bytes(config.model, training)) * trained),
         num_checkpoints=min(saves, checkpoint.keep_last) + (checkpoint.keep_best and saves > 1),
-        num_certain=min(saves, checkpoint.keep_last + 1),
+        num_scheduled=min(saves, checkpoint.keep_last + 1),
         rollout_bytes=rollout_bytes,
-        kept_bytes=kept_bytes,
+        stored_bytes=stored_bytes,
     )
 
 
 def add_host_memory(roles: Sequence[RoleMemory], config: RunConfig, *, reads_images: bool = False) -> list[RoleMemory]:
     """Add the additional host memory of a run without accelerators to the memory of its roles.
 
-    The additional memory is that of the copies from which asynchronous checkpoints are written, and of the libraries of
-    every process.
+    The additional memory holds the copies for asynchronous checkpoints and the libraries of every process.
 
     Args:
         roles: the memory of the roles.
@@ -232,10 +231,10 @@ def count_quantized_parameters(section: InferenceConfig, sizes: ModelSizes) -> i
     return min(count_linear_parameters(sizes) + sizes.expert_parameters, sizes.num_parameters)
 
 
-def estimate_sync_bytes(section: InferenceConfig, sizes: ModelSizes, element: int) -> int:
+def estimate_sync_bytes(section: InferenceConfig, sizes: ModelSizes, element_bytes: int) -> int:
     """Estimate the bytes that a weight sync sends, without quantization scales, which add less than 1 %."""
     in_codes = count_quantized_parameters(section, sizes)
-    return (sizes.num_parameters - in_codes) * element + in_codes
+    return (sizes.num_parameters - in_codes) * element_bytes + in_codes
 
 
 def count_lora_parameters(sizes: ModelSizes, rank: int) -> int:
@@ -275,10 +274,10 @@ def estimate_trained_bytes(
     weights; otherwise the network has a copy in its own dtype. With offloading, an accelerator has only the weights,
     and the gradients that are being transferred.
     """
-    trained, element = count_trained_parameters(model, sizes), get_element_bytes(model.dtype)
+    trained, element_bytes = count_trained_parameters(model, sizes), get_element_bytes(model.dtype)
     offloaded = training.offload_optimizer and on_accelerator
     is_shared = training.backend == "torch" and ranks * training.parallel.dp_replicate > training.parallel.pp
-    own_copy = element != 4 and not offloaded and not is_shared
+    own_copy = element_bytes != 4 and not offloaded and not is_shared
     share = _compute_rank_share(sizes, training.parallel, ranks)
     parts = {"master weights": round(4 * trained * share)} if own_copy or (model.lora and not offloaded) else {}
     whole = sizes.num_parameters
@@ -286,10 +285,10 @@ def estimate_trained_bytes(
         in_4_bits = min(count_linear_parameters(sizes), whole)
         parts["weights in 4 bits"] = round(NF4_BYTES * in_4_bits)  # every rank holds all of them
         whole -= in_4_bits
-    parts["weights"] = round(whole * (4 if is_shared else element) * share)
+    parts["weights"] = round(whole * (4 if is_shared else element_bytes) * share)
     if offloaded:
         return parts | _estimate_offloaded_bytes(
-            training, sizes, whole, 0 if model.lora is None else trained, ranks, element
+            training, sizes, whole, 0 if model.lora is None else trained, ranks, element_bytes
         )
     moments = round(compute_moment_bytes(model, training) * trained * share)
     return parts | {"gradients": round(4 * trained * share), "AdamW": moments}
@@ -300,9 +299,10 @@ def _compute_rank_share(sizes: ModelSizes, parallel: ParallelConfig, ranks: int)
     return compute_peak_stage_shares(sizes, parallel).weights * parallel.pp / ranks
 
 
-def estimate_frozen_bytes(sizes: ModelSizes, parallel: ParallelConfig, ranks: int, element: int) -> int:
+def estimate_frozen_bytes(sizes: ModelSizes, parallel: ParallelConfig, ranks: int, element_bytes: int) -> int:
     """Estimate the bytes of a frozen model on the trainer's rank with the largest share."""
-    return round(sizes.num_parameters * element * _compute_rank_share(sizes, parallel, ranks // parallel.dp_replicate))
+    share = _compute_rank_share(sizes, parallel, ranks // parallel.dp_replicate)
+    return round(sizes.num_parameters * element_bytes * share)
 
 
 def estimate_training_bytes(
@@ -318,10 +318,9 @@ def estimate_training_bytes(
 ) -> dict[str, int]:
     """Estimate the memory of one trainer rank, by content; logits are not included.
 
-    On a host, the backward pass allocates gradients as it frees activations, the vocabulary's first, and the optimizer
-    step frees them: during a step's first micro-batch they do not add to the activations. This is not true of weights
-    that have a copy in another dtype (as experts do with `ep`): their gradients need memory of their own. On a device,
-    both are counted.
+    On a host, the backward pass allocates gradients while it frees activations, so gradients do not add to the peak
+    during the first micro-batch. The gradients of weights that have a copy in another dtype (such as experts with `ep`)
+    are an exception and need additional memory. On a device, gradients always add to the peak.
 
     Args:
         model: the model section of the run.
@@ -343,23 +342,34 @@ def estimate_training_bytes(
     if micro_batches == 1 and not have_copies and not on_accelerator:
         first = 4 * sizes.vocab_size * sizes.hidden_size // shards if model.lora is None else 0
         parts["activations"] -= min(max(parts["gradients"] - first, 0), parts["activations"])
-    element, checkpointing = get_element_bytes(model.dtype), training.activation_checkpointing
-    return parts | estimate_tower_bytes(model.vision, sizes.tower, media_tokens, element, checkpointing=checkpointing)
+    element_bytes, checkpointing = get_element_bytes(model.dtype), training.activation_checkpointing
+    return parts | estimate_tower_bytes(
+        model.vision, sizes.tower, media_tokens, element_bytes, checkpointing=checkpointing
+    )
 
 
 def _estimate_offloaded_bytes(
-    training: TrainingConfig, sizes: ModelSizes, whole: int, adapters: int, ranks: int, element: int
+    training: TrainingConfig,
+    sizes: ModelSizes,
+    num_parameters: int,
+    lora_parameters: int,
+    ranks: int,
+    element_bytes: int,
 ) -> dict[str, int]:
     """Estimate a rank's device memory for weights and gradients if optimizer states are offloaded to the host.
 
-    Weights are in float32 with FSDP. Gradients are those of the vocabulary's matrix, until the backward pass ends; FSDP
-    reduces gradients one layer at a time, which `estimate_forward_backward_bytes` counts.
+    FSDP keeps weights in float32, and only the gradient of the vocabulary's matrix until the backward pass ends;
+    `estimate_forward_backward_bytes` counts the other gradients.
     """
     parallel = training.parallel
     is_shared = ranks * parallel.dp_replicate > parallel.pp
-    embedding = 0 if adapters else sizes.vocab_size * sizes.hidden_size
-    gradients = 0 if is_shared else element * embedding
-    weights = round((whole + adapters) * (4 if is_shared else element) * _compute_rank_share(sizes, parallel, ranks))
+    embedding = 0 if lora_parameters else sizes.vocab_size * sizes.hidden_size
+    gradients = 0 if is_shared else element_bytes * embedding
+    weights = round(
+        (num_parameters + lora_parameters)
+        * (4 if is_shared else element_bytes)
+        * _compute_rank_share(sizes, parallel, ranks)
+    )
     return {"weights": weights, "gradients": gradients // parallel.tp}
 
 
@@ -370,7 +380,7 @@ def estimate_engine_bytes(
     num_requests: int,
     kind: str,
     max_context: int,
-    element: int,
+    element_bytes: int,
     on_accelerator: bool,
 ) -> dict[str, int]:
     """Estimate the memory of an engine on all its devices, in bytes by content.
@@ -381,10 +391,10 @@ def estimate_engine_bytes(
     cache = section.kv_cache_bytes
     if cache is None:
         running = min(section.max_num_seqs, num_requests)
-        cache = running * max_context * 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * element
+        cache = running * max_context * 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * element_bytes
         if not on_accelerator:
             cache = DEFAULT_CPU_KV_BYTES if capabilities.reserves_kv_cache else min(cache, DEFAULT_CPU_KV_BYTES)
-    parts = {"weights": sizes.num_parameters * element, "keys and values": cache * section.tensor_parallel}
+    parts = {"weights": sizes.num_parameters * element_bytes, "keys and values": cache * section.tensor_parallel}
     if capabilities.host_bytes and not on_accelerator:
         parts["engine"] = capabilities.host_bytes
     return parts

@@ -54,8 +54,9 @@ class ArithmeticExamples(SumsTask, _ExampleSource):
 
 
 class ExampleColumns(ConversationColumns, _ExampleSource):
-    """Columns with the text of an example. If a row has several, the first key in this order is used; `null` disables
-    a key.
+    """Columns with the text of an example; `null` disables a key.
+
+    If a row has several of these columns, the first key in this order is used.
     """
 
     held_out: float = option(
@@ -97,7 +98,7 @@ class HuggingFaceExamples(HuggingFaceTable, ExampleColumns):
 
 
 class PythonExamples(PythonTable, ExampleColumns):
-    """Rows from Python: your own function or class, or the objects given to `roll.train(config, data=…)`."""
+    """Rows from Python: your own function or class, or the objects passed to `roll.train(config, data=…)`."""
 
 
 ExampleDataConfig = Annotated[

@@ -1,10 +1,10 @@
-"""Former names of configuration keys and values, metrics and alarms, in one table that every reader applies.
+"""Former names of configuration keys and values, metrics and alarms, in one table for all readers.
 
     YAML file, overrides, dictionaries, run directories ──► `rename_tree` ──► validation (new names only)
     metrics.jsonl, state.json                           ──► `rename_metrics`, `rename_alarms`
 
-ROLL writes current names only. To rename something, change it everywhere and add a line here. A key is written with as
-many of its enclosing sections as make it unique, without positions in lists; it stays in its section.
+ROLL writes current names only. To rename something, change it everywhere and add a line here. Write a key with enough
+enclosing sections to make it unique, without list positions; a renamed key stays in its section.
 """
 
 from __future__ import annotations
@@ -224,16 +224,16 @@ _reported_renames: set[tuple[str, ...]] = set()
 """Renames for which a warning was logged; a run loads its configuration several times."""
 
 
-def warn_renamed(where: str, notes: Iterable[str]) -> None:
+def warn_renamed(config_file: str, notes: Iterable[str]) -> None:
     """Log one warning with all former names that a configuration has, once per process.
 
     Args:
-        where: file of the configuration; empty for a dictionary.
+        config_file: file of the configuration; empty for a dictionary.
         notes: `old -> new` of each name.
     """
     listed = tuple(dict.fromkeys(notes))
-    if not listed or (where, *listed) in _reported_renames:
+    if not listed or (config_file, *listed) in _reported_renames:
         return
-    _reported_renames.add((where, *listed))
-    source = f"'{where}'" if where else "the configuration"
+    _reported_renames.add((config_file, *listed))
+    source = f"'{config_file}'" if config_file else "the configuration"
     logger.warning("%s has former names, which were replaced: %s. Use the new names.", source, "; ".join(listed))

@@ -45,7 +45,7 @@ class MinClip(_ClipRange):
 
 
 class DualClip(_ClipRange):
-    """`min_clip` that, for negative advantages, is never below bound x A: arXiv 1912.09729."""
+    """`min_clip` with the lower bound `bound` x A for negative advantages: arXiv 1912.09729."""
 
     type: Literal["dual_clip"] = option(..., "Kind of gate.")
     bound: float = option(3.0, "Largest ratio that counts for negative advantages.", gt=1)

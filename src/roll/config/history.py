@@ -1,6 +1,6 @@
 """The history of a run's configuration: the settings, and the steps from which they were in effect.
 
-    config.yaml            what the run trains with now
+    config.yaml            the current configuration
     config_history.yaml    a list, oldest first:  from_step: 401
                                                   overrides: [training.num_steps=1000]
                                                   changed: {training.num_steps: {from: 400, to: 1000}}
@@ -179,27 +179,27 @@ def extend_history(
     current: Mapping[str, Any],
     history: Sequence[HistoryEntry],
     step: int,
-    after: Mapping[str, Any],
+    new_config: Mapping[str, Any],
     overrides: Sequence[str],
 ) -> list[HistoryEntry]:
-    """Extend the history of a run that continues after step `step` with the configuration `after`.
+    """Extend the history of a run that continues after step `step` with the configuration `new_config`.
 
     Entries that took effect after the checkpoint are removed, because those steps are trained again. Their overrides
     become part of the new entry, which is in effect from the next step on.
 
     Args:
-        current: the configuration that the run directory holds.
-        history: the history that the run directory holds.
+        current: the configuration in the run directory.
+        history: the history in the run directory.
         step: the step of the checkpoint from which the run continues.
-        after: the configuration with which the run continues.
-        overrides: the user's overrides, which turned `current` into `after`.
+        new_config: the configuration with which the run continues.
+        overrides: the user's overrides, which turned `current` into `new_config`.
     """
     kept = [entry for entry in history if entry.from_step <= step]
     dropped = [text for entry in history if entry.from_step > step for text in entry.overrides or ()]
     before = restore_config(current, history, step)
     changed = {
         key: {name: value for name, value in (("from", old), ("to", new)) if value is not _MISSING}
-        for key, old, new in find_differences(before, after, "", missing=_MISSING)
+        for key, old, new in find_differences(before, new_config, "", missing=_MISSING)
     }
     if not changed:
         return kept
@@ -207,19 +207,19 @@ def extend_history(
 
 
 def build_transition_history(
-    before: Sequence[HistoryEntry], after: Sequence[HistoryEntry], step: int
+    old_history: Sequence[HistoryEntry], new_history: Sequence[HistoryEntry], step: int
 ) -> list[HistoryEntry]:
     """Build a history that is valid both with the old and with the new configuration of a run.
 
-    The run continues after step `step`; its configuration had the history `before` and gets the history `after`. The
-    transition history is written before the configuration is replaced, so that the run directory is consistent even if
-    the process crashes in between.
+    The run continues after step `step`; its configuration had the history `old_history` and gets the history
+    `new_history`. The transition history is written before the configuration is replaced, so that the run directory is
+    consistent even if the process crashes in between.
     """
-    return [*after, *(replace(entry, overrides=None) for entry in before if entry.from_step > step)]
+    return [*new_history, *(replace(entry, overrides=None) for entry in old_history if entry.from_step > step)]
 
 
 def find_first_recorded_config(run: Path) -> dict[str, Any]:
-    """Return the configuration with which the run first recorded its rollouts, or the current one if it never did."""
+    """Return the configuration under which the run first recorded rollouts, by default the current configuration."""
     current, history = read_config(run), read_history(run)
     for step in (0, *(entry.from_step for entry in history)):
         tree = restore_config(current, history, step)

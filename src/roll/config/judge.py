@@ -58,7 +58,7 @@ class JudgeConfig(EngineOptions):
 
     @property
     def required_engine_capabilities(self) -> list[EngineRequirement]:
-        """Capabilities that judges need of their engines."""
+        """Capabilities that judges require from their engines."""
         needs = [
             EngineRequirement(capability="restricts_choices", reason="a judge, which answers with one of a few tokens")
         ]
@@ -102,7 +102,8 @@ def check_judge(judge: JudgeConfig | None, data: Sequence[DataConfig], cluster: 
     longest = max(asking, key=lambda entry: entry[1].max_reply_tokens)
     if judge.max_context is not None and judge.max_context <= longest[1].max_reply_tokens:
         raise ValueError(
-            f"judge.max_context {judge.max_context} leaves no room for questions, since {longest[0]}.max_reply_tokens "
+            f"judge.max_context {judge.max_context} leaves no tokens for questions, because "
+            f"{longest[0]}.max_reply_tokens "
             f"is {longest[1].max_reply_tokens}: raise judge.max_context, or lower max_reply_tokens"
         )
     _check_devices(judge, cluster, num_judges)

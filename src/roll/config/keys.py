@@ -20,7 +20,7 @@ from roll.config.base import PATTERN_DESCRIPTIONS, Section
 
 __all__ = [
     "Key",
-    "Shape",
+    "ValueType",
     "describe_type",
     "find_children",
     "get_tag_key",
@@ -32,8 +32,8 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
-    """The kind of value that a key's annotation allows: section, union of sections, list, mapping or scalar."""
+class ValueType:
+    """The type of a key's values: section, union of sections, list, mapping or scalar."""
 
     nullable: bool = False
     section: type[Section] | None = None
@@ -65,13 +65,13 @@ class Key:
         return ".".join(self.path)
 
     @property
-    def shape(self) -> Shape:
-        """The shape of the value."""
+    def value_type(self) -> ValueType:
+        """The type of the value."""
         return parse_annotation(self.field.annotation)
 
     @property
     def required(self) -> bool:
-        """Whether the key has no default."""
+        """True if the key has no default."""
         return self.field.is_required()
 
     @property
@@ -98,11 +98,11 @@ class Key:
     @property
     def members(self) -> tuple[tuple[str, type[Section]], ...]:
         """The sections below this key, each with the tag that selects it; the tag of a single section is empty."""
-        shape = parse_annotation(self.shape.item) if self.shape.is_list else self.shape
-        return (("", shape.section),) if shape.section else shape.variants
+        value_type = parse_annotation(self.value_type.item) if self.value_type.is_list else self.value_type
+        return (("", value_type.section),) if value_type.section else value_type.variants
 
 
-def parse_annotation(annotation: Any) -> Shape:
+def parse_annotation(annotation: Any) -> ValueType:
     """Parse the type annotation of a field."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
@@ -116,15 +116,15 @@ def parse_annotation(annotation: Any) -> Shape:
             return replace(inner, nullable=nullable)
         tagged = [(_get_tag(member), _strip_annotated(member)) for member in rest]
         if all(isinstance(section, type) and issubclass(section, Section) for _, section in tagged):
-            return Shape(nullable=nullable, variants=tuple(tagged))
-        return Shape(nullable=nullable, alternatives=tuple(rest))
+            return ValueType(nullable=nullable, variants=tuple(tagged))
+        return ValueType(nullable=nullable, alternatives=tuple(rest))
     if origin is list:
-        return Shape(is_list=True, item=get_args(annotation)[0])
+        return ValueType(is_list=True, item=get_args(annotation)[0])
     if origin is dict:
-        return Shape(is_dict=True)
+        return ValueType(is_dict=True)
     if isinstance(annotation, type) and issubclass(annotation, Section):
-        return Shape(section=annotation)
-    return Shape(scalar=annotation)
+        return ValueType(section=annotation)
+    return ValueType(scalar=annotation)
 
 
 def _strip_annotated(annotation: Any) -> Any:
@@ -146,27 +146,27 @@ def _get_tag(member: Any) -> str:
     return ""
 
 
-def find_children(shape: Shape, part: str | int, value: Any = None) -> list[tuple[FieldInfo | None, Any]]:
-    """Find the fields, with their annotations, that a part of a path may refer to within a value of a given shape.
+def find_children(value_type: ValueType, part: str | int, value: Any = None) -> list[tuple[FieldInfo | None, Any]]:
+    """Find the fields, with their annotations, that a part of a path may refer to within a value of a type.
 
     Args:
-        shape: Shape of the enclosing value.
+        value_type: Type of the enclosing value.
         part: Part of the path: a key, or a position in a list.
         value: The enclosing value as written, whose tag selects the member of a union.
     """
-    if shape.is_list:
+    if value_type.is_list:
         is_index = isinstance(part, int) or part == "N" or part.isdigit()
-        return [(None, shape.item)] if is_index else []
-    fields = [section.model_fields.get(str(part)) for section in select_sections(shape, value)]
+        return [(None, value_type.item)] if is_index else []
+    fields = [section.model_fields.get(str(part)) for section in select_sections(value_type, value)]
     return [(field, field.annotation) for field in fields if field is not None]
 
 
-def select_sections(shape: Shape, value: Any) -> list[type[Section]]:
+def select_sections(value_type: ValueType, value: Any) -> list[type[Section]]:
     """Return the sections that a value may be: the union member that its tag selects, or all members."""
-    sections = [shape.section] if shape.section else [section for _, section in shape.variants]
-    if shape.variants and isinstance(value, dict):
-        tag = str(value.get(get_tag_key(shape.variants[0][1]))).partition(":")[0]
-        sections = [section for name, section in shape.variants if name == tag] or sections
+    sections = [value_type.section] if value_type.section else [section for _, section in value_type.variants]
+    if value_type.variants and isinstance(value, dict):
+        tag = str(value.get(get_tag_key(value_type.variants[0][1]))).partition(":")[0]
+        sections = [section for name, section in value_type.variants if name == tag] or sections
     return sections
 
 
@@ -179,12 +179,12 @@ def _iterate_section(section: type[Section], prefix: tuple[str, ...], variants: 
     for name, field in section.model_fields.items():
         path = (*prefix, name)
         yield Key(path=path, field=field, owner=section, variants=variants)
-        shape = parse_annotation(field.annotation)
-        if shape.is_list:
-            shape, path = parse_annotation(shape.item), (*path, "N")
-        if shape.section:
-            yield from _iterate_section(shape.section, path, ())
-        for tag, member in shape.variants:
+        value_type = parse_annotation(field.annotation)
+        if value_type.is_list:
+            value_type, path = parse_annotation(value_type.item), (*path, "N")
+        if value_type.section:
+            yield from _iterate_section(value_type.section, path, ())
+        for tag, member in value_type.variants:
             yield from _iterate_section(member, path, (tag,))
 
 
@@ -198,28 +198,30 @@ _SCALAR_DESCRIPTIONS = {int: "a whole number", float: "a number", bool: "true or
 
 def describe_type(annotation: Any, field: FieldInfo | None = None) -> str:
     """Describe the values that an annotation with its limits allows, in plain words."""
-    shape = parse_annotation(annotation)
-    if shape.is_list:
-        words = f"a list of {_describe_items(parse_annotation(shape.item))}"
-    elif shape.section or shape.variants:
+    value_type = parse_annotation(annotation)
+    if value_type.is_list:
+        words = f"a list of {_describe_items(parse_annotation(value_type.item))}"
+    elif value_type.section or value_type.variants:
         words = "a section"
-    elif shape.is_dict:
+    elif value_type.is_dict:
         words = "a mapping of names to values"
-    elif shape.alternatives:
-        words = " or ".join(describe_type(alternative) for alternative in shape.alternatives)
-    elif get_origin(shape.scalar) is Literal:
-        choices = [f"'{choice}'" for choice in get_args(shape.scalar)]
+    elif value_type.alternatives:
+        words = " or ".join(describe_type(alternative) for alternative in value_type.alternatives)
+    elif get_origin(value_type.scalar) is Literal:
+        choices = [f"'{choice}'" for choice in get_args(value_type.scalar)]
         words = choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
     else:
-        words = _SCALAR_DESCRIPTIONS.get(shape.scalar, str(shape.scalar))
+        words = _SCALAR_DESCRIPTIONS.get(value_type.scalar, str(value_type.scalar))
     limits = describe_limits(field) if field else ""
-    return f"{words}{limits}{' or null' if shape.nullable else ''}"
+    return f"{words}{limits}{' or null' if value_type.nullable else ''}"
 
 
-def _describe_items(shape: Shape) -> str:
-    if get_origin(shape.scalar) is Literal:
-        return " / ".join(f"'{choice}'" for choice in get_args(shape.scalar))
-    return {int: "whole numbers", float: "numbers", str: "strings", bool: "true or false"}.get(shape.scalar, "sections")
+def _describe_items(value_type: ValueType) -> str:
+    if get_origin(value_type.scalar) is Literal:
+        return " / ".join(f"'{choice}'" for choice in get_args(value_type.scalar))
+    return {int: "whole numbers", float: "numbers", str: "strings", bool: "true or false"}.get(
+        value_type.scalar, "sections"
+    )
 
 
 def describe_limits(field: FieldInfo) -> str:

@@ -135,7 +135,7 @@ def _select_pipeline(document: Document, overrides: Overrides) -> type[RunConfig
 
 
 def _find_pipeline_name(document: Document, overrides: Overrides) -> tuple[Any, str]:
-    """Return the value of the key `pipeline`, and where it was written, as messages show it."""
+    """Return the value of the key `pipeline`, and the location where it was written, for messages."""
     name, origin = document.tree.get("pipeline", DEFAULT_PIPELINE), format_location(document, ("pipeline",))
     for text in format_overrides(overrides):
         key, _, value = text.partition("=")
@@ -179,10 +179,10 @@ def load_run_config(run: str | Path, overrides: Overrides = ()) -> RunConfig:
     path = Path(run) / CONFIG_FILE
     if not path.is_file():
         raise RunDirectoryError(f"'{run}' is not a run: it has no config.yaml.")
-    before = _load_recorded(path)
+    before = _load_recorded_config(path)
     edited = "" if overrides else ", or restore it in config.yaml"
 
-    def check_kept(key: str, new: Any) -> None:
+    def check_unchanged(key: str, new: Any) -> None:
         if (old := _get_value(before, key)) != new:
             raise ConfigError(
                 f"'{key}' is {format_value(old)} in this run and cannot change to {format_value(new)} when it is "
@@ -191,14 +191,14 @@ def load_run_config(run: str | Path, overrides: Overrides = ()) -> RunConfig:
 
     if not isinstance(overrides, str):
         # checked first: with another pipeline, every other key of the run would be reported as a problem, too
-        check_kept("pipeline", _find_pipeline_name(_build_document(path), overrides)[0])
+        check_unchanged("pipeline", _find_pipeline_name(_build_document(path), overrides)[0])
     after = load_config(path, overrides)
     for key in _FIXED_ON_RESUME:
-        check_kept(key, _get_value(after, key))
+        check_unchanged(key, _get_value(after, key))
     return after
 
 
-def _load_recorded(path: Path) -> RunConfig:
+def _load_recorded_config(path: Path) -> RunConfig:
     """Load the configuration that ROLL last wrote, without later edits by the user."""
     origin = read_origin(path.parent)
     try:

@@ -49,7 +49,7 @@ class VisionConfig(Section):
     @model_validator(mode="after")
     def _check_parts(self) -> Self:
         if set(self.freeze) == set(get_args(VisionPart)):
-            raise ValueError("freeze has all three parts, so nothing would be trained: leave one out")
+            raise ValueError("freeze contains all three parts, so no part would be trained: remove one of them")
         if both := sorted(set(self.freeze) & set(self.learning_rate_factors)):
             raise ValueError(f"'{both[0]}' is frozen, but has a learning rate factor: remove one of the two")
         return self

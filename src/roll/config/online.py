@@ -15,7 +15,7 @@ __all__ = ["OnlineConfig"]
 
 
 class OnlineConfig(PromptRunConfig):
-    """A run with new rollouts in every step, and updates from them, without an RL algorithm."""
+    """A run that generates rollouts in every step and trains on them, without an RL algorithm."""
 
     updates: UpdateConfig = option(UpdateConfig(), "Mini-batches and epochs of each step's batch.")
 
@@ -48,7 +48,7 @@ class OnlineConfig(PromptRunConfig):
 
     @property
     def required_engine_capabilities(self) -> list[EngineRequirement]:
-        """Capabilities that the run needs of its engines, including log-probs of sampled tokens."""
+        """Capabilities that the run requires from its engines, including log-probs of sampled tokens."""
         return [*super().required_engine_capabilities, LOGPROBS]
 
     @property

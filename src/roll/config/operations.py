@@ -10,7 +10,7 @@ __all__ = ["CheckpointConfig", "TrackingConfig", "WeightSyncConfig"]
 
 
 class CheckpointConfig(Section):
-    """When checkpoints are saved, and how many are kept."""
+    """Schedule of checkpoints, and the number of checkpoints to keep."""
 
     every_num_steps: int = option(0, "Save every N steps; 0 disables saving by number of steps.", ge=0)
     every_s: float | None = option(

@@ -10,7 +10,7 @@ from typing import Any
 from roll.config.base import Section
 from roll.config.document import Document, KeyPath, check_text, format_path, parse
 from roll.config.former_names import rename_path, rename_tree, warn_renamed
-from roll.config.keys import Shape, find_children, parse_annotation, replace_indices
+from roll.config.keys import ValueType, find_children, parse_annotation, replace_indices
 from roll.config.problems import describe_unknown_key, format_value
 from roll.config.rewards import expand_rewards
 from roll.errors import ConfigError
@@ -74,42 +74,42 @@ def _apply_override(
     for inner in [known for known in document.origins if known[: len(path)] == path]:
         del document.origins[inner]
     document.origins[path] = origin
-    container, shape = _descend(document, model, path, origin)
-    found = find_children(shape, path[-1], container)
-    if not found and not shape.is_dict:
+    container, value_type = _descend(document, model, path, origin)
+    found = find_children(value_type, path[-1], container)
+    if not found and not value_type.is_dict:
         raise ConfigError(describe_unknown_key(path, document, model))
     if text is not None:
-        value = _parse_value(text, parse_annotation(found[0][1]) if found else Shape(), origin)
+        value = _parse_value(text, parse_annotation(found[0][1]) if found else ValueType(), origin)
     _set_entry(container, path, value, origin)
 
 
-def _descend(document: Document, model: type[Section], path: KeyPath, origin: str) -> tuple[Any, Shape]:
-    """Return the section or list that contains the last part of a path, and its shape; create it if it is missing."""
+def _descend(document: Document, model: type[Section], path: KeyPath, origin: str) -> tuple[Any, ValueType]:
+    """Return the section or list that contains the last part of a path, and its type; create it if it is missing."""
     value: Any = document.tree
-    shape = Shape(section=model)
+    value_type = ValueType(section=model)
     for depth, part in enumerate(path[:-1]):
-        found = find_children(shape, part, value)
-        if not found and not shape.is_dict:
+        found = find_children(value_type, part, value)
+        if not found and not value_type.is_dict:
             raise ConfigError(
                 describe_unknown_key(path[: depth + 1], replace_origin(document, path[: depth + 1], origin), model)
             )
-        shape = parse_annotation(found[0][1]) if found else shape
+        value_type = parse_annotation(found[0][1]) if found else value_type
         here = path[: depth + 1]
-        if not (found and (shape.section or shape.variants or shape.is_list)) and not shape.is_dict:
+        if not (found and (value_type.section or value_type.variants or value_type.is_list)) and not value_type.is_dict:
             raise ConfigError(f"{origin}: '{format_path(here)}' is a single value and has no key '{path[depth + 1]}'.")
         inner = _get_entry(value, here, origin)
         expand = _SHORTHANDS.get(replace_indices(here))
         if expand is not None and inner is not None:
             inner = expand(inner)
         if inner is None:
-            inner = [] if shape.is_list else {}
-        if not isinstance(inner, list if shape.is_list else dict):
+            inner = [] if value_type.is_list else {}
+        if not isinstance(inner, list if value_type.is_list else dict):
             raise ConfigError(
                 f"{origin}: '{format_path(here)}' is {format_value(inner)} and has no key '{path[depth + 1]}'."
             )
         _set_entry(value, here, inner, origin)
         value = inner
-    return value, shape
+    return value, value_type
 
 
 def replace_origin(document: Document, path: KeyPath, origin: str) -> Document:
@@ -145,15 +145,15 @@ def _check_index(container: list[Any], path: KeyPath, origin: str) -> None:
         )
 
 
-def _parse_value(text: str, shape: Shape, origin: str) -> Any:
-    """Parse the value of an override as YAML, or take it literally if the key allows only text."""
+def _parse_value(text: str, value_type: ValueType, origin: str) -> Any:
+    """Parse the value of an override as YAML, or return it unchanged if the key allows only text."""
     check_text(text, origin)
     try:
         value, _ = parse(text, origin)
     except ConfigError:
-        if shape.scalar is str:
+        if value_type.scalar is str:
             return text
         raise
-    if shape.scalar is str and not isinstance(value, str) and not (value is None and shape.nullable):
+    if value_type.scalar is str and not isinstance(value, str) and not (value is None and value_type.nullable):
         return text
     return value

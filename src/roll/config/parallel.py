@@ -97,14 +97,14 @@ class ParallelConfig(Section):
         beyond = (self.pp - 1) / self.pp
         return 1 + (beyond / self.vpp if micro_batches % self.pp == 0 else beyond)
 
-    def find_layout_problem(self, count: int) -> str | None:
-        """Return why this layout is impossible with `count` ranks; `None` if it is possible."""
-        if count % self.num_ranks == 0:
+    def find_layout_problem(self, num_ranks: int) -> str | None:
+        """Return why this layout is impossible with `num_ranks` ranks; `None` if it is possible."""
+        if num_ranks % self.num_ranks == 0:
             return None
         names = ("pp", "dp_replicate", "cp", "tp", "ep")
         set_sizes = {name: size for name in names if (size := getattr(self, name)) > 1}
         product = " x ".join(f"{name} {size}" for name, size in set_sizes.items())
-        ranks = f"{count} trainer rank{'s' * (count > 1)}"
+        ranks = f"{num_ranks} trainer rank{'s' * (num_ranks > 1)}"
         if self.ep > 1:
             return f"{ranks} cannot be divided by training.parallel's {product} (a multiple of {self.num_ranks} can)"
         return f"{ranks} cannot be divided by training.parallel's {product}"

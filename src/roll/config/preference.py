@@ -43,7 +43,7 @@ class PreferenceMethod:
     """A preference method: its pairwise loss, with arguments and defaults; see `algorithms.losses.preference`."""
 
     paper: str
-    about: str
+    description: str
     """A short description of the method."""
     pairwise_loss: str = "SigmoidLoss"
     """A class of `algorithms.losses.preference.pairwise`; empty if answers are not compared in pairs (KTO)."""
@@ -51,16 +51,16 @@ class PreferenceMethod:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the loss in addition to its settings."""
     defaults: Mapping[Setting, float]
-    """The paper's defaults, if it has any; the keys are all settings that the method has."""
+    """Default values of all settings of the method, from the paper if it has any."""
 
     @property
     def uses_reference(self) -> bool:
-        """Whether the method compares the policy with its initial weights."""
+        """True if the method compares the policy with its initial weights."""
         return bool(self.arguments.get("against_reference", True))
 
     @property
     def compares_pairs(self) -> bool:
-        """Whether the method learns from pairs of answers; otherwise from single answers, desirable or undesirable."""
+        """True if the method learns from pairs of answers; otherwise from single answers, desirable or undesirable."""
         return bool(self.pairwise_loss)
 
 
@@ -69,102 +69,104 @@ _MEAN_LOG_PROBS = {"scores": "mean", "against_reference": False}
 
 METHODS: Mapping[MethodName, PreferenceMethod] = {
     "dpo": PreferenceMethod(
-        paper="2305.18290", about="log-ratios to a reference", defaults={"beta": 0.1, "margin": 0.0, "likelihood": 0.0}
+        paper="2305.18290",
+        description="log-ratios to a reference",
+        defaults={"beta": 0.1, "margin": 0.0, "likelihood": 0.0},
     ),
     "cdpo": PreferenceMethod(
         paper="2305.18290",
-        about="DPO with a share of wrong labels (Mitchell's note, 2023)",
+        description="DPO with a share of wrong labels (Mitchell's note, 2023)",
         defaults={"beta": 0.1, "label_smoothing": 0.1, "margin": 0.0, "likelihood": 0.0},
     ),
     "robust": PreferenceMethod(
         paper="2403.00409",
-        about="DPO whose loss is unbiased under wrong labels",
+        description="DPO whose loss is unbiased under wrong labels",
         pairwise_arguments={"robust": True},
         defaults={"beta": 0.1, "label_smoothing": 0.1, "margin": 0.0, "likelihood": 0.0},
     ),
     "dpo_norm": PreferenceMethod(
         paper="2411.15124",
-        about="DPO on means over tokens, independent of length (Tulu 3)",
+        description="DPO on means over tokens, independent of length (Tulu 3)",
         arguments=_MEAN_SCORES,
         defaults={"beta": 5.0, "margin": 0.0, "likelihood": 0.0},
     ),
     "rpo": PreferenceMethod(
         paper="2404.19733",
-        about="DPO that keeps the chosen answer likely",
+        description="DPO that keeps the chosen answer likely",
         arguments={"likelihood_mean": "answers"},
         defaults={"beta": 0.1, "margin": 0.0, "likelihood": 1.0},
     ),
     "ipo": PreferenceMethod(
         paper="2310.12036",
-        about="a squared distance, which bounds the margin of certain preferences",
+        description="a squared distance, which bounds the margin of certain preferences",
         pairwise_loss="SquaredLoss",
         arguments=_MEAN_SCORES,
         defaults={"beta": 0.1, "margin": 0.0, "likelihood": 0.0},
     ),
     "hinge": PreferenceMethod(
         paper="2309.06657",
-        about="a hinge on DPO's scores (SLiC, RSO)",
+        description="a hinge on DPO's scores (SLiC, RSO)",
         pairwise_loss="HingeLoss",
         defaults={"beta": 0.1, "margin": 0.0, "likelihood": 0.0},
     ),
     "exo": PreferenceMethod(
         paper="2402.00856",
-        about="the reverse KL divergence from the labels",
+        description="the reverse KL divergence from the labels",
         pairwise_loss="ExoPairLoss",
         defaults={"beta": 0.1, "label_smoothing": 1e-3, "margin": 0.0, "likelihood": 0.0},
     ),
     "nca": PreferenceMethod(
         paper="2402.05369",
-        about="keeps the chosen answer from becoming less likely",
+        description="keeps the chosen answer from becoming less likely",
         pairwise_loss="NcaPairLoss",
         defaults={"beta": 0.01, "likelihood": 0.0},
     ),
     "sppo": PreferenceMethod(
         paper="2405.00675",
-        about="squared distances to a win and a loss (hard labels)",
+        description="squared distances to a win and a loss (hard labels)",
         pairwise_loss="SppoHardLoss",
         defaults={"beta": 1e-3, "likelihood": 0.0},
     ),
     "apo_zero": PreferenceMethod(
         paper="2408.06266",
-        about="makes the chosen answer more likely; for chosen answers better than the policy's own",
+        description="makes the chosen answer more likely; for chosen answers better than the policy's own",
         pairwise_loss="ApoZeroLoss",
         defaults={"beta": 0.1, "likelihood": 0.0},
     ),
     "apo_down": PreferenceMethod(
         paper="2408.06266",
-        about="makes both answers less likely; for pairs worse than the policy's own answers",
+        description="makes both answers less likely; for pairs worse than the policy's own answers",
         pairwise_loss="ApoDownLoss",
         defaults={"beta": 0.1, "likelihood": 0.0},
     ),
     "discopop": PreferenceMethod(
         paper="2406.08414",
-        about="a loss that a language model found",
+        description="a loss that a language model found",
         pairwise_loss="DiscopopLoss",
         defaults={"beta": 0.05, "tau": 0.05, "margin": 0.0, "likelihood": 0.0},
     ),
     "simpo": PreferenceMethod(
         paper="2405.14734",
-        about="means over tokens with a margin; no reference",
+        description="means over tokens with a margin; no reference",
         arguments=_MEAN_LOG_PROBS,
         defaults={"beta": 2.0, "margin": 1.0, "likelihood": 0.0},
     ),
     "cpo": PreferenceMethod(
         paper="2401.08417",
-        about="log-probs and the chosen answer's likelihood; no reference",
+        description="log-probs and the chosen answer's likelihood; no reference",
         arguments={"against_reference": False},
         defaults={"beta": 0.1, "margin": 0.0, "likelihood": 1.0},
     ),
     "orpo": PreferenceMethod(
         paper="2403.07691",
-        about="supervised fine-tuning and an odds ratio at once; no reference",
+        description="supervised fine-tuning and an odds ratio at once; no reference",
         pairwise_loss="OddsRatioLoss",
         arguments=_MEAN_LOG_PROBS,
         defaults={"beta": 0.1, "likelihood": 1.0},
     ),
     "kto": PreferenceMethod(
         paper="2402.01306",
-        about="single answers, desirable or undesirable",
+        description="single answers, desirable or undesirable",
         pairwise_loss="",
         defaults={"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0},
     ),

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from roll.config.base import Section
 from roll.config.document import Document, KeyPath, dump, format_path
 from roll.config.keys import (
-    Shape,
+    ValueType,
     describe_type,
     find_children,
     get_tag_key,
@@ -101,7 +101,7 @@ def format_location(document: Document, path: KeyPath) -> str:
 
 
 def _describe_error(detail: ErrorDetails, document: Document, model: type[Section]) -> str:
-    path, field, shape = _locate_field(detail["loc"], model)
+    path, field, value_type = _locate_field(detail["loc"], model)
     where, kind, value = format_location(document, path), detail["type"], detail["input"]
     if kind == "extra_forbidden":
         return describe_unknown_key(path, document, model)
@@ -109,11 +109,11 @@ def _describe_error(detail: ErrorDetails, document: Document, model: type[Sectio
         return f"missing key '{format_path(path)}'{where}: {_describe_missing_key(field, str(path[-1]))}"
     if kind == "value_error":
         return _format_value_error(str(detail.get("ctx", {}).get("error", detail["msg"])), path, document)
-    if shape.variants and (kind in {"union_tag_invalid", "union_tag_not_found"} or not isinstance(value, dict)):
-        return _describe_unknown_tag(path, shape, value, document)
+    if value_type.variants and (kind in {"union_tag_invalid", "union_tag_not_found"} or not isinstance(value, dict)):
+        return _describe_unknown_tag(path, value_type, value, document)
     whole = field is not None and _concerns_whole_value(detail, field)
-    expected = describe_type(field.annotation, field) if field is not None and whole else _describe_expected(shape)
-    hint = _suggest_fix(shape, value) or _suggest_section(path, shape, value)
+    expected = describe_type(field.annotation, field) if field is not None and whole else _describe_expected(value_type)
+    hint = _suggest_fix(value_type, value) or _suggest_section(path, value_type, value)
     return f"'{format_path(path)}'{where} must be {expected}, got {format_value(value)}.{hint}"
 
 
@@ -126,24 +126,24 @@ def _describe_missing_key(field: FieldInfo | None, name: str) -> str:
     return f"{field.description or name} {how}."
 
 
-def _locate_field(loc: tuple[str | int, ...], model: type[Section]) -> tuple[KeyPath, FieldInfo | None, Shape]:
-    """Convert Pydantic's location `loc` to a path without union tags; return the path, its field and its shape."""
+def _locate_field(loc: tuple[str | int, ...], model: type[Section]) -> tuple[KeyPath, FieldInfo | None, ValueType]:
+    """Convert Pydantic's location `loc` to a path without union tags; return the path, its field and its value_type."""
     path: list[str | int] = []
     field: FieldInfo | None = None
-    shape = Shape(section=model)
+    value_type = ValueType(section=model)
     for part in loc:
-        if shape.variants and part in dict(shape.variants):
-            shape = Shape(section=dict(shape.variants)[str(part)])
+        if value_type.variants and part in dict(value_type.variants):
+            value_type = ValueType(section=dict(value_type.variants)[str(part)])
             continue
-        if shape.alternatives or part == "[key]":
+        if value_type.alternatives or part == "[key]":
             break
         path.append(part)
-        found = find_children(shape, part)
+        found = find_children(value_type, part)
         if found:
-            field, shape = found[0][0] or field, parse_annotation(found[0][1])
-        elif not shape.is_dict:
-            field, shape = None, Shape()
-    return tuple(path), field, shape
+            field, value_type = found[0][0] or field, parse_annotation(found[0][1])
+        elif not value_type.is_dict:
+            field, value_type = None, ValueType()
+    return tuple(path), field, value_type
 
 
 def _concerns_whole_value(detail: ErrorDetails, field: FieldInfo) -> bool:
@@ -151,35 +151,35 @@ def _concerns_whole_value(detail: ErrorDetails, field: FieldInfo) -> bool:
     return not (parse_annotation(field.annotation).is_list and isinstance(detail["loc"][-1], int))
 
 
-def _describe_expected(shape: Shape) -> str:
-    if shape.section or shape.variants:
+def _describe_expected(value_type: ValueType) -> str:
+    if value_type.section or value_type.variants:
         return "a section (keys and values)"
-    return describe_type(shape.scalar) if shape.scalar is not None else "something else"
+    return describe_type(value_type.scalar) if value_type.scalar is not None else "something else"
 
 
-def _suggest_fix(shape: Shape, value: Any) -> str:
-    choices = [str(choice) for choice in get_args(shape.scalar)]
+def _suggest_fix(value_type: ValueType, value: Any) -> str:
+    choices = [str(choice) for choice in get_args(value_type.scalar)]
     if choices and isinstance(value, str):
         return did_you_mean(value, choices)
-    if isinstance(value, str) and shape.scalar in (int, float) and _is_number(value):
+    if isinstance(value, str) and value_type.scalar in (int, float) and _is_number(value):
         return f" Write it without quotes: {value}."
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 and shape.scalar is int:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 and value_type.scalar is int:
         return f" Write {int(value)}."
-    if shape.scalar is str and isinstance(value, int | float | bool):
+    if value_type.scalar is str and isinstance(value, int | float | bool):
         return f" Put it in quotes: '{format_value(value)}'."
-    if value is None and (shape.section or shape.variants):
+    if value is None and (value_type.section or value_type.variants):
         return " The section is empty: remove the key, or write {}."
-    if shape.scalar is bool and isinstance(value, str) and value.lower() in {"yes", "no", "on", "off"}:
+    if value_type.scalar is bool and isinstance(value, str) and value.lower() in {"yes", "no", "on", "off"}:
         return f" Write {'true' if value.lower() in {'yes', 'on'} else 'false'}."
     return ""
 
 
-def _suggest_section(path: KeyPath, shape: Shape, value: Any) -> str:
+def _suggest_section(path: KeyPath, value_type: ValueType, value: Any) -> str:
     """Return how to write a section if the user wrote only its type; otherwise an empty string."""
-    if shape.section is None or not isinstance(value, str):
+    if value_type.section is None or not isinstance(value, str):
         return ""
-    key = get_tag_key(shape.section)
-    field = shape.section.model_fields.get(key)
+    key = get_tag_key(value_type.section)
+    field = value_type.section.model_fields.get(key)
     kinds = [str(kind) for kind in get_args(parse_annotation(field.annotation).scalar)] if field else []
     close = find_similar_names(value, kinds, cutoff=0.6)
     return (
@@ -207,8 +207,8 @@ def _format_value_error(text: str, path: KeyPath, document: Document) -> str:
     return f"{text}{format_location(document, ())}."
 
 
-def _describe_unknown_tag(path: KeyPath, shape: Shape, value: Any, document: Document) -> str:
-    known = dict(shape.variants)
+def _describe_unknown_tag(path: KeyPath, value_type: ValueType, value: Any, document: Document) -> str:
+    known = dict(value_type.variants)
     key = get_tag_key(next(iter(known.values())))
     where, names = format_location(document, (*path, key)), ", ".join(known)
     if not isinstance(value, dict):
@@ -276,14 +276,14 @@ def _find_closest(name: str, known: list[str]) -> tuple[str, float]:
 
 def _list_siblings(path: KeyPath, document: Document, model: type[Section]) -> list[str]:
     """Return the keys in the same section as `path`; in a union, the written tag selects the section."""
-    shape, value = Shape(section=model), document.tree
+    value_type, value = ValueType(section=model), document.tree
     for part in path[:-1]:
-        found = find_children(shape, part, value)
+        found = find_children(value_type, part, value)
         value = _get_item(value, part)
         if not found:
             return []
-        shape = parse_annotation(found[0][1])
-    return list(dict.fromkeys(name for section in select_sections(shape, value) for name in section.model_fields))
+        value_type = parse_annotation(found[0][1])
+    return list(dict.fromkeys(name for section in select_sections(value_type, value) for name in section.model_fields))
 
 
 def _get_item(value: Any, part: str | int) -> Any:

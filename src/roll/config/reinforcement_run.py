@@ -103,7 +103,7 @@ class ReinforcementRunConfig(RolloutRunConfig):
 
     @property
     def has_demonstrations(self) -> bool:
-        """Whether the data may have demonstrations to imitate."""
+        """True if the data may have demonstrations to imitate."""
         return any(entry.has_demonstrations for entry in self.data)
 
     def describe_missing_role(self, role: str) -> str:
@@ -136,10 +136,10 @@ class ReinforcementRunConfig(RolloutRunConfig):
 
     @property
     def trainer_holds_reference(self) -> bool:
-        """Whether the policy's loss needs the reference model's whole distribution."""
+        """True if the policy's loss needs the reference model's whole distribution."""
         return self.algorithm.uses_reference and self.algorithm.kl.estimator == "full"
 
     @property
     def starts_reference(self) -> bool:
-        """Whether the reference model is a separate role, not the policy without adapters or part of the trainer."""
+        """True if the reference model is a separate role, not the policy without adapters or part of the trainer."""
         return self.algorithm.uses_reference and self.model.lora is None and not self.trainer_holds_reference

@@ -177,7 +177,7 @@ class RolloutRunConfig(RunConfig):
         between = self.rollout.episodes.observation_tokens
         return self.rollout.max_new_tokens + max(
             (entry.turns - 1) * (self.rollout.max_new_tokens + between * (entry.environment_call is not None))
-            + between * entry.environment_gives_prompt
+            + between * entry.environment_provides_prompt
             for entry in self.data
         )
 

@@ -147,7 +147,7 @@ class RunConfig(Section):
 
     @property
     def starts_engines(self) -> bool:
-        """Whether the run has engines that generate."""
+        """True if the run has engines that generate."""
         return any(role.kind == "engine" for role in self.roles.values())
 
     def find_colocated_trainers(self, role: str) -> list[str]:

@@ -81,7 +81,7 @@ class SandboxConfig(Section):
 
     @property
     def can_use_local_tools(self) -> bool:
-        """Whether sandboxed programs can use compilers and interpreters that are installed on this machine."""
+        """True if sandboxed programs can use compilers and interpreters that are installed on this machine."""
         return self.runtime != "docker" and self.url is None
 
     @field_validator("url")

@@ -38,7 +38,7 @@ class SimulatedPlacement(Section):
 
     @property
     def colocated(self) -> bool:
-        """Whether training and generation share devices."""
+        """True if training and generation share devices."""
         return self.training == 0
 
     @property

@@ -50,7 +50,7 @@ def check_disk(
         training,
         describe_model(model_path),
         max(0, training.num_steps - step),
-        num_further=sum(count_trained_parameters(config.model, sizes) for sizes in critics),
+        num_other_parameters=sum(count_trained_parameters(config.model, sizes) for sizes in critics),
     )
     path = session.directory.path
     free = shutil.disk_usage(path).free

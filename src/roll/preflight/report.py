@@ -162,7 +162,7 @@ def _format_files(report: Report) -> Iterator[str]:
         yield (
             f"{number} checkpoint{'' if number == 1 else 's'} of {_format_size(report.disk.checkpoint_bytes)}, "
             f"rollouts up to {_format_size(report.disk.rollout_bytes)}"
-            + (f", log-probs of teachers {_format_size(report.disk.kept_bytes)}" if report.disk.kept_bytes else "")
+            + (f", log-probs of teachers {_format_size(report.disk.stored_bytes)}" if report.disk.stored_bytes else "")
             + f"; at most {_format_size(report.disk.peak_bytes)} while saving"
         )
     if report.free_disk_bytes is not None:

@@ -297,10 +297,10 @@ def test_config_estimate_checkpoints_are_counted(overrides, kept):
 def test_config_estimate_checkpoints_hold_every_critics_masters_and_moments():
     config, batch = batch_of("algorithm.type=asy_ppo")
     equal = estimate_extra_memory(config, Sizes(), batch)
-    found = estimate_disk_use(config, config.training, Sizes(), 1, num_further=equal.num_trained)
+    found = estimate_disk_use(config, config.training, Sizes(), 1, num_other_parameters=equal.num_trained)
     assert found.checkpoint_bytes == 14_000_000 + 2 * 12_000_000
     other = estimate_extra_memory(config, Sizes(), batch, critic_sizes=Sizes(num_parameters=500_000))
-    small = estimate_disk_use(config, config.training, Sizes(), 1, num_further=other.num_trained)
+    small = estimate_disk_use(config, config.training, Sizes(), 1, num_other_parameters=other.num_trained)
     assert small.checkpoint_bytes == 14_000_000 + 2 * 6_000_000
 
 

@@ -126,7 +126,7 @@ def test_check_fast_a_disk_without_room_for_checkpoints_is_refused_before_a_run(
 ) -> None:
     settings = supervised(tmp_path, tiny_model, checkpoint=checkpoint)
     use = roll.check(settings).disk
-    assert use is not None and use.num_certain == number
+    assert use is not None and use.num_scheduled == number
     free = number * use.checkpoint_bytes
 
     def usage(path: object) -> Usage:

@@ -32,7 +32,7 @@ class PipelineRegistry(ExtensibleRegistry[T]):
 
     Args:
         entries: import paths of that part, by name.
-        part: name of the attribute that holds the part in a user's own pipeline; `None` for the pipeline itself.
+        part: name of the attribute with the part in a user-defined pipeline; `None` for the pipeline itself.
     """
 
     def __init__(self, entries: dict[str, str], part: str | None) -> None:

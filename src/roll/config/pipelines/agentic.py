@@ -14,7 +14,7 @@ __all__ = ["CONFIG", "AgenticConfig", "AnchorsConfig", "CurriculumConfig"]
 
 
 class CurriculumConfig(Section):
-    """A curriculum: environments in which about half of the episodes succeed are drawn most often."""
+    """A curriculum: environments in which about half of the episodes succeed are sampled most often."""
 
     num_episodes: int = option(
         64, "Approximate number of episodes of an environment over which the success rate is averaged.", ge=1
@@ -137,14 +137,13 @@ class AgenticConfig(ReinforcementRunConfig):
             )
         if self.rollout.loop:
             raise ValueError(
-                "anchors replay turns of episodes that ROLL's own loop plays, but rollout.loop replaces that loop: "
-                "remove one of the two"
+                "anchors need ROLL's own rollout loop, but rollout.loop replaces it: remove anchors, or rollout.loop"
             )
         return self
 
     @property
     def has_demonstrations(self) -> bool:
-        """Whether there may be demonstrations to imitate: from the data, or from anchors."""
+        """True if there may be demonstrations to imitate: from the data, or from anchors."""
         return self.anchors is not None or super().has_demonstrations
 
     @property

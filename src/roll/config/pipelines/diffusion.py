@@ -76,17 +76,17 @@ class DiffusionConfig(RunConfig):
 
     @property
     def uses_log_probs(self) -> bool:
-        """Whether the method needs the log-probs of SDE steps."""
+        """True if the method needs the log-probs of SDE steps."""
         return self.algorithm.type in ("flow_grpo", "ddpo")
 
     @property
     def uses_reference(self) -> bool:
-        """Whether the method compares with the initial policy."""
+        """True if the method compares with the initial policy."""
         return isinstance(self.algorithm, DPO) or getattr(self.algorithm, "kl_coefficient", 0.0) > 0
 
     @property
     def uses_turning_points(self) -> bool:
-        """Whether rewards of single steps are measured."""
+        """True if rewards of single steps are measured."""
         return isinstance(self.algorithm, FlowGRPO) and self.algorithm.turning_points != "none"
 
     @property

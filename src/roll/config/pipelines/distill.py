@@ -1,4 +1,4 @@
-"""The configuration of on-policy distillation: the student answers, a teacher scores every token."""
+"""The configuration of on-policy distillation: a teacher scores every token of the student's answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DistillCluster(ClusterConfig):
 
 
 class DistillConfig(DistillationBase, OnlineConfig):
-    """On-policy distillation (GKD, arXiv 2306.13649): the student answers, a teacher scores every token."""
+    """On-policy distillation (GKD, arXiv 2306.13649): a teacher scores every token of the student's answers."""
 
     pipeline: Literal["distill"] = option("distill", "Name of the pipeline.")
     distillation: DistillationConfig = option(DistillationConfig(), "Distillation loss.")
@@ -75,7 +75,7 @@ class DistillConfig(DistillationBase, OnlineConfig):
 
     @property
     def required_engine_capabilities(self) -> list[EngineRequirement]:
-        """Capabilities that the run needs of its engines, including scoring if teachers are in engines."""
+        """Capabilities that the run requires from its engines, including scoring if teachers are in engines."""
         asked = self.teacher[0].backend == "engine"
         needed = EngineRequirement(
             capability="scores_sequences", reason="teacher.backend engine", alternative="set teacher.backend to trainer"
@@ -83,8 +83,8 @@ class DistillConfig(DistillationBase, OnlineConfig):
         return [*super().required_engine_capabilities, *([needed] if asked else [])]
 
     @property
-    def trainer_holds_teachers(self) -> bool:
-        """Whether the student's loss needs the teachers' whole distributions."""
+    def trainer_loads_teachers(self) -> bool:
+        """True if the student's loss needs the teachers' whole distributions."""
         return self.distillation.mode == "loss"
 
     def describe_missing_role(self, role: str) -> str:
@@ -97,7 +97,7 @@ class DistillConfig(DistillationBase, OnlineConfig):
     def roles(self) -> dict[str, RoleDevices]:
         """The roles of this run by name, including the teachers if they are a separate role."""
         mapping, roles, width = self.cluster.device_mapping, super().roles, self.inference.tensor_parallel
-        if self.trainer_holds_teachers:
+        if self.trainer_loads_teachers:
             return roles
         if self.teacher[0].backend == "trainer":
             roles["teacher"] = RoleDevices(kind="trainer", devices=mapping.teacher or mapping.actor_train)

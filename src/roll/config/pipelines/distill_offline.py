@@ -29,8 +29,8 @@ class DistillOfflineConfig(DistillationBase, SupervisedConfig):
         return self
 
     @property
-    def trainer_holds_teachers(self) -> bool:
-        """Whether the student's loss needs the teachers' whole distributions."""
+    def trainer_loads_teachers(self) -> bool:
+        """True if the student's loss needs the teachers' whole distributions."""
         return self.distillation.mode == "loss"
 
 

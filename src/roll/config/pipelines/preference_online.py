@@ -56,7 +56,7 @@ class PreferenceOnlineConfig(OnlineConfig):
 
     @property
     def starts_reference(self) -> bool:
-        """Whether the reference model is a separate role."""
+        """True if the reference model is a separate role."""
         return self.preference.method.uses_reference and self.model.lora is None
 
     @property

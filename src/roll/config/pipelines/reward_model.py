@@ -28,7 +28,7 @@ class RewardModelSection(Section):
 
 
 class RewardModelConfig(SupervisedConfig):
-    """Training of a reward model, which gives one score to a whole conversation, for `reward: {type: reward_model}`."""
+    """Training of a reward model, which scores a whole conversation, for `reward: {type: reward_model}`."""
 
     pipeline: Literal["reward_model"] = option("reward_model", "Name of the pipeline.")
     reward_model: RewardModelSection = option(RewardModelSection(), "Loss of the reward model.")

@@ -31,7 +31,7 @@ class RLVRConfig(PromptRunConfig, ReinforcementRunConfig):
 
     @property
     def starts_engines(self) -> bool:
-        """Whether the run has engines that generate; training on recorded batches needs none."""
+        """True if the run has engines that generate; training on recorded batches needs none."""
         return self.replay is None or self.replay.only == "rollout"
 
 

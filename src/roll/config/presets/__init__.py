@@ -95,10 +95,10 @@ def load_preset_note(name: str) -> PresetNote:
     return PresetNote(module.USE_CASE, module.COST, module.STABILITY)
 
 
-def expand_preset(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the user's keys over those of the preset selected by `type`; an unknown preset adds no keys."""
-    name = given.get("type", DEFAULT_PRESET)
-    return _merge(_merge(_BASE_PRESET, load_preset(name)), given) if name in PRESET_NAMES else dict(given)
+def expand_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge the user's keys over the keys of the preset that `type` selects; an unknown preset adds no keys."""
+    name = settings.get("type", DEFAULT_PRESET)
+    return _merge(_merge(_BASE_PRESET, load_preset(name)), settings) if name in PRESET_NAMES else dict(settings)
 
 
 def _merge(base: dict[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:

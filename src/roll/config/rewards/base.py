@@ -55,27 +55,27 @@ class RewardSection(Section):
 
     @property
     def scores_reasoning(self) -> bool:
-        """Whether the verifier receives the whole answer, including the reasoning, which it may remove itself."""
+        """True if the verifier receives the whole answer, including the reasoning, which it may remove itself."""
         return self.reasoning == KEEP_REASONING
 
     @property
     def reads_prompt_text(self) -> bool:
-        """Whether the verifier reads the prompt, which must then be text."""
+        """True if the verifier reads the prompt, which must then be text."""
         return False
 
     @property
     def needs_answer(self) -> bool:
-        """Whether the reward needs the prompt's reference answer, which must then not be empty."""
+        """True if the reward needs the prompt's reference answer, which must then not be empty."""
         return False
 
     @property
     def needs_sandbox(self) -> bool:
-        """Whether the reward runs programs; its verifier is then built with `CodeSandboxes`, not with a worker pool."""
+        """True if the reward runs programs; its verifier is then built with `CodeSandboxes`, not with a worker pool."""
         return False
 
     @property
     def asks_own_judge(self) -> bool:
-        """Whether the reward uses the run's own judge; its verifier is then built with the judge, without a pool."""
+        """True if the reward uses the run's own judge; its verifier is then built with the judge, without a pool."""
         return False
 
 

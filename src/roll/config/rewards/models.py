@@ -139,17 +139,17 @@ class JudgeReward(RewardSection):
 
     @property
     def reads_prompt_text(self) -> bool:
-        """Whether the verifier reads the prompt, which must then be text."""
+        """True if the verifier reads the prompt, which must then be text."""
         return True
 
     @property
     def asks_own_judge(self) -> bool:
-        """Whether the reward uses the run's own judge; its verifier is then built with the judge, without a pool."""
+        """True if the reward uses the run's own judge; its verifier is then built with the judge, without a pool."""
         return self.url is None
 
     @property
     def needs_answer(self) -> bool:
-        """Whether the judge compares answers with the source's reference answer."""
+        """True if the judge compares answers with the source's reference answer."""
         return self.reference_key is None and (
             self.mode == "pairwise" or self.rubric == "correctness" or "{reference}" in self.rubric
         )
@@ -192,5 +192,5 @@ class RewardModelReward(RewardSection):
 
     @property
     def reads_prompt_text(self) -> bool:
-        """Whether the verifier reads the prompt, which must then be text."""
+        """True if the verifier reads the prompt, which must then be text."""
         return True

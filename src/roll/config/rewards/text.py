@@ -65,7 +65,7 @@ class RegexReward(RewardSection):
 
     @property
     def needs_answer(self) -> bool:
-        """Whether the pattern contains `{answer}`."""
+        """True if the pattern contains `{answer}`."""
         return "{answer}" in self.pattern
 
 
@@ -102,7 +102,7 @@ class ShortAnswerReward(RewardSection):
 
     @property
     def needs_answer(self) -> bool:
-        """Whether the source's reference answer is the only reference."""
+        """True if the source's reference answer is the only reference."""
         return self.references_key is None
 
 

@@ -26,7 +26,7 @@ class BoxReward(RewardSection):
 
     @property
     def needs_answer(self) -> bool:
-        """Whether rows must have a reference answer."""
+        """True if rows must have a reference answer."""
         return True
 
 
@@ -41,7 +41,7 @@ class PointReward(RewardSection):
 
     @property
     def needs_answer(self) -> bool:
-        """Whether rows must have a reference answer."""
+        """True if rows must have a reference answer."""
         return True
 
 
@@ -59,5 +59,5 @@ class EditDistanceReward(RewardSection):
 
     @property
     def needs_answer(self) -> bool:
-        """Whether rows must have a reference answer."""
+        """True if rows must have a reference answer."""
         return True

@@ -44,7 +44,7 @@ def _estimate_memory(
     report: Report, config: DistillConfig, batch: RunSizes, teachers: list[ModelDescription]
 ) -> ExtraMemory:
     element = get_element_bytes(config.model.dtype)
-    if config.trainer_holds_teachers:
+    if config.trainer_loads_teachers:
         held = sum(
             estimate_frozen_bytes(each, config.training.parallel, config.num_ranks, element) for each in teachers
         )
@@ -65,7 +65,7 @@ def _estimate_engine_memory(report: Report, config: DistillConfig, sizes: ModelS
         num_requests=config.rollouts_per_step,
         kind=report.engine_kind or "hf",
         max_context=(report.longest_prompt or 0) + config.max_answer_tokens,
-        element=get_element_bytes(config.model.dtype),
+        element_bytes=get_element_bytes(config.model.dtype),
         on_accelerator=report.machine.has_accelerators,
     )
     return RoleMemory(role="teacher", count=1, parts=parts)

@@ -34,7 +34,7 @@ async def _open(config: DistillConfig, session: Session) -> AsyncIterator[Callab
     prepared = await run_in_thread(prepare, config, session.directory.media_dir)
     paths = await run_in_thread(resolve_teachers, config.teacher, config.model, prepared.model_path)
     num_tokens = [describe_model(path).vocab_size for path in paths]
-    held = tuple(map(str, paths)) if config.trainer_holds_teachers else ()
+    held = tuple(map(str, paths)) if config.trainer_loads_teachers else ()
     policy = build_policy_spec(config, prepared.model_path, teachers=held)
     in_engines = not held and config.teacher[0].backend == "engine"
 

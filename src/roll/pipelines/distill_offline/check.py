@@ -32,7 +32,7 @@ def inspect(config: DistillOfflineConfig) -> Report:
         student = find_model(config.model.path)
         if student is not None and all(find_model(teacher.model) for teacher in config.teacher):
             paths = tuple(map(str, resolve_offline_teachers(config, student)))
-            if config.trainer_holds_teachers:
+            if config.trainer_loads_teachers:
                 other_models, loss = FrozenModelCost(paths=paths), "DISTRIBUTION_TIMING_LOSS"
             else:
                 other_models = FrozenModelCost(
@@ -47,7 +47,7 @@ def inspect(config: DistillOfflineConfig) -> Report:
     )
     report.problems += [problem for problem in problems if problem not in report.problems]
     run_checks(report, config, _check_teachers)
-    if not config.trainer_holds_teachers:
+    if not config.trainer_loads_teachers:
         held = (
             f", and needs {_compute_largest_teacher_bytes(config) / 2**30:.1f} GiB then"
             if other_models.passes_before

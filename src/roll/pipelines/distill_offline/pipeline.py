@@ -38,7 +38,7 @@ __all__ = ["PIPELINE"]
 async def _open(config: DistillOfflineConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Check the teachers, start all roles, yield the training loop, and shut the roles down afterwards."""
     paths = await run_in_thread(lambda: resolve_offline_teachers(config, resolve_model(config.model.path)))
-    held = tuple(map(str, paths)) if config.trainer_holds_teachers else ()
+    held = tuple(map(str, paths)) if config.trainer_loads_teachers else ()
     taught = TeacherOutputs(teacher_by_domain=config.teacher_by_domain)
 
     async def score_with_teachers(cluster: Cluster, prepared: PreparedRun) -> None:
@@ -68,7 +68,7 @@ async def _measure(config: DistillOfflineConfig) -> dict[str, float]:
     `evaluation.answers`, the answers that engines generate with it.
     """
     paths = await run_in_thread(lambda: resolve_offline_teachers(config, resolve_model(config.model.path)))
-    held = tuple(map(str, paths)) if config.trainer_holds_teachers else ()
+    held = tuple(map(str, paths)) if config.trainer_loads_teachers else ()
     async with open_evaluation(config, "supervised") as measuring:
         taught = TeacherOutputs(teacher_by_domain=config.teacher_by_domain)
         if not held:

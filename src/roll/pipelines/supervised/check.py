@@ -133,7 +133,7 @@ def _check_examples(
         training,
         report.model,
         training.num_steps,
-        kept_bytes=round(num_loss_tokens * other_models.kept_token_bytes),
+        stored_bytes=round(num_loss_tokens * other_models.kept_token_bytes),
     )
     _estimate_time(report, config, prepared, steps, loss, other_models, role)
 
@@ -238,7 +238,7 @@ def _estimate_engine_memory(report: Report, config: SupervisedConfig) -> list[Ro
         num_requests=math.ceil(evaluation.num_prompts * evaluation.samples_per_prompt / count),
         kind=report.engine_kind,
         max_context=prepare_prompts(answering).max_context,
-        element=get_element_bytes(config.model.dtype),
+        element_bytes=get_element_bytes(config.model.dtype),
         on_accelerator=report.machine.has_accelerators,
     )
     return [RoleMemory(role="actor_infer", count=count, parts=parts)]

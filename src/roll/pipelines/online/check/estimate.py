@@ -172,7 +172,7 @@ def estimate_memory_by_role(
         num_requests=math.ceil(max(config.rollouts_per_step, batch.evaluation_samples) / number),
         kind=engine_kind,
         max_context=max_context,
-        element=element,
+        element_bytes=element,
         on_accelerator=on_accelerator,
     )
     roles = [
@@ -245,7 +245,7 @@ def _estimate_judge_memory(
         num_requests=math.ceil(config.rollouts_per_step / config.num_judges),
         kind=judge.kind,
         max_context=judge.max_context,
-        element=get_element_bytes(section.dtype),
+        element_bytes=get_element_bytes(section.dtype),
         on_accelerator=on_accelerator,
     )
     return RoleMemory(role="judge", count=config.num_judges, parts=parts)

@@ -276,7 +276,12 @@ def _estimate(
     more = extra_memory(report, config, batch)
     recorded = estimate_rollout_bytes(config, batch, longest)
     report.disk = estimate_disk_use(
-        config, config.training, model, config.training.num_steps, num_further=more.num_trained, rollout_bytes=recorded
+        config,
+        config.training,
+        model,
+        config.training.num_steps,
+        num_other_parameters=more.num_trained,
+        rollout_bytes=recorded,
     )
     report.memory = estimate_memory_by_role(
         config,
