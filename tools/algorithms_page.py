@@ -27,7 +27,7 @@ algorithm: {type: dapo, gate: {high: 0.3}, kl: {coefficient: 0.001}}
 |---|---|---|
 | reward | `algorithm.reward` | scaling, shifting and clipping of rewards; penalties for long or malformed answers |
 | advantage | `algorithm.advantage` | baseline, division by a deviation, returns over tokens or turns, whitening |
-| filters | `algorithm.filters` | which groups and rollouts are trained; whether new prompts replace filtered ones |
+| filters | `algorithm.filters` | which groups and rollouts are trained; whether new prompts replace filtered prompts |
 | ratio | `algorithm.ratio` | whether probability ratios are taken per token, per chunk, or per answer |
 | gate | `algorithm.gate` | how ratio and advantage become an objective: which clip, if any |
 | aggregation | `algorithm.aggregation` | how the token losses are averaged |
@@ -38,7 +38,7 @@ algorithm: {type: dapo, gate: {high: 0.3}, kl: {coefficient: 0.001}}
 | credit | `algorithm.credit` | whether attention statistics weight the advantages of tokens |
 | imitation | `algorithm.imitation` | demonstrations in addition to the policy's own rollouts |
 
-`roll config explain algorithm` and [Configuration](configuration.md) list every key, and the values that each preset
+`roll config explain algorithm` and [Configuration](configuration.md) list all keys and the values that each preset
 sets.
 
 The formulas below use these symbols:
@@ -46,7 +46,7 @@ The formulas below use these symbols:
 | symbol | meaning |
 |---|---|
 | pi, old | probability of a token under the current policy, and under the trainer's policy before the update |
-| mu (in keys: `rollout`) | probability of a token under the engine's policy, which sampled it |
+| mu (called `rollout` in keys) | probability of a token under the engine's policy, which sampled it |
 | r | probability ratio pi / old; some presets define another ratio |
 | R, A | reward of an answer, and advantage of an answer or token |
 | o_i | the i-th answer; its number of tokens is written between bars, and log pi(o_i) is the sum over its tokens |
@@ -63,22 +63,23 @@ The following conventions hold in every formula:
 - With `kl.apply_to: reward`, R is the penalized reward, R - beta sum_t KL_t over an answer's tokens. The penalty is
   subtracted before baseline and deviation, and filters do not use it. If turns or tokens have their own returns
   (`rebn`; `reinforce_pp`, `remax`, `ppo`, `asy_ppo`), the KL of each turn or token is subtracted from its own reward.
-  If a rollout is not trained, its penalty in baselines is the mean penalty per token of the trained rollouts.
+  A rollout that is not trained has no penalty of its own. For baselines, its penalty is the mean penalty per token of
+  the trained rollouts.
 - The length limit of an answer is `rollout.max_new_tokens` times the number of turns of its prompt.
 - Log-ratios are clamped to ± 20 before they are exponentiated.
 - Sums cover only the tokens that the policy generated.
 - Counts cover all samples of one update, so the gradient does not depend on micro-batches, packing, order, or ranks.
-  Filtered rollouts are part of baselines, but not of these counts. Rollouts with an infrastructure error are part of
-  neither.
+  Filtered rollouts are part of baselines, but not of these counts. Rollouts with an infrastructure error are not part
+  of baselines or counts.
 - The correction for the difference between `old` and `mu` is on by default (`correction`: per token, truncated at 2),
-  unless the ratio itself is relative to the engine. The difference is always logged, as `training/mismatch/…` and
-  `agreement/…`. It consists of mismatch and staleness; see [below](#mismatch-and-staleness).
-- With `rollout.top_p` or `top_k`, an engine's probabilities are normalized over the tokens that it kept, so old / mu is
-  below 1 at every token. ROLL therefore refuses ratios that are products over an answer, and `roll check` reports other
-  consequences.
+  unless the ratio itself is relative to the engine. The metrics `training/mismatch/…` and `agreement/…` always report
+  the difference. It consists of mismatch and staleness; see [Mismatch and staleness](#mismatch-and-staleness).
+- With `rollout.top_p` or `top_k`, the engine normalizes probabilities over the tokens that it can sample, so old / mu
+  is below 1 at every token. ROLL therefore does not support ratios that are products over an answer in this case.
+  `roll check` reports other consequences.
 
-See also the benchmarks of [all algorithms](benchmarks/algorithms.md) on the quickstart task, and of
-[algorithms for turns](benchmarks/multi_turn.md) on tasks of two turns.
+The benchmarks compare [all algorithms](benchmarks/algorithms.md) on the quickstart task, and
+[algorithms for multi-turn episodes](benchmarks/multi_turn.md) on tasks of two turns.
 
 ## Which algorithm to choose
 """
@@ -93,26 +94,26 @@ data: [{source: file, path: sums.jsonl, reward: math, expert_key: solution}]
 algorithm: {type: ipa, imitation: {weight: 1.0, when: unsolved}}
 ```
 
-A demonstration becomes a rollout: ROLL tokenizes it, plays it in the environment, if there is one, and scores it with
-the same rewards. The objective for its tokens is weight x G log pi, where G is the return of the demonstration,
-discounted per turn if the estimator works on turns. Demonstrations are excluded from baselines, filters and critic
-losses, and from KL penalties that are estimated from samples, because the policy did not sample them. A demonstration
-with a reward of 0 is not used. With `when: unsolved`, it is used only if no rollout of the policy got the same reward.
-The metric `data/demonstrations` counts the demonstrations that were used.
+ROLL converts a demonstration to a rollout: it tokenizes the text, executes the actions in the environment (if there is
+one), and scores the result with the same rewards. The objective for the tokens is weight x G log pi, where G is the
+return of the demonstration. G is discounted per turn if the estimator works on turns. Demonstrations are excluded from
+baselines, filters and critic losses, and from KL penalties that are estimated from samples, because the policy did not
+sample them. A demonstration with a reward of 0 is not used. With `when: unsolved`, a demonstration is used only if no
+rollout of the policy got the same reward. The metric `data/demonstrations` counts the demonstrations that were used.
 
 ## Mismatch and staleness
 
-A sampled token has a log-prob under three policies: `rollout`, the engine that sampled it; `behavior`, the trainer
-with the same policy version; and `old`, the trainer before this update. In an asynchronous run, a rollout that
-continued across weight syncs has tokens of several versions. For each token,
+A sampled token has log-probs under three policies: `rollout` is the engine that sampled the token, `behavior` is the
+trainer with the same policy version, and `old` is the trainer before this update. In an asynchronous run, a rollout
+that continued across weight syncs has tokens of several versions. For each token,
 
     log(old / rollout) = log(behavior / rollout) + log(old / behavior)
          both          =        mismatch         +      staleness
 
 Mismatch is the numerical difference between engine and trainer with the same weights (kernels, dtypes, 8-bit weights,
 `top_p`, and keys and values that an engine cached under older weights). Staleness is the change of the policy since
-the token was sampled. The ratio old / rollout corrects both at once, so a single threshold bounds two different things
-(arXiv 2605.12070, "missing old logits"). Each setting corrects one part or both:
+the token was sampled. The ratio old / rollout corrects both at once, so a single threshold bounds two different
+quantities (arXiv 2605.12070, "missing old logits"). The following settings correct one part or both:
 
 | setting of `algorithm` | what it corrects | needs snapshots of older weights (described below) |
 |---|---|---|
@@ -123,7 +124,7 @@ the token was sampled. The ratio old / rollout corrects both at once, so a singl
 | `ratio.against: behavior` | staleness, inside the clip | yes |
 | `ratio.against: rollout` | both, inside the clip or the gate's bounds | no |
 
-The presets use the following ratios and corrections. In parentheses: the level of the correction and its bound.
+The presets use the following ratios and corrections. The parentheses contain the level of the correction and its bound.
 
 {presets}
 
@@ -148,10 +149,10 @@ A replay begins without snapshots; `train_inference/known_share` is the share of
 
 ## A shared critic
 
-`critic: {shared: true}` puts a value head on the policy's own network instead of loading a second model: one forward
-and one backward pass serve `loss + critic.coefficient x value loss`. The head is initialized with zeros and has its own
-learning rate (`critic.head_learning_rate`). Checkpoints contain the head; engines and exported models do not. A shared
-critic costs one forward pass for the values before each update, and hardly any memory.
+With `critic: {shared: true}`, the policy's network has a value head, and no second model is loaded. One forward and one
+backward pass compute `loss + critic.coefficient x value loss`. The head is initialized with zeros and has its own
+learning rate (`critic.head_learning_rate`). Checkpoints contain the head, but engines and exported models do not. A
+shared critic needs one forward pass for the values before each update, and almost no additional memory.
 
 ```
 roll train examples/quickstart.yaml algorithm.type=ppo algorithm.critic.shared=true
@@ -169,17 +170,17 @@ root mean square of value minus return over the last 10 steps, and the final acc
 | separate, default | not used | 1e-5 | 21 | 0.969 | 3.6 | 0.71 |
 | separate | not used | 1e-4 | 22 | 0.948 | 3.6 | 0.27 |
 
-Here, the learning speed of the policy does not depend on the critic, and a shared critic's values are no worse. A
-coefficient of 1 doubles the gradient norm; because `training.max_grad_norm` limits the gradient of both losses
-together, the policy's share decreases. A separate critic at 1e-5, the usual learning rate for large models and long
-runs, learns too little in so few steps: its mean value is 0.28, while the mean return is 0.96. With
-`advantage.gae_lambda: 1`, whitening removes an error that is equal for all tokens. In short runs, and with a
-smaller lambda, raise `critic.learning_rate` or `critic.num_epochs`, and compare `critic/value/mean` with
-`critic/value/return`.
+In this comparison, the learning speed of the policy does not depend on the critic, and the values of a shared critic
+are as good as those of a separate critic. A coefficient of 1 doubles the gradient norm. Because
+`training.max_grad_norm` limits the gradient of both losses together, the policy's share of the gradient decreases. A
+learning rate of 1e-5, which is usual for large models and long runs, is too low for a separate critic in so few steps:
+its mean value is 0.28, while the mean return is 0.96. With `advantage.gae_lambda: 1`, whitening removes an error that
+is equal for all tokens. In short runs, and with a smaller lambda, raise `critic.learning_rate` or `critic.num_epochs`,
+and compare `critic/value/mean` with `critic/value/return`.
 
 ## Your own
 
-To use your own loss or advantage, name the function by its import path or its file.
+To use your own loss, advantage or gate, name the function or class by its import path or its file.
 
 `algorithm.advantage.function` names a function `def advantages(episodes: list[Episode]) -> list`, which returns one
 number or one array [T] for each episode; see `roll.algorithms.episodes.Episode`. Reward shaping, filters, ratio, gate

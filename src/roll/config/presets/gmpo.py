@@ -2,7 +2,7 @@
 
     loss = -1/G sum_i A_i exp( 1/|o_i| sum_t clip-one-sided(log r_t, e) ),   e = 0.4
 
-clip-one-sided clips on the side that bounds the objective: log r at e if A > 0, and at -e if A < 0 (the paper's clip
+clip-one-sided clips log r on the side that bounds the objective: at e if A > 0, and at -e if A < 0 (the paper's clip
 range is e^-0.4 to e^0.4). The geometric mean keeps single tokens from dominating an answer. The engine correction also
 uses a geometric mean.
 """
