@@ -31,7 +31,7 @@ from roll.diffusion.steps import expand
 from roll.training.distributed import Ranks
 from roll.types import BatchCounts, ForwardBackwardResult
 
-__all__ = ["DiffusionPasses", "Loss"]
+__all__ = ["DiffusionPassRunner", "Loss"]
 
 T = TypeVar("T")
 Loss = DiffusionLoss | RewardGradientLoss
@@ -51,7 +51,7 @@ class _MicroBatchSums:
             self.metrics[name] = self.metrics[name] + value.detach() if name in self.metrics else value.detach()
 
 
-class DiffusionPasses:
+class DiffusionPassRunner:
     """Runs batches through one rank's denoiser.
 
     Args:

@@ -23,7 +23,7 @@ from roll.config.diffusion import DiffusionModelConfig
 from roll.config.model import LoRAConfig
 from roll.diffusion.losses.base import CopyName
 from roll.diffusion.models import load_diffusion_model
-from roll.diffusion.passes import DiffusionPasses, Loss
+from roll.diffusion.passes import DiffusionPassRunner, Loss
 from roll.diffusion.records import DenoisingPath, DenoisingSettings, DiffusionBatch, SampleRequest
 from roll.diffusion.sampling import PromptCache, Sampler
 from roll.diffusion.weight_copies import WeightCopies
@@ -87,7 +87,7 @@ class DiffusionTrainer(TorchRank[DiffusionBatch, Loss]):
         if spec.holds_reference:
             self._copies.keep("reference")
         self._sampler = Sampler(self.model, PromptCache(self.model))
-        self._passes = DiffusionPasses(
+        self._passes = DiffusionPassRunner(
             self.model,
             self._sampler,
             self.ranks,

@@ -31,7 +31,7 @@ from roll.training.network.value import ValueNetwork
 from roll.training.network.vision_parts import compute_learning_rate_factors
 from roll.training.network.weights import TrainerWeights, gather_weight
 from roll.training.parallel.fsdp import reshard_after_forward, set_first_backward_layer
-from roll.training.passes import Passes
+from roll.training.passes import PassRunner
 from roll.training.precision import Precision
 from roll.training.spec import TrainerSpec
 from roll.training.torch_rank import TorchRank
@@ -83,7 +83,7 @@ class TorchBackend(TorchRank[TrainingBatch, LossFn], LanguageModelRank):
         if self.device.type == "cpu" and should_trim_heap(spec.model, spec.training, self.ranks.size):
             decoder = self.network.decoder
             self._heap = trim_heap_after_layers(getattr(decoder, "layers", ()), decoder.get_input_embeddings())
-        self._passes = Passes(spec, self.network, self.ranks, self.device, self._random_states)
+        self._passes = PassRunner(spec, self.network, self.ranks, self.device, self._random_states)
 
     def _build(self) -> PolicyNetwork | ValueNetwork:
         """Build the network. With several ranks, each reads only its own part of the weights."""

@@ -22,7 +22,7 @@ from roll.training.checkpoint.export import export_trained
 from roll.training.network.policy import PolicyNetwork
 from roll.training.network.value import ValueNetwork
 from roll.training.parallel.fsdp import reshard_after_forward
-from roll.training.passes import Passes
+from roll.training.passes import PassRunner
 from roll.training.rank import TrainerRank
 from roll.training.spec import TrainerSpec
 from roll.types import ForwardOptions, Output, Outputs, TrainingBatch
@@ -38,7 +38,7 @@ class LanguageModelRank(TrainerRank[TrainingBatch, LossFn]):
     """
 
     network: PolicyNetwork | ValueNetwork
-    _passes: Passes
+    _passes: PassRunner
 
     def __init__(self, spec: TrainerSpec) -> None:
         super().__init__(spec)
@@ -48,7 +48,7 @@ class LanguageModelRank(TrainerRank[TrainingBatch, LossFn]):
     def forward(
         self, batch: TrainingBatch, outputs: Outputs, options: ForwardOptions | None = None
     ) -> dict[Output, list[Any]]:
-        """Return the outputs for a batch under the current weights, or under a snapshot; see `Passes.forward`."""
+        """Return the outputs for a batch under the current weights, or under a snapshot; see `PassRunner.forward`."""
         options = options or ForwardOptions()
         using = contextlib.nullcontext() if options.version is None else self._use_snapshot(options.version)
         with self._get_library_context(), using:

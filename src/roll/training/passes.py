@@ -63,7 +63,7 @@ from roll.types import (
     TrainingSample,
 )
 
-__all__ = ["Backward", "Passes"]
+__all__ = ["BackwardFn", "PassRunner"]
 
 _ROLES_WITH_OUTPUT: dict[Output, str] = {
     "logprobs": "policy or reference",
@@ -74,7 +74,7 @@ _ROLES_WITH_OUTPUT: dict[Output, str] = {
 }
 
 
-class Backward(Protocol):
+class BackwardFn(Protocol):
     """A back-end's backward pass of a micro-batch's loss."""
 
     def __call__(self, loss: Tensor, *, last: bool) -> None:
@@ -94,7 +94,7 @@ class _Results:
     num_tokens: int = 0
 
 
-class Passes:
+class PassRunner:
     """Runs batches through one rank's network.
 
     Args:
@@ -128,7 +128,7 @@ class Passes:
         self,
         batch: TrainingBatch,
         loss: LossFn,
-        backward: Backward | None = None,
+        backward: BackwardFn | None = None,
         *,
         counts: BatchCounts | None = None,
         last: bool = True,
@@ -293,7 +293,7 @@ class Passes:
         return stage.iter_actions(num_micro_batches, backward=backward)
 
     def _gather_loads(self, routing: Routing) -> list[Any]:
-        """Return the expert loads of all data ranks and pipeline stages; those of a stage cover only its own layers."""
+        """Return the expert loads of all data ranks and pipeline stages; a stage's loads cover only its own layers."""
         by_stage = self._ranks.gather_stages(self._ranks.gather(routing.gather_load(self._ranks.share)))
         return [load for stage in by_stage for load in stage]
 
@@ -334,13 +334,15 @@ class Passes:
         if "top_logprobs" in outputs and (options.num_top is None or options.num_top < 1):
             raise ValueError(f"top_logprobs: num_top must be at least 1, got {options.num_top}")
 
-    def _build_layout(self, own: MicroBatch, **settings: bool) -> PackedLayout:
+    def _build_layout(self, micro_batch: MicroBatch, **settings: bool) -> PackedLayout:
         """Build the layout of a micro-batch; without blocks, an idle layout that only takes part in collectives."""
-        teacher = own.teacher
+        teacher = micro_batch.teacher
         layout = (
-            build_layout(own.blocks, teacher=teacher, **settings) if own.blocks else build_idle_layout(teacher=teacher)
+            build_layout(micro_batch.blocks, teacher=teacher, **settings)
+            if micro_batch.blocks
+            else build_idle_layout(teacher=teacher)
         )
-        layout = replace(layout, encodes_media=own.encodes_media)
+        layout = replace(layout, encodes_media=micro_batch.encodes_media)
         return pad_layout(layout, self._ranks.share.length_multiple)
 
     def _predict(

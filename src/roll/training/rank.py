@@ -58,8 +58,8 @@ class TrainerRank(ABC, Generic[B, L]):
     network: Any
     """The network, a module."""
     _passes: Any
-    """An object with the method `compute_losses` of `roll.training.passes.Passes`, for batches of type `B` and losses
-    of type `L`."""
+    """An object with the method `compute_losses` of `PassRunner` (`roll.training.passes`), for batches of type `B` and
+    losses of type `L`."""
 
     def __init__(self, spec: TrainerSpec) -> None:
         self.spec = spec
@@ -225,7 +225,7 @@ class TrainerRank(ABC, Generic[B, L]):
         """Drop the gradients of an earlier step, before the passes of a new one."""
 
     def _backward(self, loss: Tensor, *, last: bool) -> None:
-        """Run the backward pass of a micro-batch; see `roll.training.passes.Backward`."""
+        """Run the backward pass of a micro-batch; see `roll.training.passes.BackwardFn`."""
         loss.backward()
 
     def _check_accumulation(self, last: bool) -> None:

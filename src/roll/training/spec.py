@@ -53,7 +53,7 @@ class TrainerSpec:
     ranks_per_node: int | None = None
     """The number of ranks that share this machine's cores and devices; by default all ranks."""
     media_dir: Path | None = None
-    """The run's media store (`roll.media.MediaStore`), for models that read images; `None`: text only."""
+    """The run's media store (`roll.media.MediaStore`), for models that read images; `None` for text only."""
     device: str | None = None
     """`cpu`, `cuda`, …; by default the accelerator, if there is one."""
 

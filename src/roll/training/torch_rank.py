@@ -36,19 +36,19 @@ class TorchRank(TrainerRank[B, L]):
 
     def _prepare_updates(
         self,
-        trained: Mapping[str, nn.Parameter],
+        parameters: Mapping[str, nn.Parameter],
         factors: Mapping[str, float] | None = None,
         copies: Collection[str] = (),
     ) -> None:
         """Create the master weights and the optimizer of the built network.
 
         Args:
-            trained: The parameters to train, by name.
+            parameters: The parameters to train, by name.
             factors: Factors on the learning rate of some parameters, by name.
             copies: The names of tied parameters of which another pipeline stage has a copy.
         """
         memory = HostMemory(self.device) if self.spec.training.offload_optimizer else None
-        self.masters = MasterWeights(dict(trained), self.precision, copies, memory)
+        self.masters = MasterWeights(dict(parameters), self.precision, copies, memory)
         self.optimizer = Optimizer(self.masters, self.spec.training, self.ranks, dict(factors or {}))
         self._state_offloader = StateOffloader(self.network, self.masters, self.optimizer, self.device)
         self._writer = StateWriter(self.ranks)

@@ -29,7 +29,8 @@ class SamplingParams:
     """0 means all tokens."""
     stop_token_ids: tuple[int, ...] = ()
     choices: tuple[int, ...] = ()
-    """Token ids to which sampling is restricted, with log-probs in `Generation.choice_logprobs`; empty: all tokens."""
+    """Token ids to which sampling is restricted, with log-probs in `Generation.choice_logprobs`; empty means all
+    tokens."""
     seed: int | None = None
     """Seed of this request, so that a retried request does not depend on the randomness of other requests."""
     position: int = 0
@@ -76,8 +77,8 @@ class Generation:
     """
     experts: IntArray | None = None
     """[P + T, layers, k] int8 or int16: experts that MoE routers chose for each token of prompt and answer in the
-    engine's first forward pass of the token. -1: unknown, as for the last token, which has no forward pass. `None`: not
-    recorded."""
+    engine's first forward pass of the token. -1 means unknown, as for the last token, which has no forward pass. `None`
+    if not recorded."""
 
     def __post_init__(self) -> None:
         wrong = np.flatnonzero(~np.isfinite(self.logprobs))

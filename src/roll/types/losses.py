@@ -71,7 +71,7 @@ class LossInputs:
     advantages: Tensor | None = None
     """[N] float32 advantages."""
     chunk_ids: Tensor | None = None
-    """[N] int64 in 0 … C-1: chunk (turn) that a token belongs to, ascending; `None`: a sequence is one chunk."""
+    """[N] int64 in 0 … C-1: chunk (turn) that a token belongs to, ascending. If `None`, each sequence is one chunk."""
     ref_logprobs: Tensor | None = None
     """[N] float32 log-probs of the reference model, if one is used."""
     expert: Tensor | None = None

@@ -100,7 +100,7 @@ class Prompt:
     expert: tuple[str, ...] = ()
     """Answers of the expert's demonstration, one per turn; empty without a demonstration."""
     environment: EnvironmentSettings | None = None
-    """Environment of the rollouts; `None`: a rollout is a single answer."""
+    """Environment of the rollouts. If `None`, a rollout is a single answer."""
     turns: int = 1
     """Largest number of answers in one rollout."""
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -286,7 +286,7 @@ class Rollout:
     reward: RewardResult | None = None
     engine_id: str = ""
     turns: tuple[Turn, ...] = ()
-    """Turns in order; empty: all of `token_ids` is one turn."""
+    """Turns in order. If empty, all of `token_ids` is one turn."""
     branches: tuple[Branch, ...] = ()
     """Branches in order; before the first branch, a turn's context is the prompt and all tokens before the turn."""
     replayed: tuple[Turn, ...] = ()

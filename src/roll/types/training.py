@@ -124,7 +124,7 @@ class TrainingSample:
     common prefix of a unit's samples only once. See `Needs.whole_units`."""
     sequence: str = ""
     """Key that the samples of one sequence share; they are adjacent in their batch. A rollout whose history was
-    rewritten has several samples. Empty: the sample is a whole sequence. See `Needs.whole_sequences`."""
+    rewritten has several samples. If empty, the sample is a whole sequence. See `Needs.whole_sequences`."""
     prefix_length: int = 0
     """Length of the context before the sample's own tokens."""
     token_ids: IntArray
@@ -148,9 +148,9 @@ class TrainingSample:
     ref_logprobs: FloatArray | None = None
     policy_versions: IntArray | None = None
     chunk_ids: IntArray | None = None
-    """Turn of the rollout that a token belongs to, ascending; -1 outside `loss_mask`. `None`: a single turn."""
+    """Turn of the rollout that a token belongs to, ascending; -1 outside `loss_mask`. `None` means a single turn."""
     entropy_mask: BoolArray | None = None
-    """True where a token gets an entropy bonus; `None`: everywhere."""
+    """True for tokens with an entropy bonus; `None` means all tokens."""
     max_length: int = 1
     """Largest number of tokens after this prompt, over all turns; for constant-length aggregation."""
     expert: bool = False
@@ -170,11 +170,11 @@ class TrainingSample:
     teacher: int = 0
     """Index of the teacher from whose distribution a loss computes the divergence, if the trainer holds several."""
     attention: AttentionStatistics | None = None
-    """Attention statistics of the policy before the update; `None`: computed in the update's own forward pass if a loss
-    needs them."""
+    """Attention statistics of the policy before the update. If `None`, the update's own forward pass computes them if a
+    loss needs them."""
     experts: IntArray | None = None
     """[L, layers, k] int8 or int16: experts that MoE routers chose for each token in the pass before the update or in
-    the engine, to be replayed; -1: the router's own choice."""
+    the engine, to be replayed; -1 means the router's own choice."""
 
     def __post_init__(self) -> None:
         for name in _ALIGNED:

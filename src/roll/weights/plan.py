@@ -16,7 +16,7 @@ from roll.types import TensorSpec
 __all__ = [
     "ALIGNMENT",
     "Bucket",
-    "Slot",
+    "BucketSlot",
     "compute_num_bytes",
     "compute_total_bytes",
     "describe_tensor",
@@ -29,7 +29,7 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Slot:
+class BucketSlot:
     """The location of a tensor in its bucket."""
 
     spec: TensorSpec
@@ -42,7 +42,7 @@ class Slot:
 class Bucket:
     """Tensors that are sent together; a tensor is never split over buckets."""
 
-    slots: tuple[Slot, ...]
+    slots: tuple[BucketSlot, ...]
     num_bytes: int
     """The size including the gaps between tensors, a multiple of `ALIGNMENT`."""
 
@@ -82,14 +82,14 @@ def plan_buckets(manifest: Sequence[TensorSpec], bucket_bytes: int) -> tuple[Buc
     A tensor is never split: if it is larger than `bucket_bytes`, it gets its own bucket.
     """
     buckets: list[Bucket] = []
-    slots: list[Slot] = []
+    slots: list[BucketSlot] = []
     end = 0
     for spec in manifest:
         length = compute_num_bytes(spec)
         if slots and end + length > bucket_bytes:
             buckets.append(Bucket(slots=tuple(slots), num_bytes=end))
             slots, end = [], 0
-        slots.append(Slot(spec=spec, offset=end, num_bytes=length))
+        slots.append(BucketSlot(spec=spec, offset=end, num_bytes=length))
         end += -(-length // ALIGNMENT) * ALIGNMENT
     if slots:
         buckets.append(Bucket(slots=tuple(slots), num_bytes=end))

@@ -92,8 +92,8 @@ class ProbeChecker:
     noise: NoiseBounds
     """The noise of the dtype that the engines compute in."""
     tolerance: float | None = None
-    """The tolerance of the mean absolute difference; `None`: `TOLERANCE_FACTOR` times the first difference, within
-    `noise`.
+    """The tolerance of the mean absolute difference. By default it is `TOLERANCE_FACTOR` times the first difference,
+    within `noise`.
     """
     _first: float | None = field(init=False, default=None)
     _first_scale: float = field(init=False, default=1.0)
@@ -133,18 +133,18 @@ class ProbeChecker:
                 self._first_change = (result.change, result.change_missed)
         return result
 
-    def _compare(self, now: _ProbeLogprobs, before: _ProbeLogprobs | None, weights_changed: bool) -> ProbeResult:
-        gap = np.abs(now.engine - now.trainer)
+    def _compare(self, current: _ProbeLogprobs, previous: _ProbeLogprobs | None, weights_changed: bool) -> ProbeResult:
+        gap = np.abs(current.engine - current.trainer)
         mean_abs, max_abs = float(gap.mean()), float(gap.max())
-        tolerance = self._compute_tolerance(now)
+        tolerance = self._compute_tolerance(current)
         problem = ""
         if not np.isfinite(mean_abs):
             problem = "log-probs are not finite"
         elif mean_abs > tolerance:
             problem = f"log-probs differ from the trainer's by {mean_abs:.2g} on average; tolerated: {tolerance:.2g}"
-        if before is None or problem:
+        if previous is None or problem:
             return ProbeResult(mean_abs=mean_abs, max_abs=max_abs, tolerance=tolerance, problem=problem)
-        trainer_change, engine_change = now.trainer - before.trainer, now.engine - before.engine
+        trainer_change, engine_change = current.trainer - previous.trainer, current.engine - previous.engine
         change = float(np.abs(trainer_change).mean())
         missed = float(np.abs(engine_change - trainer_change).mean())
         limit = self._compute_change_tolerance(change)
@@ -165,17 +165,17 @@ class ProbeChecker:
             problem=problem,
         )
 
-    def _compute_tolerance(self, now: _ProbeLogprobs) -> float:
+    def _compute_tolerance(self, current: _ProbeLogprobs) -> float:
         if self.tolerance is not None:
             return self.tolerance
         if self._first is None:
             return self.noise.ceiling
         # The rounding error of a log-prob grows with its magnitude, which grows as the policy sharpens.
-        growth = max(1.0, float(np.abs(now.trainer).mean()) / max(self._first_scale, 1e-6))
+        growth = max(1.0, float(np.abs(current.trainer).mean()) / max(self._first_scale, 1e-6))
         return min(self.noise.ceiling, max(self.noise.floor, TOLERANCE_FACTOR * self._first) * growth)
 
     def _compute_change_tolerance(self, change: float) -> float | None:
-        """Return the tolerance of `change_missed` when the trainer's log-probs change by `change`; `None`: not checked.
+        """Return the tolerance of `change_missed` when the trainer's log-probs change by `change`; `None` for no check.
 
         The tolerance is `TOLERANCE_FACTOR` times the first `change_missed`, times `change` relative to the first
         change, and at least the noise floor. Before the first change it is twice the noise floor, if the first

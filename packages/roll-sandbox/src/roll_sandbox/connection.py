@@ -70,7 +70,7 @@ class AgentJob:
         self._connection = connection
         self._output_bytes_left = output_bytes
         self.max_kept_bytes: int | None = None
-        """Maximum bytes of output to keep; older chunks are replaced by empty ones. `None`: no bound."""
+        """Maximum bytes of output to keep; older chunks are replaced by empty chunks. `None` for no limit."""
         self._kept_bytes = self._num_emptied = 0
         self._output_event = asyncio.Event()
         self._limit_requests: deque[asyncio.Future[float | None]] = deque()

@@ -77,19 +77,19 @@ def _match_call(call: int, body: list[bytes]) -> list[bytes]:
     return [_make_instruction(_JUMP_EQUAL, call, 0, len(body)), *body]
 
 
-def _match_any(values: tuple[int, ...], then: bytes, otherwise: bytes) -> list[bytes]:
+def _match_any(values: tuple[int, ...], if_match: bytes, if_no_match: bytes) -> list[bytes]:
     tests = [_make_instruction(_JUMP_EQUAL, value, len(values) - index, 0) for index, value in enumerate(values)]
-    return [*tests, otherwise, then]
+    return [*tests, if_no_match, if_match]
 
 
-def _branch_if_not_equal(value: int, then: list[bytes]) -> list[bytes]:
-    """Return instructions that run `then` if the loaded value is not `value`."""
-    return [_make_instruction(_JUMP_EQUAL, value, len(then), 0), *then]
+def _branch_if_not_equal(value: int, instructions: list[bytes]) -> list[bytes]:
+    """Return instructions that run `instructions` if the loaded value is not `value`."""
+    return [_make_instruction(_JUMP_EQUAL, value, len(instructions), 0), *instructions]
 
 
-def _branch_if_equal(value: int, then: list[bytes]) -> list[bytes]:
-    """Return instructions that run `then` if the loaded value is `value`."""
-    return [_make_instruction(_JUMP_EQUAL, value, 0, len(then)), *then]
+def _branch_if_equal(value: int, instructions: list[bytes]) -> list[bytes]:
+    """Return instructions that run `instructions` if the loaded value is `value`."""
+    return [_make_instruction(_JUMP_EQUAL, value, 0, len(instructions)), *instructions]
 
 
 def _allow_queries(pointer: int) -> list[bytes]:

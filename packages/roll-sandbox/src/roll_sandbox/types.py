@@ -60,7 +60,7 @@ class Limits:
     wall_s: float = 10.0
     """Wall time of one program, in seconds from its start."""
     cpu_s: float | None = None
-    """CPU seconds of one program together with everything that it starts; `None`: no limit on CPU time."""
+    """CPU seconds of one program together with everything that it starts; `None` for no limit."""
     memory_bytes: int = 512 * 2**20
     """Memory of everything in the sandbox, including its files."""
     max_processes: int = 64

@@ -26,7 +26,7 @@ from roll_sandbox.service.workers import LOCAL_NAME
 from roll_sandbox.wire import Message, spec_to_json
 from roll_sandbox.worker import Worker
 from roll_sandbox.worker import executions as worker_executions
-from roll_sandbox.worker.executions import Executions
+from roll_sandbox.worker.executions import ProgramRunner
 from roll_sandbox.worker.outputs import OutputBudget
 
 SPEC = spec_to_json(SandboxSpec())
@@ -209,7 +209,7 @@ async def test_sandbox_service_router_the_first_reason_for_which_a_sandbox_is_en
 
 async def test_sandbox_service_router_a_program_that_a_worker_does_not_know_any_more_is_lost_not_started() -> None:
     said: list[Message] = []
-    executions = Executions("ann/sandbox-1", None, said.append, OutputBudget())  # type: ignore[arg-type]
+    executions = ProgramRunner("ann/sandbox-1", None, said.append, OutputBudget())  # type: ignore[arg-type]
     executions.receive({**RUN, "again": True})
     assert [(each["op"], each["error"]) for each in said] == [("error", "lost")]
 
@@ -356,7 +356,7 @@ async def test_sandbox_service_router_a_program_is_started_once_told_from_where_
             return jobs[-1]
 
     said: list[Message] = []
-    executions = Executions("ann/sandbox-1", World(), said.append, OutputBudget())  # type: ignore[arg-type]
+    executions = ProgramRunner("ann/sandbox-1", World(), said.append, OutputBudget())  # type: ignore[arg-type]
     executions.receive(RUN)
     for number in (1, 1, 2):
         executions.receive({"op": "input", "id": "program-1", "n": number, "data": b"x"})

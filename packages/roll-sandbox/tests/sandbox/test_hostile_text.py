@@ -23,7 +23,7 @@ from roll_sandbox.service.service import Service
 from roll_sandbox.service.settings import Settings
 from roll_sandbox.service.store import Store, tables
 from roll_sandbox.service.store.writer import _run_callbacks
-from roll_sandbox.service.tokens import Tokens
+from roll_sandbox.service.tokens import TokenStore
 from roll_sandbox.wire import (
     Outbox,
     decode,
@@ -35,7 +35,7 @@ from roll_sandbox.wire import (
     validate_client_message,
     validate_worker_message,
 )
-from roll_sandbox.worker.executions import Executions
+from roll_sandbox.worker.executions import ProgramRunner
 from roll_sandbox.worker.outputs import OutputBudget
 
 
@@ -210,7 +210,7 @@ def test_sandbox_untrusted_text_rows_that_a_hand_or_another_version_wrote_stop_n
     address = f"sqlite:///{tmp_path}/sandboxes.db"
     store = Store(address)
     store.migrate()
-    token, other = (Tokens(store).create(owner) for owner in ("ann", "ben"))
+    token, other = (TokenStore(store).create(owner) for owner in ("ann", "ben"))
     row = {"owner": "ann", "worker": "worker-a", "state": "running", "why": "", "created": 1.0, "expires": 9e9}
     for name, spoilt in (
         ("json", {"spec": "{"}),
@@ -315,7 +315,7 @@ def test_sandbox_untrusted_text_what_waits_for_a_command_is_bounded_in_bytes() -
     place = {"sandbox": "ann/a", "id": "line-0001"}
 
     async def flooded() -> None:
-        executions = Executions("ann/a", None, told.append, OutputBudget())  # type: ignore[arg-type]
+        executions = ProgramRunner("ann/a", None, told.append, OutputBudget())  # type: ignore[arg-type]
         executions._sessions["shell-01"] = Busy()  # type: ignore[assignment]
         request = {"command": "cat", "wall_s": 1.0}
         executions.receive({"op": "line", **place, "shell": "shell-01", "request": request})

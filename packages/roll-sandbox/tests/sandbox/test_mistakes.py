@@ -34,7 +34,7 @@ from roll_sandbox.service.quotas import Quota  # noqa: E402
 from roll_sandbox.service.server import serve  # noqa: E402
 from roll_sandbox.service.settings import Settings  # noqa: E402
 from roll_sandbox.service.store import Store  # noqa: E402
-from roll_sandbox.service.tokens import Tokens  # noqa: E402
+from roll_sandbox.service.tokens import TokenStore  # noqa: E402
 from roll_sandbox.wire import validate_client_message  # noqa: E402
 from roll_sandbox.worker.connection import WorkerConnection  # noqa: E402
 
@@ -140,7 +140,7 @@ def test_sandbox_user_error_a_token_is_good_for_a_time_that_a_calendar_has(tmp_p
     store.migrate()
     for days in (-1.0, 0.0, float("nan"), 1e12):
         with pytest.raises(ConfigError, match=r"a token's lifetime must be above 0 and at most 36,500"):
-            Tokens(store).create("ann", lifetime_s=days * 86_400)
+            TokenStore(store).create("ann", lifetime_s=days * 86_400)
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,13 @@ pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
 
 from roll_sandbox import Limits, SandboxQuotaError, SandboxSpec
 from roll_sandbox.errors import ConfigError
-from roll_sandbox.service.audit import Audit
+from roll_sandbox.service.audit import AuditLog
 from roll_sandbox.service.dispatcher import ClientConnection, Dispatcher
 from roll_sandbox.service.housekeeper import restore_sandbox
 from roll_sandbox.service.quotas import Quota, Quotas
-from roll_sandbox.service.records import Records
+from roll_sandbox.service.records import RecordStore
 from roll_sandbox.service.store import Store
-from roll_sandbox.service.tokens import Identity, Tokens
+from roll_sandbox.service.tokens import Identity, TokenStore
 from roll_sandbox.service.worker_link import WorkerLink
 from roll_sandbox.wire import spec_to_json
 
@@ -31,7 +31,7 @@ SPEC = SandboxSpec(limits=Limits(memory_bytes=100, disk_bytes=10))
 QUOTA = Quota(sandboxes=3, memory_bytes=250, programs=2, cpu_s=5.0)
 
 
-class _Written(Records):
+class _Written(RecordStore):
     """Records whose writes the test completes or fails."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ def test_sandbox_service_quota_what_is_taken_is_what_is_alive_however_sandboxes_
     steps: list[tuple[int, int]],
 ) -> None:
     written, sent = _Written(), []
-    board = Dispatcher(written, Quotas(QUOTA, {}), Audit(None))
+    board = Dispatcher(written, Quotas(QUOTA, {}), AuditLog(None))
     board.workers["w"] = WorkerLink("w", sent.append)
     line = ClientConnection(Identity("t", "ann", frozenset({"run"})), lambda _: None)
     for step, number in steps:
@@ -125,7 +125,7 @@ def test_sandbox_service_quota_a_program_without_a_limit_of_cpu_time_gets_the_ow
 
 
 def test_sandbox_service_quota_the_audit_holds_hostile_names_on_one_short_line_each(tmp_path: Path) -> None:
-    audit = Audit(tmp_path / "audit.jsonl")
+    audit = AuditLog(tmp_path / "audit.jsonl")
     for name in ("a\nb", "\x1b[2J\x1b]0;x\x07", "\u2028\x85", '"}\n{"action": "stop"', "x" * 2**20):
         audit.record("create", owner="ann", token="t", target=name, peer=name)
     audit.flush()
@@ -137,7 +137,7 @@ def test_sandbox_service_quota_the_audit_holds_hostile_names_on_one_short_line_e
 
 def test_sandbox_service_quota_an_audit_file_that_was_moved_away_is_made_anew(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
-    audit = Audit(path)
+    audit = AuditLog(path)
     for name in ("one", "two"):
         audit.record(name, owner="ann", token="t")
         audit.flush()
@@ -152,7 +152,7 @@ def test_sandbox_service_quota_an_audit_file_that_was_moved_away_is_made_anew(tm
 def test_sandbox_service_quota_an_audit_on_a_full_disk_keeps_its_lines_and_harms_nobody(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     path.symlink_to("/dev/full")
-    audit = Audit(path)
+    audit = AuditLog(path)
     audit.record("create", owner="ann", token="t")
     audit.flush()
     assert audit.is_failing
@@ -162,13 +162,15 @@ def test_sandbox_service_quota_an_audit_on_a_full_disk_keeps_its_lines_and_harms
 
 
 @pytest.fixture
-def tokens(database: str) -> Tokens:
+def tokens(database: str) -> TokenStore:
     store = Store(database)
     store.migrate()
-    return Tokens(store)
+    return TokenStore(store)
 
 
-def test_sandbox_service_quota_only_a_digest_of_a_token_is_kept_and_any_other_secret_is_refused(tokens: Tokens) -> None:
+def test_sandbox_service_quota_only_a_digest_of_a_token_is_kept_and_any_other_secret_is_refused(
+    tokens: TokenStore,
+) -> None:
     made = {tokens.create("ann") for _ in range(50)}
     secrets = {token.split("_", 2)[2] for token in made}
     assert len(secrets) == 50 and {len(secret) for secret in secrets} == {43}
@@ -181,7 +183,7 @@ def test_sandbox_service_quota_only_a_digest_of_a_token_is_kept_and_any_other_se
 
 
 def test_sandbox_service_quota_a_token_that_is_rotated_is_good_for_its_grace_and_no_longer(
-    tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+    tokens: TokenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
     monkeypatch.setattr("time.time", lambda: now)
@@ -198,7 +200,7 @@ def test_sandbox_service_quota_a_token_that_is_rotated_is_good_for_its_grace_and
     assert tokens.identify(new) is None
 
 
-def test_sandbox_service_quota_many_that_look_at_once_wait_for_no_connection_in_vain(tokens: Tokens) -> None:
+def test_sandbox_service_quota_many_that_look_at_once_wait_for_no_connection_in_vain(tokens: TokenStore) -> None:
     token = tokens.create("ann")
 
     async def look() -> list[Any]:

@@ -24,7 +24,7 @@ from roll_sandbox.errors import (  # noqa: E402
     SandboxDatabaseError,
     SandboxError,
 )
-from roll_sandbox.service.records import Records  # noqa: E402
+from roll_sandbox.service.records import RecordStore  # noqa: E402
 from roll_sandbox.service.store import Store, migrations, writer  # noqa: E402
 from roll_sandbox.service.store.tables import METADATA, executions, sandboxes  # noqa: E402
 
@@ -51,7 +51,7 @@ async def said(call: Callable[..., None], *arguments: Any) -> Exception | None:
     return await asyncio.wait_for(told, WAIT_S)
 
 
-async def open_one(records: Records, name: str, owner: str = "ann") -> Exception | None:
+async def open_one(records: RecordStore, name: str, owner: str = "ann") -> Exception | None:
     return await said(records.record_sandbox, owner, name, "local", {}, 9e9)
 
 
@@ -60,7 +60,7 @@ END = {"op": "end", "sandbox": "s", "id": "p", "end": {"code": 0}, "pieces": 2}
 
 async def test_sandbox_service_database_what_is_written_is_found_and_a_name_is_taken_once(database: str) -> None:
     async with opened(database) as store:
-        records = Records(store)
+        records = RecordStore(store)
         assert await asyncio.gather(*(open_one(records, f"s{number}") for number in range(700))) == [None] * 700
         again = await open_one(records, "s7")
         assert type(again) is SandboxError and "already used" in str(again)
@@ -71,7 +71,7 @@ async def test_sandbox_service_database_what_is_written_is_found_and_a_name_is_t
         assert await said(records.record_sandbox_end, "ann", "s7", "ended", "") is None
         assert len(records.load_live_sandboxes()) == 699
     async with opened(database) as store:
-        assert len(Records(store).load_live_sandboxes()) == 699
+        assert len(RecordStore(store).load_live_sandboxes()) == 699
 
 
 async def test_sandbox_service_database_a_second_server_is_refused_until_the_first_has_gone(
@@ -121,7 +121,7 @@ async def test_sandbox_service_database_rows_of_every_older_version_are_there_in
         (found,) = (dict(each._mapping) for each in store.read(sqlalchemy.select(METADATA.tables[name])))
         kept = {column: value for column, value in row.items() if column in found}
         assert kept == {column: found[column] for column in kept}
-    assert Records(store).load_live_sandboxes() == []
+    assert RecordStore(store).load_live_sandboxes() == []
     store.close()
 
 
@@ -203,7 +203,7 @@ async def test_sandbox_service_database_a_sqlite_that_takes_no_writes_refuses_wh
     async with opened(new_database("sqlite")) as store:
         store._writer._connection.connection.execute("PRAGMA busy_timeout=50")
         sqlalchemy.event.listen(store.engine, "connect", lambda made, _: made.execute("PRAGMA busy_timeout=50"))
-        records = Records(store)
+        records = RecordStore(store)
         assert await open_one(records, "first") is None
         assert await said(records.record_program, "ann", "first", "p") is None
         with harm(store):
@@ -246,7 +246,7 @@ async def test_sandbox_service_database_keeps_what_it_acknowledged_when_postgres
 
 
 async def _kill_under_load(server: Postgres, store: Store) -> None:
-    records = Records(store)
+    records = RecordStore(store)
     num_opened = 0
     ended: list[tuple[str, str]] = []
     wrong: list[Exception] = []
@@ -313,15 +313,15 @@ async def test_sandbox_service_database_a_commit_whose_answer_was_lost_is_not_ta
 
     async with opened(database) as store:
         monkeypatch.setattr(writer, "_execute", broken)
-        assert await open_one(Records(store), "once") is None
+        assert await open_one(RecordStore(store), "once") is None
         monkeypatch.setattr(writer, "_BACKOFF_S", ())
         times = 0
-        refused = await open_one(Records(store), "twice")
+        refused = await open_one(RecordStore(store), "twice")
         assert isinstance(refused, SandboxDatabaseError)
         while store.unavailable_reason or store.num_waiting:
             await asyncio.sleep(0.01)
-        assert {row.name for row in Records(store).load_live_sandboxes()} == {"once"}
-        assert await open_one(Records(store), "twice") is None
+        assert {row.name for row in RecordStore(store).load_live_sandboxes()} == {"once"}
+        assert await open_one(RecordStore(store), "twice") is None
 
 
 async def test_sandbox_service_database_a_store_that_closes_during_an_outage_ends(
@@ -333,8 +333,8 @@ async def test_sandbox_service_database_a_store_that_closes_during_an_outage_end
     async with opened(new_database("sqlite")) as store:
         store._writer.connect = lambda: (_ for _ in ()).throw(OSError("away"))
         store._writer._disconnect()
-        Records(store).record_running("ann", "s")
-        assert isinstance(await open_one(Records(store), "s"), SandboxDatabaseError)
+        RecordStore(store).record_running("ann", "s")
+        assert isinstance(await open_one(RecordStore(store), "s"), SandboxDatabaseError)
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "sandbox-store"]
 
 
@@ -343,7 +343,7 @@ async def test_sandbox_service_database_a_backup_that_is_taken_from_a_running_se
 ) -> None:
     """The commands of docs/operations/sandbox-service.md."""
     async with opened(database) as store:
-        assert await open_one(Records(store), "kept") is None
+        assert await open_one(RecordStore(store), "kept") is None
         copy = f"{store.engine.url.database}.copy"
         if store.engine.dialect.name == "sqlite":
             with contextlib.closing(sqlite3.connect(store.engine.url.database)) as here:
@@ -352,7 +352,7 @@ async def test_sandbox_service_database_a_backup_that_is_taken_from_a_running_se
             server: Postgres = request.getfixturevalue("postgres")
             plain = database.replace("+psycopg", "")
             server.run("pg_dump", "--format=custom", f"--file={copy}", plain)
-        assert await open_one(Records(store), "later") is None
+        assert await open_one(RecordStore(store), "later") is None
     if database.startswith("sqlite"):
         path = Path(database.removeprefix("sqlite:///"))
         path.write_bytes(Path(copy).read_bytes())
@@ -361,4 +361,4 @@ async def test_sandbox_service_database_a_backup_that_is_taken_from_a_running_se
     else:
         server.run("pg_restore", "--clean", "--if-exists", f"--dbname={plain}", copy)
     async with opened(database) as store:
-        assert [row.name for row in Records(store).load_live_sandboxes()] == ["kept"]
+        assert [row.name for row in RecordStore(store).load_live_sandboxes()] == ["kept"]

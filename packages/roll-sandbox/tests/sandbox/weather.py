@@ -38,7 +38,7 @@ from roll_sandbox.service.quotas import Quota
 from roll_sandbox.service.service import Service
 from roll_sandbox.service.settings import Settings
 from roll_sandbox.service.store import store
-from roll_sandbox.service.store.writer import QueuedWrite, Writer
+from roll_sandbox.service.store.writer import DatabaseWriter, QueuedWrite
 from roll_sandbox.service.tokens import Identity
 from roll_sandbox.worker import Worker
 from roll_sandbox.worker.connection import WorkerConnection
@@ -157,7 +157,7 @@ class _Pipe:
                 asyncio.get_running_loop().call_later(self.draw.choice((0.0, 0.3)), end.came.put_nowait, None)
 
 
-class _Writer(Writer):
+class _Writer(DatabaseWriter):
     """Its thread's work, in the loop, in its own time."""
 
     world: World
@@ -607,7 +607,7 @@ def _clock(world: World) -> Iterator[None]:
         mock.patch("time.sleep", lambda _: None),
         mock.patch("uuid.uuid4", lambda: uuid.UUID(int=world.draw.getrandbits(128))),
         mock.patch("secrets.token_hex", lambda size: world.draw.randbytes(size).hex()),
-        mock.patch.object(store, "Writer", type("Played", (_Writer,), {"world": world})),
+        mock.patch.object(store, "DatabaseWriter", type("Played", (_Writer,), {"world": world})),
     ):
         yield
 

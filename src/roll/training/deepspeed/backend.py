@@ -40,7 +40,7 @@ from roll.training.network.policy import PolicyNetwork
 from roll.training.network.vision_parts import compute_learning_rate_factors
 from roll.training.network.weights import TrainerWeights
 from roll.training.offload import is_on_host
-from roll.training.passes import Passes
+from roll.training.passes import PassRunner
 from roll.training.rank import invalidate_on_failure
 from roll.training.spec import TrainerSpec
 from roll.types import OptimParams
@@ -80,7 +80,7 @@ class DeepSpeedBackend(LanguageModelRank):
             self._engine = initialize_frozen(spec, self.network, device=self.device)
         # The engine must be called instead of the network: its hooks gather partitioned weights.
         call = None if self._engine is None else self._predict
-        self._passes = Passes(spec, self.network, self.ranks, self.device, self._random_states, call=call)
+        self._passes = PassRunner(spec, self.network, self.ranks, self.device, self._random_states, call=call)
         self._inside_step = False
         """Whether gradients have been added since the last update; if a micro-batch fails, they are left over."""
 

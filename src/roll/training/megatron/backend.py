@@ -33,7 +33,7 @@ from roll.training.megatron.initialize import (
 )
 from roll.training.network.loading import build_network
 from roll.training.offload import is_on_host
-from roll.training.passes import Passes
+from roll.training.passes import PassRunner
 from roll.training.spec import TrainerSpec
 from roll.types import OptimParams
 
@@ -68,7 +68,7 @@ class MegatronBackend(LanguageModelRank):
             self._ddp = wrap_data_parallel(self.network, config)
             self._optimizer = build_optimizer(self._ddp, parameters, factors, spec.training)
         self.full_weights = MegatronWeights(parameters, placement, self._ddp, self._optimizer)
-        self._passes = Passes(spec, self.network, self.ranks, self.device, self._random_states, call=self._ddp)
+        self._passes = PassRunner(spec, self.network, self.ranks, self.device, self._random_states, call=self._ddp)
 
     def weights(self) -> WeightSource:
         return MegatronWeightSource(self.full_weights, self._model_names, is_first=self.ranks.is_first)

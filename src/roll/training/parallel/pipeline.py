@@ -206,16 +206,16 @@ class Stage:
         dist.all_reduce(value, group=self._forward_group)
         return value
 
-    def exchange_between_ends(self, own: Tensor) -> Tensor:
+    def exchange_between_ends(self, tensor: Tensor) -> Tensor:
         """Exchange tensors of the same shape between the first and the last stage; return the other stage's tensor."""
-        other = torch.empty_like(own, memory_format=torch.contiguous_format)
+        other = torch.empty_like(tensor, memory_format=torch.contiguous_format)
         peer, there, back = (
             (self.count - 1, self._forward_group, self._backward_group)
             if self.is_first
             else (0, self._backward_group, self._forward_group)
         )
         # Both ends send before they receive, so neither may wait for the other.
-        self._send(own, there, peer, wait=False)
+        self._send(tensor, there, peer, wait=False)
         dist.recv(other, group=back, group_src=peer)
         self._finish()
         return other
@@ -229,10 +229,10 @@ class Stage:
         """Send a tensor to the first stage, which receives it with `recv_from`."""
         dist.send(tensor.contiguous(), group=self._backward_group, group_dst=0)
 
-    def recv_from(self, stage: int, like: Tensor) -> Tensor:
-        """Receive a tensor on the first stage that `stage` sent with `send_to_first_stage`; `like` has its shape and
-        dtype."""
-        tensor = torch.empty(like.shape, dtype=like.dtype, device=self.device)
+    def recv_from(self, stage: int, template: Tensor) -> Tensor:
+        """Receive a tensor on the first stage that `stage` sent with `send_to_first_stage`; `template` has the same
+        shape and dtype."""
+        tensor = torch.empty(template.shape, dtype=template.dtype, device=self.device)
         dist.recv(tensor, group=self._backward_group, group_src=stage)
         return tensor
 

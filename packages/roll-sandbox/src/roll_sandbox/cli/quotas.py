@@ -11,7 +11,7 @@ from roll_sandbox.cli.common import ByteSize, database_option, open_store, to_si
 from roll_sandbox.errors import ConfigError
 
 if TYPE_CHECKING:
-    from roll_sandbox.service.records import Records
+    from roll_sandbox.service.records import RecordStore
 
 __all__ = ["quota"]
 
@@ -117,8 +117,8 @@ def _format_value(value: float | None) -> str:
     return "none" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
-def _open_records(database: str | None) -> Records:
+def _open_records(database: str | None) -> RecordStore:
     store = open_store(database)
-    from roll_sandbox.service.records import Records
+    from roll_sandbox.service.records import RecordStore
 
-    return Records(store)
+    return RecordStore(store)

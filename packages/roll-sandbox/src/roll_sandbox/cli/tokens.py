@@ -10,7 +10,7 @@ import click
 from roll_sandbox.cli.common import database_option, open_store, to_single_line
 
 if TYPE_CHECKING:
-    from roll_sandbox.service.tokens import Tokens
+    from roll_sandbox.service.tokens import TokenStore
 
 __all__ = ["token"]
 
@@ -71,8 +71,8 @@ def revoke_token(id: str, database: str | None) -> None:
     _open_tokens(database).revoke(id)
 
 
-def _open_tokens(database: str | None) -> Tokens:
+def _open_tokens(database: str | None) -> TokenStore:
     store = open_store(database)
-    from roll_sandbox.service.tokens import Tokens
+    from roll_sandbox.service.tokens import TokenStore
 
-    return Tokens(store)
+    return TokenStore(store)

@@ -142,7 +142,8 @@ class Cgroup:
         self.bounds = None
         counter = self.find_cpu_counter()
         self.cpu = os.open(counter, os.O_RDONLY | os.O_CLOEXEC) if counter else -1
-        """File descriptor of the CPU counter, which agents inherit, since they cannot open its path; -1: no counter."""
+        """File descriptor of the CPU counter, which agents inherit, since they cannot open its path; -1 if there is no
+        counter."""
 
     def set_limits(self, max_processes, memory_bytes):
         """Set the limits, if they differ from the current ones."""

@@ -1,4 +1,4 @@
-"""Builds the file system of sandboxes, once per spawner that is root, in the spawner's mount namespace.
+"""Builds the file system of sandboxes, once per spawner that runs as root, in the spawner's mount namespace.
 
 A plan is a list of steps: ("bind", source, target), ("copy", source, target), ("directory", path), ("file", path,
 bytes), ("link", content, path) and ("layer", source, target) for a layer of an image. Small files are copied, since

@@ -103,7 +103,7 @@ class RemoteSandboxConnection:
         self._service = service
         self.name = name
         self.next_name: str | None = None
-        """Name for the next program; `None`: generate a name."""
+        """Name for the next program; if `None`, a name is generated."""
         self.is_lost = False
         self.end_error: RollSandboxError = SandboxError("the sandbox has ended")
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -15,10 +15,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from roll_sandbox.errors import SandboxDatabaseError
-from roll_sandbox.service.audit import Audit
+from roll_sandbox.service.audit import AuditLog
 from roll_sandbox.service.quotas import Quotas
 from roll_sandbox.service.rate_limits import RateLimiter
-from roll_sandbox.service.tokens import Identity, Tokens
+from roll_sandbox.service.tokens import Identity, TokenStore
 
 __all__ = ["ROCK_PREFIX", "AccessMiddleware", "get_required_scope"]
 
@@ -58,7 +58,7 @@ class AccessMiddleware:
         max_bytes: maximum bytes of a request's body.
     """
 
-    def __init__(self, app: ASGIApp, tokens: Tokens, quotas: Quotas, audit: Audit, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, tokens: TokenStore, quotas: Quotas, audit: AuditLog, max_bytes: int) -> None:
         self._app = app
         self._tokens = tokens
         self._quotas = quotas

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-__all__ = ["Audit"]
+__all__ = ["AuditLog"]
 
 _MAX_BYTES = 2**26
 _MAX_QUEUED_LINES = 100_000
@@ -21,7 +21,7 @@ _MAX_TEXT_CHARS = 200
 _log = logging.getLogger(__name__)
 
 
-class Audit:
+class AuditLog:
     """Appends lines to the file `path`, which is renamed to `path`.1 at 64 MiB. With `None`, nothing is logged.
 
     If the file was moved (logrotate), the next `flush` creates it again. If writing fails, lines stay queued.

@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from roll_sandbox.errors import RollSandboxError, SandboxDatabaseError, SandboxLostError, UnknownSandboxError
-from roll_sandbox.service.audit import Audit
+from roll_sandbox.service.audit import AuditLog
 from roll_sandbox.service.entries import ClientConnection, ProgramEntry, SandboxEntry
 from roll_sandbox.service.placement import choose_worker
 from roll_sandbox.service.quotas import Quotas
-from roll_sandbox.service.records import Records
+from roll_sandbox.service.records import RecordStore
 from roll_sandbox.service.worker_link import WorkerLink
 from roll_sandbox.uploads import UploadStore
 from roll_sandbox.wire import Message, error_to_json, spec_from_json, spec_to_json
@@ -39,7 +39,7 @@ AWAY_TIMEOUT_S = 60.0
 class Dispatcher:
     """Passes messages between clients and workers. `lifetime_s` is the default lifetime of sandboxes."""
 
-    def __init__(self, records: Records, quotas: Quotas, audit: Audit, *, lifetime_s: float = 3600.0) -> None:
+    def __init__(self, records: RecordStore, quotas: Quotas, audit: AuditLog, *, lifetime_s: float = 3600.0) -> None:
         self.records = records
         self.quotas = quotas
         self.audit = audit

@@ -15,7 +15,7 @@ from roll_sandbox.service.store import Store
 from roll_sandbox.service.store.tables import executions, owners, sandboxes, workers
 from roll_sandbox.wire import Message
 
-__all__ = ["LIVE_STATES", "ProgramRecord", "Records", "WorkerRecord", "parse_row_json"]
+__all__ = ["LIVE_STATES", "ProgramRecord", "RecordStore", "WorkerRecord", "parse_row_json"]
 
 LIVE_STATES = ("starting", "running")
 _Callback: TypeAlias = Callable[[Exception | None], None]
@@ -72,7 +72,7 @@ class WorkerRecord:
     draining: int
 
 
-class Records:
+class RecordStore:
     """Writes and reads the records of a service. Methods with a `callback` call it when the record is in the database.
 
     `record_sandbox` and `record_program` write intents, which are refused while the database is unavailable. All other
@@ -177,10 +177,10 @@ class Records:
         rows = self._store.read(select(workers))
         return [WorkerRecord(row.name, row.owner, row.seen, row.draining) for row in rows]
 
-    def record_worker(self, row: WorkerRecord, *, known: bool) -> None:
-        """Record a worker: update its row if the table already has one (`known`), otherwise insert it."""
+    def record_worker(self, row: WorkerRecord, *, exists: bool) -> None:
+        """Record a worker: update its row if the table already has one (`exists`), otherwise insert it."""
         self._store.write(
-            _UPDATE_WORKER if known else _INSERT_WORKER, {f"b_{name}": value for name, value in vars(row).items()}
+            _UPDATE_WORKER if exists else _INSERT_WORKER, {f"b_{name}": value for name, value in vars(row).items()}
         )
 
     def set_quota(self, owner: str, fields: dict[str, Any]) -> None:

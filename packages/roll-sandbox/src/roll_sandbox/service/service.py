@@ -13,15 +13,15 @@ from starlette.websockets import WebSocket
 from roll_sandbox.errors import SandboxDatabaseError
 from roll_sandbox.images import ImageCache
 from roll_sandbox.manager import SandboxManager
-from roll_sandbox.service.audit import Audit
+from roll_sandbox.service.audit import AuditLog
 from roll_sandbox.service.dispatcher import ClientConnection, Dispatcher
 from roll_sandbox.service.housekeeper import Housekeeper
 from roll_sandbox.service.quotas import Quotas
-from roll_sandbox.service.records import Records
+from roll_sandbox.service.records import RecordStore
 from roll_sandbox.service.settings import Settings
 from roll_sandbox.service.sockets import Channel
 from roll_sandbox.service.store import Store
-from roll_sandbox.service.tokens import Identity, Tokens
+from roll_sandbox.service.tokens import Identity, TokenStore
 from roll_sandbox.service.worker_link import WorkerLink
 from roll_sandbox.service.workers import LOCAL_NAME, Workers
 from roll_sandbox.wire import Message, validate_client_message
@@ -44,9 +44,9 @@ class Service:
         # Tables are migrated only under the lock, so never while another server runs.
         self.store.lock()
         self.store.migrate()
-        records = Records(self.store)
-        self.tokens = Tokens(self.store)
-        self.audit = Audit(settings.audit)
+        records = RecordStore(self.store)
+        self.tokens = TokenStore(self.store)
+        self.audit = AuditLog(settings.audit)
         self.quotas = Quotas(settings.quota, records.load_quotas())
         self.dispatcher = Dispatcher(records, self.quotas, self.audit, lifetime_s=settings.lifetime_s)
         self.housekeeper = Housekeeper(self.dispatcher, away_s=settings.away_s, report=self._update_report)

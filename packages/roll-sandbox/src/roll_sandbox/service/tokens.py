@@ -20,7 +20,7 @@ from roll_sandbox.errors import ConfigError
 from roll_sandbox.service.store import Store
 from roll_sandbox.service.store.tables import tokens
 
-__all__ = ["SCOPES", "Identity", "Tokens", "check_owner"]
+__all__ = ["SCOPES", "Identity", "TokenStore", "check_owner"]
 
 SCOPES = ("read", "run", "admin", "worker")
 _MAX_LIFETIME_S = 36_500 * 86_400.0
@@ -49,7 +49,7 @@ def check_owner(name: str) -> None:
         raise ConfigError(f"an owner's name must have up to 64 letters, digits, '.', '_' and '-', got {name[:80]!r}.")
 
 
-class Tokens:
+class TokenStore:
     """Creates, finds and revokes the tokens in a database. Times are in seconds since 1970."""
 
     def __init__(self, store: Store) -> None:

@@ -13,7 +13,7 @@ import time
 from roll_sandbox.errors import SandboxAccessError, SandboxRequestError, UnknownSandboxError
 from roll_sandbox.service.dispatcher import Dispatcher
 from roll_sandbox.service.housekeeper import Housekeeper, list_sandboxes, mark_lost, remove_worker
-from roll_sandbox.service.records import Records, WorkerRecord
+from roll_sandbox.service.records import RecordStore, WorkerRecord
 from roll_sandbox.service.sockets import Channel
 from roll_sandbox.service.tokens import Identity
 from roll_sandbox.service.worker_link import WorkerLink
@@ -34,7 +34,7 @@ class Workers:
         records: the records of the service.
     """
 
-    def __init__(self, dispatcher: Dispatcher, housekeeper: Housekeeper, records: Records) -> None:
+    def __init__(self, dispatcher: Dispatcher, housekeeper: Housekeeper, records: RecordStore) -> None:
         self._dispatcher = dispatcher
         self._housekeeper = housekeeper
         self._records = records
@@ -144,5 +144,5 @@ class Workers:
 
     def _record_worker(self, name: str, owner: str) -> None:
         row = WorkerRecord(name, owner, time.time(), int(self._dispatcher.workers[name].is_drained))
-        self._records.record_worker(row, known=name in self._known)
+        self._records.record_worker(row, exists=name in self._known)
         self._known[name] = row

@@ -23,7 +23,7 @@ from roll_sandbox.types import Chunk
 from roll_sandbox.wire import Message, error_to_json, program_from_json
 from roll_sandbox.worker.outputs import OutputBudget
 
-__all__ = ["Executions"]
+__all__ = ["ProgramRunner"]
 
 MAX_INSPECT_BYTES = 2**22
 """Maximum bytes of output, of all programs together, in one answer to `look`."""
@@ -51,8 +51,8 @@ class _Execution:
         self.task: asyncio.Task[None] | None = None
 
 
-class Executions:
-    """The programs and sessions of one sandbox.
+class ProgramRunner:
+    """Runs the programs and sessions of one sandbox.
 
     Args:
         qualified_name: the name of the sandbox in messages.

@@ -30,7 +30,7 @@ from roll_sandbox.manager import SandboxManager
 from roll_sandbox.types import Mount, SandboxSpec
 from roll_sandbox.uploads import UploadDirectories
 from roll_sandbox.wire import MAX_POOLS, Message, WorkerReport, error_to_json, spec_from_json
-from roll_sandbox.worker.executions import Executions
+from roll_sandbox.worker.executions import ProgramRunner
 from roll_sandbox.worker.outputs import OutputBudget
 
 __all__ = ["Worker"]
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 class _RunningSandbox:
     """A sandbox that has started, and the programs in it."""
 
-    def __init__(self, sandbox: Sandbox, executions: Executions) -> None:
+    def __init__(self, sandbox: Sandbox, executions: ProgramRunner) -> None:
         self.sandbox = sandbox
         self.executions = executions
 
@@ -137,7 +137,7 @@ class Worker:
             self.send({"op": "failed", "sandbox": qualified_name, **error_to_json(error)})
             return
         running = self._held[qualified_name] = _RunningSandbox(
-            sandbox, Executions(qualified_name, sandbox, self.send, self._outputs)
+            sandbox, ProgramRunner(qualified_name, sandbox, self.send, self._outputs)
         )
         sandbox.on_close(lambda: self._on_sandbox_ended(qualified_name, running))
         self._send_created(qualified_name, running)

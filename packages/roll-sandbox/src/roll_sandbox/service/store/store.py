@@ -22,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from roll_sandbox.errors import ConfigError, SandboxDatabaseError
 from roll_sandbox.service.store.engines import DatabaseLock, DatabaseLockedError, hide_password, make_engine
-from roll_sandbox.service.store.writer import UNAVAILABLE_ERRORS, Callback, QueuedWrite, Writer, describe_error
+from roll_sandbox.service.store.writer import UNAVAILABLE_ERRORS, Callback, DatabaseWriter, QueuedWrite, describe_error
 
 __all__ = ["Store"]
 
@@ -43,7 +43,7 @@ class Store:
     def __init__(self, url: str) -> None:
         self.engine = make_engine(url)
         self._shown = hide_password(url)
-        self._writer: Writer | None = None
+        self._writer: DatabaseWriter | None = None
 
     @property
     def unavailable_reason(self) -> str:
@@ -61,7 +61,7 @@ class Store:
         Raises:
             ConfigError: another server has locked the database, or the database cannot be used.
         """
-        self._writer = Writer(self.engine, DatabaseLock(self.engine))
+        self._writer = DatabaseWriter(self.engine, DatabaseLock(self.engine))
         self._wait_for_lock(self._writer.connect)
 
     def migrate(self, revision: str = "head") -> None:

@@ -30,7 +30,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from roll_sandbox.errors import SandboxDatabaseError, SandboxError
 from roll_sandbox.service.store.engines import DatabaseLock, DatabaseLockedError
 
-__all__ = ["UNAVAILABLE_ERRORS", "QueuedWrite", "Writer", "describe_error"]
+__all__ = ["UNAVAILABLE_ERRORS", "DatabaseWriter", "QueuedWrite", "describe_error"]
 
 UNAVAILABLE_ERRORS = (OperationalError, InterfaceError, InternalError, PoolTimeoutError, OSError, DatabaseLockedError)
 """Errors that mean that the database does not answer, is locked, is full, or is read-only."""
@@ -57,7 +57,7 @@ class QueuedWrite:
     """Statement that deletes the row of an intent; its parameter `b_x` is the row's value of column `x`."""
 
 
-class Writer:
+class DatabaseWriter:
     """Queues writes, and executes them in a thread."""
 
     def __init__(self, engine: Engine, lock: DatabaseLock) -> None:
