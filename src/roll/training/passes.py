@@ -336,12 +336,8 @@ class PassRunner:
 
     def _build_layout(self, micro_batch: MicroBatch, **settings: bool) -> PackedLayout:
         """Build the layout of a micro-batch; without blocks, an idle layout that only takes part in collectives."""
-        teacher = micro_batch.teacher
-        layout = (
-            build_layout(micro_batch.blocks, teacher=teacher, **settings)
-            if micro_batch.blocks
-            else build_idle_layout(teacher=teacher)
-        )
+        blocks, teacher = micro_batch.blocks, micro_batch.teacher
+        layout = build_layout(blocks, teacher=teacher, **settings) if blocks else build_idle_layout(teacher=teacher)
         layout = replace(layout, encodes_media=micro_batch.encodes_media)
         return pad_layout(layout, self._ranks.share.length_multiple)
 
