@@ -15,6 +15,7 @@ from roll.cli.doctor import doctor
 from roll.cli.environments import env
 from roll.cli.init import init
 from roll.cli.migration.command import from_trl, from_verl
+from roll.cli.reward_commands import reward
 from roll.cli.run_commands import chat, compare, view
 from roll_sandbox.cli import sandbox
 
@@ -307,54 +308,7 @@ def dashboard(runs: tuple[str, ...], host: str, port: int, token: str | None, op
     serve([Path(run) for run in runs or ("runs",)], host, port, token, open_browser=open_browser, say=click.echo)
 
 
-@roll.group()
-def reward() -> None:
-    """Test rewards."""
-
-
-@reward.command(name="test")
-@_file
-@_overrides
-@click.option(
-    "--config", "-c", metavar="CFG", help="Configuration with the rewards, selected by the `domain` of each line."
-)
-@click.option(
-    "--reward",
-    "-r",
-    "reward_texts",
-    multiple=True,
-    metavar="TYPE",
-    help="Reward to use: math, or {type: math, …}; repeatable.",
-)
-@click.option(
-    "--jobs", "-j", type=click.IntRange(min=1), help="Number of answers to score in parallel; by default one per core."
-)
-@click.option("--limit", type=click.IntRange(min=1), help="Score only the first N answers.", metavar="N")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line instead of a table.")
-def run_reward_test(
-    file: str,
-    overrides: tuple[str, ...],
-    config: str | None,
-    reward_texts: tuple[str, ...],
-    jobs: int | None,
-    limit: int | None,
-    as_json: bool,
-) -> int:
-    """Score the answers in FILE, which has one JSON object per line.
-
-    \b
-    {"response": "The answer is 7.", "answer": "7"}
-    {"response": "8", "answer": "7", "expected": false}
-
-    A line may also have prompt, metadata, finished, domain, and expected (true, false or a value). Exits with code 1 if
-    an answer could not be scored or its score is not the expected one, with code 2 if a line is malformed.
-    """
-    from roll.cli.score_file import score_file
-
-    return score_file(file, config, overrides, reward_texts, jobs=jobs, limit=limit, as_json=as_json)
-
-
-for command in (env, view, chat, compare, doctor, sandbox, init):
+for command in (env, view, chat, compare, doctor, sandbox, init, reward):
     roll.add_command(command)
 
 

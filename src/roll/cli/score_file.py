@@ -25,7 +25,7 @@ from roll.config.sandbox import SandboxConfig
 from roll.errors import ConfigError, InfraError, UserError
 from roll.process_environment import prepare_environment
 
-__all__ = ["parse_rewards", "score_file"]
+__all__ = ["parse_rewards", "read_rewards_by_domain", "score_file"]
 
 _PENALTY_TYPES = {"length", "repetition"}
 
@@ -100,7 +100,7 @@ def score_file(
         raise ConfigError("exactly one of --config FILE and --reward TYPE (which may be repeated) is required.")
     if overrides and config is None:
         raise ConfigError(f"'{overrides[0]}' overrides a configuration: it requires --config.")
-    rewards_by_domain, loaded = _read_rewards(config, overrides, reward_texts)
+    rewards_by_domain, loaded = read_rewards_by_domain(config, overrides, reward_texts)
     model = loaded.model.path if loaded else None
     penalised = any(reward.type in _PENALTY_TYPES for rewards in rewards_by_domain.values() for reward in rewards)
     tokens = _load_tokenize_function(model) if penalised else lambda text: [0] * len(text.split())
@@ -116,7 +116,7 @@ def score_file(
     return 1 if any(scored.result is None or scored.is_unexpected for scored in found) else 0
 
 
-def _read_rewards(
+def read_rewards_by_domain(
     config: str | None, overrides: Sequence[str], reward_texts: Sequence[str]
 ) -> tuple[dict[str, list[RewardConfig]], RunConfig | None]:
     """Return the rewards of each domain, and the configuration that has them.

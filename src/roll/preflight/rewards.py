@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 
 from roll.cluster.pool import LocalWorkerPool
 from roll.config.data import DataConfig
-from roll.config.rewards import JudgeReward, PythonReward, RewardConfig
+from roll.config.rewards import JudgeReward, PythonReward, RemoteReward, RewardConfig
 from roll.config.rewards.code import CodeReward
 from roll.config.sandbox import SandboxConfig
 from roll.data.build import load_source
@@ -25,6 +25,7 @@ from roll.rewards.code.tasks import MalformedTestsError
 from roll.rewards.code.unsupported_tests import describe_unsupported, find_importable_modules
 from roll.rewards.code.verifier import CodeVerifier
 from roll.rewards.opening import open_reward_lists
+from roll.rewards.remote.client import ServiceUnreachableError
 from roll.types import Prompt
 
 __all__ = ["check_rewards", "describe_bad_tests", "try_rewards"]
@@ -33,7 +34,9 @@ TRIAL_TIMEOUT_S = 20.0
 """Timeout of a trial; a slower reward is not checked before the run."""
 
 
-async def try_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConfig, Prompt]]) -> list[RewardTrial]:
+async def try_rewards(
+    sandbox: SandboxConfig, prompts: Sequence[tuple[DataConfig, Prompt]], add_note: Callable[[str], None]
+) -> list[RewardTrial]:
     """Score a correct and a wrong answer to each prompt in a worker process, as in a run, and return both rewards.
 
     Prompts of code rewards without a reference answer are scored, but not returned.
@@ -41,6 +44,7 @@ async def try_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConfig
     Args:
         sandbox: settings of the sandboxes in which programs run.
         prompts: one prompt of each domain, with its source.
+        add_note: called with a message if a reward service cannot be reached from this machine.
 
     Raises:
         ConfigError: a reward fails.
@@ -50,7 +54,7 @@ async def try_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConfig
     async with AsyncExitStack() as stack:
         pool = LocalWorkerPool(1)
         stack.push_async_callback(pool.close)
-        lists = {prompt.domain: entry.reward for entry, prompt in prompts}
+        lists = {prompt.domain: [_send_once(reward) for reward in entry.reward] for entry, prompt in prompts}
         rewards = await stack.enter_async_context(open_reward_lists(lists, sandbox, pool))
         for entry, prompt in prompts:
             reward = rewards[prompt.domain]
@@ -58,6 +62,9 @@ async def try_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConfig
             try:
                 values = [(await reward(make_rollout(prompt, text))).value for text in (right, wrong)]
             except InfraError as error:
+                if isinstance(error.__cause__, ServiceUnreachableError):
+                    add_note(f"the reward of '{prompt.domain}' is not tried: {error.__cause__}.")
+                    continue
                 raise ConfigError(f"the reward of '{prompt.domain}' does not work: {error}") from None
             if not prompt.answer and any(reward.needs_sandbox for reward in entry.reward):
                 continue  # no correct program is known, so the two values cannot be compared
@@ -69,8 +76,15 @@ async def try_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConfig
     return trials
 
 
+def _send_once(reward: RewardConfig) -> RewardConfig:
+    """Return the settings of a reward without retries, if it is a service."""
+    if not isinstance(reward, RemoteReward):
+        return reward
+    return reward.model_copy(update={"max_attempts": 1, "time_limit_s": min(reward.time_limit_s, TRIAL_TIMEOUT_S)})
+
+
 async def check_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConfig, Prompt]]) -> None:
-    """Check that rewards with external parts work: the user's own functions, sandboxes, and external judges.
+    """Check that rewards with external parts work: the user's own functions, sandboxes, external judges, and services.
 
     The check ends without an error after `TRIAL_TIMEOUT_S`.
 
@@ -109,7 +123,7 @@ def _list_external_rewards(entry: DataConfig, prompt: Prompt) -> list[RewardConf
     """Return the rewards of a source that depend on external parts, without those that need the run's engines."""
     if prompt.environment is not None:  # the reward of an environment needs an episode
         return []
-    kinds = (PythonReward, JudgeReward)
+    kinds = (PythonReward, JudgeReward, RemoteReward)
     return [r for r in entry.reward if (isinstance(r, kinds) or r.needs_sandbox) and not r.asks_own_judge]
 
 

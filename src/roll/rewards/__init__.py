@@ -37,6 +37,7 @@ VERIFIERS: Registry[Callable[[Any, Any], Verifier]] = Registry(
         "regex": "roll.rewards.simple:build_regex_verifier",
         "python": "roll.rewards.python:build_python_verifier",
         "reward_model": "roll.rewards.reward_model:build_reward_model_verifier",
+        "remote": "roll.rewards.remote:build_remote_verifier",
         "reasoning_gym": "roll.rewards.reasoning_gym:build_reasoning_gym_verifier",
     },
 )

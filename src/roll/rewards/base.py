@@ -30,6 +30,8 @@ class Judgement:
     """`None` if the verifier does not decide whether the task was solved (a format check)."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Parts of the value by name, for metrics: for example, one for each instruction that an answer should follow."""
+    timed_out: bool = False
+    """True if a verifier behind this one, such as that of a reward service, ran out of time."""
 
 
 async def _do_nothing() -> None:

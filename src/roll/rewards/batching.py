@@ -34,6 +34,8 @@ class Batcher(Generic[Item, Result]):
     """Maximum number of requests in one batch."""
     num_runners: int
     """Maximum number of batches that run at once."""
+    name: str = "the reward model"
+    """Name of the scorer in messages."""
     _waiting: deque[tuple[Item, asyncio.Future[Result]]] = field(init=False, default_factory=deque)
     _runners: set[asyncio.Task[None]] = field(init=False, default_factory=set)
     _closed: bool = field(init=False, default=False)
@@ -46,7 +48,7 @@ class Batcher(Generic[Item, Result]):
             Exception: Any exception that `score` raised for the request's batch.
         """
         if self._closed:
-            raise RewardInfraError("an answer cannot be scored: the reward model is already closed")
+            raise RewardInfraError(f"an answer cannot be scored: {self.name} is already closed")
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
         if len(self._runners) < self.num_runners:
@@ -61,9 +63,9 @@ class Batcher(Generic[Item, Result]):
             try:
                 results = await self.score([item for item, _ in batch])
                 if len(results) != len(batch):
-                    raise RewardInfraError(f"the reward model returned {len(results)} scores for {len(batch)} answers")
+                    raise RewardInfraError(f"{self.name} returned {len(results)} scores for {len(batch)} answers")
             except asyncio.CancelledError:
-                self._fail_batch(batch, RewardInfraError("an answer was not scored: the reward model was closed"))
+                self._fail_batch(batch, RewardInfraError(f"an answer was not scored: {self.name} was closed"))
                 raise
             except Exception as error:  # any exception belongs to the callers that wait for this batch
                 self._fail_batch(batch, error)
@@ -96,4 +98,4 @@ class Batcher(Generic[Item, Result]):
         for task in runners:
             task.cancel()
         await asyncio.gather(*runners, return_exceptions=True)
-        self._fail_batch(waiting, RewardInfraError("an answer was not scored: the reward model was closed"))
+        self._fail_batch(waiting, RewardInfraError(f"an answer was not scored: {self.name} was closed"))

@@ -83,7 +83,7 @@ class Component:
 
         The result is false if the model's own program timed out: that is only a wrong answer.
         """
-        return judgement.verdict == TIMEOUT and not self.config.needs_sandbox
+        return judgement.timed_out or (judgement.verdict == TIMEOUT and not self.config.needs_sandbox)
 
     def fails_gate(self, judgement: Judgement) -> bool:
         """Return whether the component is a gate that this judgement does not pass."""

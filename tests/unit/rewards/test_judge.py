@@ -22,9 +22,9 @@ from roll.errors import ConfigError, RewardInfraError, UnscorableError
 from roll.rewards import build_reward
 from roll.rewards.compose import WeightedReward
 from roll.rewards.judge import Judge
-from roll.rewards.judge.cache import ReplyCache, compute_content_key
 from roll.rewards.judge.chat import EndpointChat
 from roll.rewards.judge.replies import ReplyError, read_score, read_winner
+from roll.rewards.reply_cache import ReplyCache, compute_content_key
 from roll.types import Message, Rollout
 
 MakeRollout = Callable[..., Rollout]

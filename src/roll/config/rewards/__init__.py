@@ -12,6 +12,7 @@ from roll.config.rewards.code import CodeReward
 from roll.config.rewards.external import EnvironmentReward, PythonReward, ReasoningGymReward
 from roll.config.rewards.instructions import FormatReward, InstructionsReward
 from roll.config.rewards.models import JudgeReward, RewardModelReward
+from roll.config.rewards.remote import RemoteReward
 from roll.config.rewards.text import (
     ChoiceReward,
     ExactReward,
@@ -41,6 +42,7 @@ __all__ = [
     "PythonReward",
     "ReasoningGymReward",
     "RegexReward",
+    "RemoteReward",
     "RepetitionPenalty",
     "RewardConfig",
     "RewardList",
@@ -70,7 +72,8 @@ RewardConfig = Annotated[
     | InstructionsReward
     | FormatReward
     | JudgeReward
-    | RewardModelReward,
+    | RewardModelReward
+    | RemoteReward,
     Field(discriminator="type"),
 ]
 RewardList: TypeAlias = list[RewardConfig]

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import field_validator
 
 from roll.config.base import Section, option
 
-__all__ = ["AUTO_REASONING", "KEEP_REASONING", "RewardSection", "build_auto_reasoning_option", "check_pattern"]
+__all__ = [
+    "AUTO_REASONING",
+    "KEEP_REASONING",
+    "RewardSection",
+    "build_auto_reasoning_option",
+    "check_pattern",
+    "check_url",
+]
 
 AUTO_REASONING, KEEP_REASONING = "auto", "keep"
 
@@ -96,3 +104,24 @@ def check_pattern(pattern: str) -> str:
     except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
     return pattern
+
+
+def check_url(url: str, example: str) -> str:
+    """Check the base URL of a service, and return it without a slash at its end.
+
+    Raises:
+        ValueError: The URL has another scheme than http and https, no host, an invalid port, a password, a query, or a
+            fragment.
+    """
+    try:
+        parts = urlsplit(url)
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError as error:  # an invalid port, or an unclosed bracket
+        raise ValueError(f"'{url}' is not a URL ({error}): write one such as '{example}'") from None
+    if parts.scheme not in ("http", "https") or not has_host or any(c.isspace() or ord(c) < 32 for c in url):
+        raise ValueError(f"'{url}' is not a URL: write one such as '{example}'")
+    if parts.username or parts.password:
+        raise ValueError("the URL contains a password: set api_key_env to the variable with the key instead")
+    if parts.query or parts.fragment:
+        raise ValueError(f"'{url}' has a query or a fragment: write the base URL, such as '{example}'")
+    return url.rstrip("/")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import field_validator, model_validator
 
 from roll.config.base import option, path_option
-from roll.config.rewards.base import RewardSection
+from roll.config.rewards.base import RewardSection, check_url
 
 __all__ = ["JudgeReward", "RewardModelReward"]
 
@@ -104,14 +103,7 @@ class JudgeReward(RewardSection):
     @field_validator("url")
     @classmethod
     def _check_url(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"'{value}' is not a URL: write one such as 'http://host:8000/v1'")
-        if parts.username or parts.password:
-            raise ValueError("the URL contains a password: set api_key_env to the variable with the key instead")
-        return value.rstrip("/")
+        return None if value is None else check_url(value, "http://host:8000/v1")
 
     @model_validator(mode="after")
     def _check_combinations(self) -> JudgeReward:

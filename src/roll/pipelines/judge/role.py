@@ -28,9 +28,9 @@ from roll.models import find_stop_token_ids, load_tokenizer, resolve_model
 from roll.pipelines.judge.specs import build_judge_specs, resolve_judge_kind
 from roll.protocols import WorkerPool
 from roll.rewards.compose import WeightedReward
-from roll.rewards.judge.cache import compute_content_key
 from roll.rewards.judge.engine_judge import JudgeModel
 from roll.rewards.opening import open_rewards
+from roll.rewards.reply_cache import compute_content_key
 from roll.rollout import LLMProxy, Router
 from roll.rollout.engine_group import EngineGroup
 from roll.running import run_in_thread

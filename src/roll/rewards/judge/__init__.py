@@ -19,7 +19,6 @@ from roll.config.rewards import JudgeReward
 from roll.errors import ConfigError, DataError, RewardInfraError
 from roll.protocols import WorkerPool
 from roll.rewards.base import Judgement, Verifier
-from roll.rewards.judge.cache import ReplyCache, compute_content_key
 from roll.rewards.judge.chat import Chat, EndpointChat
 from roll.rewards.judge.engine_judge import EngineChat, JudgeModel, JudgeUsage
 from roll.rewards.judge.replies import ReplyError, read_preference, read_score
@@ -30,6 +29,7 @@ from roll.rewards.judge.rubrics import (
     build_pointwise_schema,
     build_repair_messages,
 )
+from roll.rewards.reply_cache import ReplyCache, compute_content_key
 from roll.types import Message, Rollout
 
 __all__ = ["Judge", "build_judge_verifier"]

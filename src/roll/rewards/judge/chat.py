@@ -5,8 +5,7 @@
                                               ├─ 401/403/404: the user must correct the address, the key or the name
                                               └─ any other: this request cannot be answered
 
-Invariants: never more than `max_concurrent` running requests; a request that waits for a retry holds no slot; the key
-is only in a header, never in a message, log or configuration.
+Invariants: never more than `max_concurrent` running requests; a request that waits for a retry holds no slot.
 """
 
 from __future__ import annotations
@@ -14,28 +13,26 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
-from time import time
 from typing import Any, Protocol
-
-import aiohttp
 
 from roll.config.rewards import JudgeReward
 from roll.errors import ConfigError, RewardInfraError
-from roll.proxies import describe_proxy, make_client_session
+from roll.rewards.endpoint import (
+    MAX_WAIT_S,
+    Endpoint,
+    RejectedRequestError,
+    RequestFailure,
+    compute_wait_s,
+    read_api_key,
+)
 from roll.types import Message
 
 __all__ = ["Chat", "EndpointChat"]
 
 logger = logging.getLogger(__name__)
 
-MAX_WAIT_S = 60.0
-MAX_REPLY_BYTES = 2**20
-_RETRIED_STATUSES = {408, 409, 425, 429}
 _TRUNCATED_REASONS = frozenset(
     (
         *("length", "max_tokens", "max_output_tokens", "max_length", "model_length", "token_limit", "error_limit"),
@@ -86,14 +83,6 @@ class Chat(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """The reason why a request failed, and the seconds that the server requires to wait."""
-
-    cause: str
-    wait_s: float = 0.0
-
-
 class EndpointChat:
     """An OpenAI-compatible endpoint; implements `Chat`.
 
@@ -118,28 +107,30 @@ class EndpointChat:
         self._config = config
         self._sleep, self._jitter = sleep, jitter
         self._slots = asyncio.Semaphore(config.max_concurrent)
-        self._session: aiohttp.ClientSession | None = None
-        self._key = _read_key(config)
+        self._endpoint = Endpoint(
+            str(config.url),
+            key=read_api_key(config.api_key_env, f"the judge at {config.url}"),
+            time_limit_s=config.time_limit_s,
+            follow_redirects=True,
+        )
         self._logged_long_wait = False
 
     async def ask(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> str:
-        body = self._make_body(messages, schema)
-        failure = _Failure("")
+        body = json.dumps(self._make_body(messages, schema)).encode()
+        failure = RequestFailure("")
         for attempt in range(self._config.max_attempts):
             if attempt:
-                # Full jitter: when a server fails, many requests fail at once and must not return at once.
-                longest = min(MAX_WAIT_S, self._config.backoff_s * 2 ** (attempt - 1))
-                await self._sleep(max(self._jitter() * longest, min(failure.wait_s, MAX_WAIT_S)))
-            async with self._slots:
-                outcome = await self._post(body)
-            if isinstance(outcome, str):
-                return outcome
-            failure = outcome
+                await self._sleep(compute_wait_s(attempt, self._config.backoff_s, self._jitter(), failure.wait_s))
+            try:
+                async with self._slots:
+                    return await self._post(body)
+            except RequestFailure as error:
+                failure = error
             self._log_long_wait(failure, self._config.max_attempts - 1 - attempt)
         times = f"{self._config.max_attempts} times in a row" if self._config.max_attempts > 1 else "once"
         raise RewardInfraError(f"the judge at {self._config.url} failed {times}; the last error: {failure.cause}")
 
-    def _log_long_wait(self, failure: _Failure, num_left: int) -> None:
+    def _log_long_wait(self, failure: RequestFailure, num_left: int) -> None:
         """Log a warning, only once, that the server requires a longer wait than the settings allow."""
         if failure.wait_s <= MAX_WAIT_S or self._logged_long_wait:
             return
@@ -169,75 +160,27 @@ class EndpointChat:
             body["response_format"] = {"type": "json_object"}
         return body | config.options
 
-    async def _post(self, body: dict[str, Any]) -> str | _Failure:
-        """Send one request; return the text of its reply, or a failure that a retry may resolve."""
-        if self._session is None:
-            # A limit of 0 means no limit: `max_concurrent` bounds the number of requests.
-            self._session = make_client_session(str(self._config.url), connector=aiohttp.TCPConnector(limit=0))
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        limit = aiohttp.ClientTimeout(total=self._config.time_limit_s)
-        url = f"{self._config.url}/chat/completions"
+    async def _post(self, body: bytes) -> str:
+        """Send one request, and return the text of its reply; raise a `RequestFailure` that a retry may resolve."""
+        config = self._config
         try:
-            async with self._session.post(url, json=body, headers=headers, timeout=limit) as response:
-                raw = await _read_body(response)
-                status, wait_s = response.status, _parse_retry_after(response.headers.get("Retry-After", ""))
-        except TimeoutError:
-            # Unlike a verifier's timeout, this is not the fault of the answer, and never becomes a reward of 0.
-            return _Failure(f"no reply within {self._config.time_limit_s:g} s")
-        except (aiohttp.ClientError, OSError) as error:
-            return _Failure(f"{type(error).__name__}: {error}".strip(": ") + describe_proxy(url))
-        if status == 200:
-            return _parse_completion(raw)
-        reason = f"status {status}: {self._redact_key(raw[:300].decode(errors='replace').strip())}"
-        if status in _RETRIED_STATUSES or status >= 500:
-            wait_note = f" (Retry-After: {wait_s:.0f} s)" if wait_s > MAX_WAIT_S else ""
-            return _Failure(reason + wait_note, wait_s)
+            return _parse_completion(await self._endpoint.post("/chat/completions", body))
+        except RejectedRequestError as error:
+            status, reason = error.status, error.reason
         if status in _USER_ERRORS:
             raise ConfigError(
-                f"the judge at {self._config.url} rejects requests for the model "
-                f"'{self._config.model}': {_USER_ERRORS[status]} ({reason}). "
-                "Check `url`, `model` and `api_key_env` of the reward 'judge'."
+                f"the judge at {config.url} rejects requests for the model '{config.model}': {_USER_ERRORS[status]} "
+                f"({reason}). Check `url`, `model` and `api_key_env` of the reward 'judge'."
             )
-        hint = (
-            ""
-            if self._config.structured == "none"
-            else "; if it does not support response_format, set `structured: none`"
-        )
-        raise RewardInfraError(f"the judge at {self._config.url} cannot answer this request: {reason}{hint}")
-
-    def _redact_key(self, text: str) -> str:
-        return text.replace(self._key, "…") if self._key else text
+        hint = "" if config.structured == "none" else "; if it does not support response_format, set `structured: none`"
+        raise RewardInfraError(f"the judge at {config.url} cannot answer this request: {reason}{hint}")
 
     async def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        await self._endpoint.close()
 
 
-def _read_key(config: JudgeReward) -> str:
-    if config.api_key_env is None:
-        return ""
-    key = os.environ.get(config.api_key_env, "").strip()
-    if not key:
-        raise ConfigError(
-            f"the environment variable {config.api_key_env}, which should hold the key of the judge at {config.url}, "
-            "is not set: set it, or remove `api_key_env`."
-        )
-    return key
-
-
-async def _read_body(response: aiohttp.ClientResponse) -> bytes:
-    """Read the body; its size is limited, far above the size of any valid reply."""
-    raw = bytearray()
-    async for chunk in response.content.iter_chunked(2**16):
-        raw += chunk
-        if len(raw) > MAX_REPLY_BYTES:
-            raise aiohttp.ClientPayloadError(f"more than {MAX_REPLY_BYTES:,} bytes")
-    return bytes(raw)
-
-
-def _parse_completion(raw: bytes) -> str | _Failure:
-    """Return the message's text in a chat completion, or a failure if the reply is incomplete."""
+def _parse_completion(raw: bytes) -> str:
+    """Return the message's text in a chat completion; raise a `RequestFailure` if the reply is incomplete."""
     try:
         choice = json.loads(raw)["choices"][0]
         message, reason = choice["message"], choice.get("finish_reason")
@@ -247,14 +190,14 @@ def _parse_completion(raw: bytes) -> str | _Failure:
         )
         refusal = message.get("refusal")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return _Failure(f"its reply is not a chat completion: {raw[:100]!r}")
+        raise RequestFailure(f"its reply is not a chat completion: {raw[:100]!r}") from None
     if (why := _describe_incomplete(reason)) is not None:
-        return _Failure(why)
+        raise RequestFailure(why)
     if text.strip():
         return text
     if isinstance(refusal, str) and refusal.strip():
-        return _Failure(f"it refuses to reply: {refusal[:100]!r}")
-    return _Failure("its reply has reasoning, but no answer" if thought else "its reply is empty")
+        raise RequestFailure(f"it refuses to reply: {refusal[:100]!r}")
+    raise RequestFailure("its reply has reasoning, but no answer" if thought else "its reply is empty")
 
 
 def _describe_incomplete(reason: Any) -> str | None:
@@ -286,15 +229,3 @@ def _join_parts(content: Any) -> str:
 
 def _is_text(part: Any) -> bool:
     return isinstance(part, str) or (isinstance(part, Mapping) and part.get("type", "text") in ("text", "output_text"))
-
-
-def _parse_retry_after(header: str) -> float:
-    """Return the seconds to wait from a `Retry-After` header, which is a number or a date."""
-    try:
-        return max(0.0, float(header))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(header).timestamp() - time())
-    except (ValueError, TypeError, OverflowError):
-        return 0.0

@@ -28,7 +28,7 @@ from roll.config.rewards import JudgeReward
 from roll.data import ChatRenderer
 from roll.errors import DataError, ModelError, UnscorableError
 from roll.rewards.control_tokens import make_escaper
-from roll.rewards.judge.cache import compute_content_key
+from roll.rewards.reply_cache import compute_content_key
 from roll.types import Generation, GenerationRequest, Message, SamplingParams
 
 __all__ = ["EngineChat", "JudgeModel", "JudgeUsage", "VerdictNode", "build_verdict_tree"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roll.rewards.control_tokens import escape_control_tokens
-from roll.rewards.judge.cache import compute_content_key
+from roll.rewards.reply_cache import compute_content_key
 from roll.types import Message
 
 __all__ = [

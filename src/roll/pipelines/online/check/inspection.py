@@ -315,7 +315,7 @@ def _try_rewards_on_examples(report: Report, config: RolloutRunConfig) -> None:
         return
     from roll.preflight.rewards import try_rewards
 
-    report.trials = run_to_end(try_rewards(config.sandbox, examples))
+    report.trials = run_to_end(try_rewards(config.sandbox, examples, report.notes.append))
     for trial in report.trials:
         if not trial.prefers_correct:
             report.notes.append(

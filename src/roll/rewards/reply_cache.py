@@ -1,4 +1,6 @@
-"""A cache of a judge's replies, keyed by the content of the request: in memory, and in a file that runs share."""
+"""A cache of the replies of a judge or a reward service, keyed by the content of the request: in memory, and in a file
+that runs share.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ class ReplyCache:
             self._memory.popitem(last=False)
 
     def _disable_file(self, error: sqlite3.Error) -> None:
-        logger.warning("the judge's replies are cached in memory only: the cache file cannot be used (%s)", error)
+        logger.warning("replies are cached in memory only: the file in cache_dir cannot be used (%s)", error)
         self.close()
 
     def close(self) -> None:
@@ -90,6 +92,6 @@ def _open(directory: Path) -> sqlite3.Connection | None:
         file.execute("PRAGMA synchronous = OFF")  # a reply that is lost in a crash is requested again
         file.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL) WITHOUT ROWID")
     except (OSError, sqlite3.Error) as error:
-        logger.warning("the judge's replies are cached in memory only: '%s' cannot be used (%s)", directory, error)
+        logger.warning("replies are cached in memory only: the cache_dir '%s' cannot be used (%s)", directory, error)
         return None
     return file
