@@ -10,15 +10,15 @@ from transformers import PreTrainedTokenizerBase
 
 from roll.config.data import PythonData
 from roll.config.examples import PythonExamples
-from roll.data import Data, build_data
-from roll.data.examples import ExampleKind, Examples, build_examples
+from roll.data import PromptData, build_data
+from roll.data.examples import ExampleData, ExampleKind, build_examples
 
 __all__ = ["asked", "learnt", "prompt_data", "row_examples", "whole"]
 
 
 def row_examples(
     tokenizer: PreTrainedTokenizerBase, rows: Sequence[Any], kind: ExampleKind = "supervised", **settings: Any
-) -> Examples:
+) -> ExampleData:
     """Return the examples of rows."""
     entry = PythonExamples(**{"source": "python", "held_out": 0, **settings}).with_rows(list(rows))
     return build_examples([entry], kind, tokenizer, 0)
@@ -45,7 +45,7 @@ def learnt(
     return found
 
 
-def prompt_data(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Any], **settings: Any) -> Data:
+def prompt_data(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Any], **settings: Any) -> PromptData:
     """Return the prompts of rows."""
     fixed = {"source": "python", "held_out": 0, "reward": "math", "domain": "rows"}
     return build_data([PythonData(**{**fixed, **settings}).with_rows(list(rows))], tokenizer, 0)

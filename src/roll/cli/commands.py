@@ -305,7 +305,7 @@ def dashboard(runs: tuple[str, ...], host: str, port: int, token: str | None, op
             raise RunDirectoryError(describe_missing_run(Path(run)))
     if not runs and not Path("runs").exists():
         click.echo(f"'{Path('runs').absolute()}' does not exist yet: runs appear on the page when they start.")
-    serve([Path(run) for run in runs or ("runs",)], host, port, token, open_browser=open_browser, say=click.echo)
+    serve([Path(run) for run in runs or ("runs",)], host, port, token, open_browser=open_browser, notify=click.echo)
 
 
 for command in (env, view, chat, compare, doctor, sandbox, init, reward):

@@ -13,7 +13,7 @@ __all__ = ["SandboxConfig"]
 
 
 class SandboxConfig(Section):
-    """Sandboxes in which programs of rewards, tools, agents and environments run; started only if needed."""
+    """Sandboxes for the programs of rewards, tools, agents and environments; started only if needed."""
 
     runtime: Literal["bubblewrap", "docker", "subprocess"] = option(
         "bubblewrap",
@@ -72,9 +72,7 @@ class SandboxConfig(Section):
 
     @property
     def program_packages(self) -> list[str]:
-        """Packages that programs may import: `packages`; by default numpy if sandboxes use this machine's Python, else
-        none.
-        """
+        """Packages that programs may import; by default numpy if sandboxes use this machine's Python, else none."""
         if self.packages is not None:
             return self.packages
         return ["numpy"] if self.runtime == "bubblewrap" and self.image is None and self.url is None else []
@@ -112,7 +110,7 @@ class SandboxConfig(Section):
                 f"trust_programs applies only to the runtime subprocess, not to {self.runtime}: remove trust_programs"
             )
         if self.image is not None and self.runtime == "subprocess":
-            raise ValueError("the runtime subprocess uses this machine's programs and no image: remove the key `image`")
+            raise ValueError("the runtime subprocess does not use an image: remove the key `image`")
         if self.runtime == "subprocess" and self.packages:
             raise ValueError(
                 "the runtime subprocess lets programs import every installed package: remove the key `packages`"

@@ -126,7 +126,7 @@ class SchedulingConfig(Section):
             if self.leftovers == "drop":
                 raise ValueError("`type: tail_batching` trains the leftovers in long rounds: set leftovers to defer")
         if self.reward_range is not None and not self.reward_range[0] < self.reward_range[1]:
-            raise ValueError(f"reward_range must be a lower and a higher reward, but is {list(self.reward_range)}")
+            raise ValueError(f"reward_range must be [lowest, highest], got {list(self.reward_range)}")
         return self
 
     @property
@@ -145,15 +145,15 @@ class SchedulingConfig(Section):
         redundant = self.compute_num_prompts(1000) > 1000 or self.compute_num_rollouts(1000) > 1000
         return redundant or self.stale_policy == "drop" or (self.early_stop_groups and self.reward_range is not None)
 
-    def compute_num_prompts(self, wanted: int) -> int:
-        """Compute the number of prompts to launch, with redundant ones, for a step that trains on `wanted` prompts."""
-        return _scale(self.prompt_redundancy, self.type, wanted)
+    def compute_num_prompts(self, num_trained: int) -> int:
+        """Compute the number of prompts to launch, including redundant ones, for a step of `num_trained` prompts."""
+        return _scale(self.prompt_redundancy, self.type, num_trained)
 
-    def compute_num_rollouts(self, wanted: int) -> int:
-        """Compute the number of rollouts to launch, with redundant ones, for a group of `wanted` rollouts."""
-        return _scale(self.rollout_redundancy, self.type, wanted)
+    def compute_num_rollouts(self, num_trained: int) -> int:
+        """Compute the number of rollouts to launch, including redundant ones, for a group of `num_trained` rollouts."""
+        return _scale(self.rollout_redundancy, self.type, num_trained)
 
 
-def _scale(factor: float | None, kind: str, wanted: int) -> int:
+def _scale(factor: float | None, kind: str, num_trained: int) -> int:
     used = factor if factor is not None else (TAIL_REDUNDANCY if kind == "tail_batching" else 1.0)
-    return math.ceil(round(used * wanted, 9))
+    return math.ceil(round(used * num_trained, 9))

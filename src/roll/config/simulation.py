@@ -37,7 +37,7 @@ class SimulatedPlacement(Section):
     training: int = option(0, "Number of devices that train; 0: colocated with generation, in turns.", ge=0)
 
     @property
-    def colocated(self) -> bool:
+    def is_colocated(self) -> bool:
         """True if training and generation share devices."""
         return self.training == 0
 
@@ -177,7 +177,7 @@ class PaperConfig(Section):
     ratio: float = option(..., "Step time of `baseline` divided by step time of `variant`.", gt=0)
     variant: str = option(..., "Name of the faster variant.")
     baseline: str = option(..., "Name of the variant with which it was compared.")
-    missing: str = option("", "Constants that the source does not give and that this file chose.")
+    missing: str = option("", "Constants that the source does not report and that this file assumes.")
     read: bool = option(
         True, "Whether the ratio was read in the source itself; otherwise it comes from notes about the source."
     )
@@ -245,7 +245,7 @@ class SimulationConfig(Section):
                 f"placement.generation {generation} must be a multiple of engine.tensor_parallel {width}, the number "
                 "of devices of each engine"
             )
-        if self.rollout.scheduling.async_ratio > 0 and self.placement.colocated:
+        if self.rollout.scheduling.async_ratio > 0 and self.placement.is_colocated:
             raise ValueError(
                 f"rollout.scheduling.async_ratio is {self.rollout.scheduling.async_ratio:g}, but training and "
                 "generation share devices and cannot overlap: set placement.training"
@@ -322,7 +322,7 @@ def load_simulation(source: str | Path, overrides: Sequence[str] = ()) -> Simula
 
 def _validate(document: Document, overrides: Sequence[str] | Mapping[str, Any]) -> SimulationConfig:
     if not isinstance(overrides, Mapping | list | tuple):
-        raise ConfigError(f"{document.name} is {overrides!r}: write a mapping of dotted keys to values.")
+        raise ConfigError(f"{document.name} must be a mapping of dotted keys to values, got {overrides!r}.")
     document, lines = apply_overrides(document, overrides, SimulationConfig)
     try:
         config = SimulationConfig.model_validate(document.tree)

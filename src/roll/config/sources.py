@@ -85,7 +85,7 @@ class ConversationColumns(DataEntryBase):
 
 
 def validate_unique_names(entries: list[Any]) -> list[Any]:
-    """Validate that no two sources have the same name (for every pipeline's `data`)."""
+    """Validate that no two sources have the same name."""
     names = [entry.domain or entry.source for entry in entries]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -106,13 +106,13 @@ class SumsTask(DataEntryBase):
     @classmethod
     def _check_operations(cls, value: list[str]) -> list[str]:
         if len(set(value)) < len(value):
-            raise ValueError(f"{value} names an operation twice")
+            raise ValueError(f"{value} contains an operation twice: list each operation once")
         return value
 
     @model_validator(mode="after")
     def _check_operands(self) -> Self:
         if self.max_operand < self.min_operand:
-            raise ValueError(f"max_operand {self.max_operand} is below min_operand {self.min_operand}")
+            raise ValueError(f"max_operand must be >= min_operand, got {self.max_operand} < {self.min_operand}")
         return self
 
 

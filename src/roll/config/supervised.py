@@ -134,7 +134,7 @@ class SupervisedConfig(RunConfig):
             )
         return roles
 
-    def build_answering_config(self) -> PromptRunConfig | None:
+    def build_prompt_run_config(self) -> PromptRunConfig | None:
         """Build the configuration that opens the engines of `evaluation.answers`; `None` if it is not set."""
         answers = self.evaluation.answers
         if answers is None:

@@ -36,13 +36,13 @@ class _Tool(Section):
 
 
 class CalculatorTool(_Tool):
-    """Arithmetic, exact for integers: `calculator`."""
+    """The tool `calculator`: arithmetic, which is exact for integers."""
 
     tool: Literal["calculator"] = option(..., "Name of the tool.")
 
 
 class PythonTool(_Tool):
-    """A tool that runs a program in a new sandbox (section `sandbox`) and returns the output: `python`."""
+    """The tool `python`: runs a program in a new sandbox (section `sandbox`) and returns its output."""
 
     tool: Literal["python"] = option(..., "Name of the tool.")
     time_limit_s: float = option(5.0, "Time limit of one program.", unit="s", gt=0)
@@ -53,14 +53,14 @@ class PythonTool(_Tool):
 
 
 class WorkspaceTool(_Tool):
-    """`shell`, `read_file`, `write_file` and `edit_file` in a separate sandbox for each episode."""
+    """The tools `shell`, `read_file`, `write_file` and `edit_file`; each episode has its own sandbox."""
 
     tool: Literal["workspace"] = option(..., "Name of the tools.")
     time_limit_s: float = option(10.0, "Time limit of one command, after which it is interrupted.", unit="s", gt=0)
 
 
 class SearchTool(_Tool):
-    """BM25 over the `.txt` and `.md` files of a folder: `search`."""
+    """The tool `search`: BM25 over the `.txt` and `.md` files of a folder."""
 
     tool: Literal["search"] = option(..., "Name of the tool.")
     folder: str = path_option(..., "The folder, including subfolders.", min_length=1, examples=["notes"])
@@ -69,7 +69,7 @@ class SearchTool(_Tool):
 
 
 class HttpSearchTool(_Tool):
-    """Search on a retrieval server with the API of Search-R1 or GEM: `search`."""
+    """The tool `search`: queries a retrieval server with the API of Search-R1 or GEM."""
 
     tool: Literal["http_search"] = option(..., "Name of the tool.")
     url: str = option(..., "URL of the server.", pattern=r"^https?://", examples=["http://127.0.0.1:8000/retrieve"])
@@ -79,7 +79,7 @@ class HttpSearchTool(_Tool):
 
 
 class McpTool(_Tool):
-    """All or some tools of a server with the Model Context Protocol; one connection per episode."""
+    """All or some tools of an MCP server (Model Context Protocol); one connection per episode."""
 
     tool: Literal["mcp"] = option(..., "Name of this kind of tools.")
     command: list[str] = option([], "Program and arguments of a server that is started for every episode.")

@@ -1,6 +1,6 @@
 """Memory of a vision tower: its trained weights, and the activations of the images of a micro-batch.
 
-The coefficients were counted from the tensors that autograd keeps in the towers of the seven families of
+The coefficients count the tensors that autograd saves. They were measured for the seven model families of
 docs/how-to/train-on-images.md.
 """
 
@@ -13,8 +13,8 @@ from roll.config.model import VisionConfig
 __all__ = ["TowerSizes", "count_frozen_parameters", "count_tower_adapters", "estimate_tower_bytes"]
 
 
-STATISTICS = 24
-"""Bytes for each patch of what norms and attention of a layer keep in addition to vectors."""
+STATISTICS_BYTES = 24
+"""Bytes per patch and layer of the statistics that norms and attention save."""
 
 
 class TowerSizes(Protocol):
@@ -51,7 +51,7 @@ def count_frozen_parameters(vision: VisionConfig, tower: TowerSizes | None, num_
 
     Args:
         vision: The configuration of the parts.
-        tower: The tower of the model; `None` without one.
+        tower: The model's tower; `None` if it has none.
         num_parameters: The number of all weights.
     """
     if tower is None:
@@ -81,19 +81,19 @@ def estimate_tower_bytes(
 
     A layer keeps the inputs of its norms, their results, queries, keys and values, attention output, and the vectors
     before and after the activation of its MLP. With activation checkpointing, it keeps its input, and one whole layer
-    is temporary. A frozen tower keeps nothing, and its projector the inputs and results of its norm and matrices.
+    is temporary. A frozen tower keeps nothing; the projector keeps the inputs and results of its norm and matrices.
 
     Args:
         vision: The configuration of the parts of the model.
-        tower: The tower of the model; `None` without one.
+        tower: The model's tower; `None` if it has none.
         num_tokens: The number of feature tokens of the different images of a micro-batch.
-        element_bytes: Bytes of one number in the dtype of the computation.
-        checkpointing: Whether layers run again in the backward pass.
+        element_bytes: Bytes per element of the compute dtype.
+        checkpointing: Whether activation checkpointing is used.
     """
     if tower is None or not num_tokens:
         return {}
     patches, hidden, inner = num_tokens * tower.patches_per_token, tower.hidden_size, tower.intermediate_size
-    layer = element_bytes * (tower.hidden_vectors * hidden + tower.inner_vectors * inner) + STATISTICS
+    layer = element_bytes * (tower.hidden_vectors * hidden + tower.inner_vectors * inner) + STATISTICS_BYTES
     layers = tower.num_layers * element_bytes * hidden + layer if checkpointing else tower.num_layers * layer
     ends = element_bytes * (tower.patch_width + 2 * hidden)
     projector = element_bytes * (4 * tower.num_projectors * tower.patches_per_token * hidden + 3 * tower.output_size)

@@ -39,7 +39,7 @@ def check_back_end(name: str) -> None:
     """Check, before a run starts, that the user's own training back-end can be used.
 
     Raises:
-        ConfigError: The back-end cannot be imported, does not take a spec, or its class lacks a method.
+        ConfigError: The back-end cannot be imported, does not accept a spec, or its class lacks a method.
     """
     if name in TRAINERS.built_in:
         return

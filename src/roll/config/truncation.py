@@ -1,9 +1,8 @@
-"""Checks of truncated sampling (`rollout.top_p`, `top_k`), which changes ratios to the engine's probabilities.
+"""Checks of truncated sampling (`rollout.top_p`, `top_k`), which changes the ratio of trainer to engine probabilities.
 
-The log-probs of an engine are those of the truncated distribution from which it sampled, as an importance weight needs
-them. The trainer's log-probs are those of the whole distribution. So old/rollout is not 1 but the probability mass that
-truncation kept, between top_p and 1 at every token, even if both compute the same logits; and over an answer these
-factors multiply.
+The engine's log-probs come from the truncated distribution, and the trainer's log-probs come from the full
+distribution. Even with equal logits, the ratio old/rollout of a token is therefore the probability mass that truncation
+kept, between top_p and 1. The ratio of a whole answer is the product over its tokens.
 """
 
 from __future__ import annotations
@@ -76,9 +75,9 @@ def describe_truncation(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> s
 def find_distillation_truncation_problem(distillation: DistillationConfig, rollout: RolloutConfig) -> str:
     """Return why distillation with `mode: reward` does not support the truncated sampling; empty if it does.
 
-    The student's log-probs come from the engine, under the truncated distribution, and the teacher's are under the
-    whole distribution: each advantage would be too low by the logarithm of the probability mass that was kept, so that
-    even a student equal to its teacher would change.
+    The student's log-probs come from the engine, under the truncated distribution; the teacher's log-probs come from
+    the full distribution. Each advantage would be too low by the log of the probability mass that truncation kept. A
+    student that equals its teacher would still change.
     """
     setting = _format_setting(rollout)
     if not setting or distillation.mode != "reward":

@@ -2,7 +2,7 @@
 
     run directories ──► readers (metrics, rollouts, trace, health …) ──► web (JSON, access) ──► the page (static/)
 
-Readers only read files, so a run is shown in the same way while it runs, after it has ended, and if it was killed.
+Readers only read files, so a run is shown in the same way while it runs and after it has ended or was killed.
 
 Invariants:
     - nothing is written into a run directory, nothing outside the given run directories is opened, and no link is

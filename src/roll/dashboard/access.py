@@ -109,9 +109,9 @@ class Access:
             return None
         return _reject(401, "a token is required: open the address that `roll dashboard` printed, with `?token=…`.")
 
-    def _is_token(self, given: str) -> bool:
+    def _is_token(self, candidate: str) -> bool:
         # Compares in constant time, so that response times do not reveal a prefix of the token.
-        return hmac.compare_digest(given.encode("utf-8", "replace"), (self._token or "").encode())
+        return hmac.compare_digest(candidate.encode("utf-8", "replace"), (self._token or "").encode())
 
     def _is_own_host(self, host: str) -> bool:
         """Return whether a request's `Host` header names this server.

@@ -214,7 +214,7 @@ def _explain_token_updates(facts: RunFacts) -> Answer:
         build_link(name, "rollout", row=int(rollouts.get_column("row")[place]), tab="tokens", by="push")
         for name, place in (("tokens pushed down most", down), ("tokens pushed up most", up))
     ]
-    links.append(build_link("all that were trained", "rollouts", trained="true", sort="advantage", desc=0))
+    links.append(build_link("all trained rollouts", "rollouts", trained="true", sort="advantage", desc=0))
     return Answer(id="pushed", question=question, text=text, links=links)
 
 

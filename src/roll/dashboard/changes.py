@@ -22,21 +22,21 @@ _CPU_SHARE = 0.004
 
 
 class CpuLimiter:
-    """Limits the server's share of the machine's CPU time: over budget, all pages get fewer updates."""
+    """Limits the server's share of the machine's CPU time: pages are updated less often while it is over budget."""
 
     def __init__(
         self,
         share: float = _CPU_SHARE,
         clock: Callable[[], float] = time.monotonic,
-        spent: Callable[[], float] = time.process_time,
+        cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
         # `os.cpu_count` ignores the affinity that a scheduler or container sets.
         num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._rate, self._clock, self._spent = share * num_cores, clock, spent
+        self._rate, self._clock, self._spent = share * num_cores, clock, cpu_clock
         self._owed, self._at, self._before = 0.0, self._clock(), self._spent()
 
     def is_over_budget(self) -> bool:
-        """Return whether the server has used more CPU time than its share; little budget accumulates in idle time."""
+        """Return whether the server has used more CPU time than its share. Idle time adds little budget."""
         at, spent = self._clock(), self._spent()
         earned = self._rate * min(at - self._at, 2 * _POLL_S)
         owed = self._owed + spent - self._before - earned

@@ -1,4 +1,4 @@
-"""Reads the columns of a rollout file that the index needs, and the beginnings of its prompts and answers.
+"""Reads the columns of a rollout file that the index needs, and previews of its prompts and answers.
 
 Files of older versions lack `num_tokens`, `num_turns` and `oldest_version`; these are computed from per-token lists.
 """
@@ -47,13 +47,13 @@ class FileColumns:
     """Each column of `LABEL_COLUMNS`: the code of each row's value, shape [R], and the values by code."""
 
 
-def read_columns(run_dir: SafeDirectory, name: str, keep: Callable[[list[tuple[str, str]]], None]) -> FileColumns:
+def read_columns(run_dir: SafeDirectory, name: str, add: Callable[[list[tuple[str, str]]], None]) -> FileColumns:
     """Return the columns of a rollout file that the index needs.
 
     Args:
         run_dir: the run's directory.
         name: name of the file.
-        keep: called repeatedly with the beginnings of prompt and answer of the next rows.
+        add: called for each batch of rows with previews of their prompts and answers.
 
     Raises:
         RunDirectoryError: the file cannot be read, or was not written by a run.
@@ -71,9 +71,7 @@ def read_columns(run_dir: SafeDirectory, name: str, keep: Callable[[list[tuple[s
                 numbers[column].append(_convert_numbers(_read_source(column, columns), dtype, portion.num_rows))
             for label in LABEL_COLUMNS:
                 codes[label].append(_encode_labels(columns.get(label), portion.num_rows, known[label]))
-            keep(
-                list(zip(*(_get_beginnings(columns.get(c), portion.num_rows) for c in ("prompt", "text")), strict=True))
-            )
+            add(list(zip(*(_get_previews(columns.get(c), portion.num_rows) for c in ("prompt", "text")), strict=True)))
         return FileColumns(
             num_rows=file.num_rows,
             numbers={column: np.concatenate(parts) for column, parts in numbers.items()},
@@ -142,20 +140,20 @@ def _encode_labels(source: pa.Array | None, num_rows: int, known: dict[str, int]
 
     The code is 0 for a row without a label, and for new labels once there are `MAX_LABELS`.
     """
-    codes, texts = _factorize_beginnings(source, num_rows)
+    codes, texts = _factorize_previews(source, num_rows)
     for text in texts:
         if len(known) < MAX_LABELS:
             known.setdefault(text, len(known))
     return np.array([*(known.get(text, 0) for text in texts), 0], np.int64)[codes]
 
 
-def _get_beginnings(source: pa.Array | None, num_rows: int) -> list[str]:
-    codes, texts = _factorize_beginnings(source, num_rows)
+def _get_previews(source: pa.Array | None, num_rows: int) -> list[str]:
+    codes, texts = _factorize_previews(source, num_rows)
     texts.append("")
     return [texts[code] for code in codes.tolist()]
 
 
-def _factorize_beginnings(source: pa.Array | None, num_rows: int) -> tuple[np.ndarray, list[str]]:
+def _factorize_previews(source: pa.Array | None, num_rows: int) -> tuple[np.ndarray, list[str]]:
     """Return for each row an index into a list of truncated strings (shape [R], -1 for none), and the list."""
     import pyarrow as pa
 

@@ -130,7 +130,7 @@ def find_alarms(metrics: Metrics, rollouts: Rollouts, log: list[str], patience: 
 def _find_alarm_rows(rollouts: Rollouts, step: int | None, alarm: str, patience: int) -> list[int]:
     """Return the rows of the rollouts that an alarm concerns, newest first.
 
-    They are in the `patience` steps up to `step`, or in all training steps if `step` is `None`.
+    The rollouts are from the last `patience` steps up to `step`, or from all training steps if `step` is `None`.
     """
     mask = rollouts.get_column("kind") == KINDS.index("train")
     if step is not None:

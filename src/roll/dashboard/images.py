@@ -51,7 +51,7 @@ class Thumbnails:
         """Render the thumbnail of an image that `find_image` found in the run, as PNG.
 
         Raises:
-            RunDirectoryError: As for `render_png`.
+            RunDirectoryError: The image cannot be rendered; see `render_png`.
         """
         with self._lock:
             if digest in self._found:

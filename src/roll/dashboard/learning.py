@@ -38,7 +38,7 @@ def _explain_reward(facts: RunFacts) -> Answer:
         return Answer(id="flat", question=question, text=text, links=links)
     count = count_compared_steps(len(rewards))
     first, last = (sum(part) / count for part in (rewards[:count], rewards[-count:]))
-    held_out = facts.find_held_out()
+    held_out = facts.find_held_out_metric()
     figures = [(f"reward, first {count} steps", first), (f"last {count} steps", last)]
     if held_out is not None:
         name, before, after = held_out
@@ -87,7 +87,7 @@ def _explain_loss(facts: RunFacts) -> Answer:
         return Answer(id="flat", question=question, text=text, links=links)
     count = count_compared_steps(len(losses))
     first, last = (sum(part) / count for part in (losses[:count], losses[-count:]))
-    held_out = facts.find_held_out()
+    held_out = facts.find_held_out_metric()
     figures: list[tuple[str, float | str | None]] = [
         (f"loss, first {count} steps", first),
         (f"last {count} steps", last),

@@ -38,7 +38,7 @@ class MetricTable:
 
     @property
     def is_full(self) -> bool:
-        """Whether the table has the maximum number of values, so that no more rows are accepted."""
+        """True if the table has the maximum number of values, so that no more rows are accepted."""
         return (len(self.columns) + 1) * (len(self.steps) + 1) > _MAX_VALUES
 
     def add(self, step: int, time_s: float, row: dict[str, Any]) -> None:
@@ -59,7 +59,7 @@ class MetricTable:
                 column.append(math.nan)
 
     def get_last(self, name: str) -> float | None:
-        """Return the newest value of a metric that is a number; `None` if there is none."""
+        """Return the newest finite value of a metric; `None` if the metric has none."""
         return next((value for value in reversed(self.columns.get(name, ())) if not math.isnan(value)), None)
 
 
@@ -73,7 +73,7 @@ class Metrics:
     def __init__(self, run_dir: SafeDirectory) -> None:
         self._tail = Tail(run_dir, "metrics.jsonl")
         self.is_asynchronous = False
-        """Whether evaluations run concurrently with steps, so that their time does not add to the run's time."""
+        """True if evaluations run concurrently with steps, so that their time does not add to the run's time."""
         self.problem = ""
         self._clear()
 
@@ -83,7 +83,7 @@ class Metrics:
         self._malformed = self._left_out = 0
 
     def refresh(self) -> None:
-        """Read new lines; `problem` describes a file that cannot be read."""
+        """Read new lines. If the file cannot be read, `problem` says why."""
         try:
             for restarted, lines in self._tail.read_chunks():
                 if restarted:
@@ -173,9 +173,10 @@ def _to_number(value: Any) -> float:
 
 
 def _downsample(columns: Sequence[np.ndarray], num_rows: int) -> np.ndarray:
-    """Return the indices of the rows to show: all rows if there are few.
+    """Return the indices of the rows to show.
 
-    Otherwise these are, for each column and interval of steps, the rows with the minimum and the maximum.
+    Few rows are all shown. Otherwise, each interval of steps contributes the rows with the minimum and the maximum of
+    each column.
     """
     if num_rows <= _MAX_POINTS or not columns:
         return np.arange(num_rows)[: None if columns else _MAX_POINTS]

@@ -90,16 +90,16 @@ class _Row(NamedTuple):
 
 
 def build_details(
-    found: Mapping[str, Any], vocabulary: Vocabulary | None, run_dir: SafeDirectory | None = None
+    values: Mapping[str, Any], vocabulary: Vocabulary | None, run_dir: SafeDirectory | None = None
 ) -> dict[str, Any]:
     """Build the response of `/rollouts/{row}`: the details of a rollout that the index does not have.
 
     Args:
-        found: The rollout's `DETAIL_COLUMNS`.
+        values: The rollout's `DETAIL_COLUMNS`.
         vocabulary: Vocabulary of the run, if it exists.
         run_dir: The run directory, in which the rollout's images are looked up.
     """
-    row = read_record(_Row, found)
+    row = read_record(_Row, values)
     ids, rewards = row.token_ids, [read_record(_Turn, turn).reward for turn in row.turns]
     turns: list[dict[str, Any]] = [{"kind": "prompt", "text": row.prompt, "start": None, "end": None}]
     for kind, start, end in _split_authors(_find_spans(row), len(ids)):
@@ -134,18 +134,18 @@ def _list_images(run_dir: SafeDirectory, row: _Row, turns: Sequence[Mapping[str,
 
 
 def build_token_columns(
-    found: Mapping[str, Any], settings: Mapping[str, Any], vocabulary: Vocabulary | None
+    values: Mapping[str, Any], settings: Mapping[str, Any], vocabulary: Vocabulary | None
 ) -> dict[str, Any]:
     """Build the response of `/rollouts/{row}/tokens`: columns with one entry per token of the answer.
 
     The response also has the reason for each missing column.
 
     Args:
-        found: the rollout's `TOKEN_COLUMNS`.
+        values: the rollout's `TOKEN_COLUMNS`.
         settings: settings of the run by dotted key, and `kind`: whether the rollout is from training or an evaluation.
         vocabulary: vocabulary of the run, if it exists.
     """
-    row = read_record(_Row, found)
+    row = read_record(_Row, values)
     ids = row.token_ids
     engine, trainer, update, reference, advantages = (
         _read_column(column, len(ids))
@@ -193,17 +193,17 @@ def _is_ratio_against_engine(settings: Mapping[str, Any]) -> bool:
     return settings.get("algorithm.ratio.against") == "rollout"
 
 
-def _explain_missing(name: str, settings: Mapping[str, Any], seen: bool) -> str:
+def _explain_missing(name: str, settings: Mapping[str, Any], was_trained: bool) -> str:
     """Return the reason why a column is missing.
 
     Args:
         name: Name of the column.
         settings: Settings of the run by dotted key.
-        seen: Whether the trainer processed the rollout.
+        was_trained: Whether the trainer processed the rollout.
     """
-    if name == "kl" and seen:
+    if name == "kl" and was_trained:
         return "the run has no reference model, because algorithm.kl.coefficient is 0"
-    if name == "clip" and seen:
+    if name == "clip" and was_trained:
         return (
             f"the gate {settings.get('algorithm.gate.type', 'of this run')} does not clip the ratios of single tokens"
         )
@@ -229,7 +229,7 @@ def _combine(
 
 
 def _is_clipped(ratio: np.ndarray, advantages: np.ndarray, settings: Mapping[str, Any]) -> np.ndarray | None:
-    """Return 1 for each token whose ratio is clipped, so that it has no gradient, else 0; NaN outside the loss mask.
+    """Return 1 for each token whose ratio is clipped, 0 for other tokens, and NaN outside the loss mask.
 
     The result is `None` if the loss does not clip the ratios of single tokens.
     """
@@ -249,8 +249,8 @@ def _is_clipped(ratio: np.ndarray, advantages: np.ndarray, settings: Mapping[str
 def _find_spans(row: _Row) -> list[tuple[int, int]]:
     """Return the start and the end of each span of generated tokens.
 
-    The spans are the recorded turns or, without turns, contiguous tokens with a policy version, which tokens of the
-    environment do not have.
+    The spans are the recorded turns. If no turns are recorded, a span is a contiguous range of tokens with a policy
+    version; environment tokens have no policy version.
     """
     num_tokens, versions = len(row.token_ids), row.policy_versions
     if row.turns:

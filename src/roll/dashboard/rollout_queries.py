@@ -36,23 +36,23 @@ _MAX_GROUP_SIZE = 1024
 class Filters:
     """Filters for rollouts; `None` or empty means no filter."""
 
-    lowest: dict[str, float] = field(default_factory=dict)
+    min_values: dict[str, float] = field(default_factory=dict)
     """Lower bound by column, inclusive; a row without a value does not match."""
-    highest: dict[str, float] = field(default_factory=dict)
+    max_values: dict[str, float] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     kind: str = ""
     correct: bool | None = None
     trained: bool | None = None
-    """Whether the rollout was used for an update; rollouts of filtered, failed and expired groups were not."""
+    """True if the rollout was used for an update; rollouts of filtered, failed and expired groups were not."""
     draw_id: int | None = None
 
 
 def find_matching_rollouts(rollouts: Rollouts, filters: Filters) -> np.ndarray:
     """Return the index positions of the rollouts that match the filters, in ascending order."""
     mask = np.ones(len(rollouts), bool)
-    for name, bound in filters.lowest.items():
+    for name, bound in filters.min_values.items():
         mask &= rollouts.get_column(name) >= bound
-    for name, bound in filters.highest.items():
+    for name, bound in filters.max_values.items():
         mask &= rollouts.get_column(name) <= bound
     for label, text in filters.labels.items():
         known = rollouts.get_label_values(label)
@@ -138,7 +138,7 @@ def search_texts(
     run_dir: SafeDirectory,
     rollouts: Rollouts,
     filters: Filters,
-    wanted: str,
+    query: str,
     cursor: str,
     seconds: float = _MAX_SEARCH_S,
 ) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def search_texts(
         run_dir: the run's directory.
         rollouts: index of the run's rollouts.
         filters: further conditions.
-        wanted: the text to search for.
+        query: the text to search for.
         cursor: cursor of the last response; empty at the beginning.
         seconds: maximum time of this search.
     """
@@ -163,7 +163,7 @@ def search_texts(
         file = int(todo[at]) // MAX_FILE_ROWS
         end = int(np.searchsorted(todo, (file + 1) * MAX_FILE_ROWS))
         try:
-            places = _find_texts(run_dir, decode_row(file * MAX_FILE_ROWS)[0], wanted)
+            places = _find_texts(run_dir, decode_row(file * MAX_FILE_ROWS)[0], query)
         except RunDirectoryError:  # the file was replaced: the index will report it
             places = np.empty(0, np.int64)
         found = np.intersect1d(todo[at:end], file * MAX_FILE_ROWS + places)[: _MAX_HITS - num_hits]
@@ -185,12 +185,12 @@ def search_texts(
     }
 
 
-def _find_texts(run_dir: SafeDirectory, name: str, wanted: str) -> np.ndarray:
-    """Return the numbers of the rows in a file whose prompt or text contains `wanted`, ignoring case."""
+def _find_texts(run_dir: SafeDirectory, name: str, query: str) -> np.ndarray:
+    """Return the numbers of the rows in a file whose prompt or text contains `query`, ignoring case."""
     with open_rollout_file(run_dir, name) as file:
         hits = [np.empty(0, bool)]
         for portion in file.iter_batches(("prompt", "text")):
-            found = [contains_text(column, wanted) for column in portion.columns]
+            found = [contains_text(column, query) for column in portion.columns]
             hits.append(np.logical_or.reduce(found) if found else np.zeros(portion.num_rows, bool))
         return np.flatnonzero(np.concatenate(hits))
 

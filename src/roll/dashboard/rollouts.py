@@ -30,9 +30,9 @@ _BLOCK_ROWS = 64
 """Number of rollouts whose previews are compressed together."""
 
 
-def encode_row(step: int, kind: str, place: int) -> int:
+def encode_row(step: int, kind: str, position: int) -> int:
     """Encode step, kind and position in the file as one number below 2⁵³, which JavaScript represents exactly."""
-    return (step * len(KINDS) + KINDS.index(kind)) * MAX_FILE_ROWS + place
+    return (step * len(KINDS) + KINDS.index(kind)) * MAX_FILE_ROWS + position
 
 
 def decode_row(row: int) -> tuple[str, int]:
@@ -102,15 +102,16 @@ class Rollouts:
             self._remove_files(gone)
         self._failed = {name: entry for name, entry in self._failed.items() if there.get(name) == entry[0]}
         missing = (name for name in there if name not in self._files and name not in self._failed)
-        return [(name, there[name]) for name in sorted(missing, key=_get_order)]
+        return [(name, there[name]) for name in sorted(missing, key=_get_sort_key)]
 
-    def add(self, name: str, stamp: Stamp, expected: int = 0) -> None:
+    def add(self, name: str, stamp: Stamp, num_files_left: int = 0) -> None:
         """Add the rollouts of a file to the index; if it cannot be read, record the problem.
 
         Args:
             name: name of the file.
             stamp: stamp of the file, from `list_pending`.
-            expected: number of files still to be read, including this one; memory for as many rows is reserved.
+            num_files_left: number of files left to read, including this file; it determines how much memory is
+                reserved.
         """
         previews = _PreviewSpool(self._spool)
         try:
@@ -119,7 +120,7 @@ class Rollouts:
             self._spool.truncate(previews.begin)
             self._failed[name] = (stamp, str(error))
             return
-        step, kind = _parse_place(name)
+        step, kind = _parse_name(name)
         put: dict[str, Any] = {
             "row": encode_row(step, kind, 0) + np.arange(columns.num_rows),
             "step": step,
@@ -128,13 +129,13 @@ class Rollouts:
         version = self._version_before(step) if kind == "train" else math.nan
         put["staleness"] = version - columns.numbers["policy_version"]
         put |= columns.numbers | {label: self._encode_labels(label, *columns.labels[label]) for label in LABEL_COLUMNS}
-        if expected:
-            self._columns.reserve(len(self) + expected * columns.num_rows)
+        if num_files_left:
+            self._columns.reserve(len(self) + num_files_left * columns.num_rows)
         self._columns.extend(columns.num_rows, put)
         self._files[name] = _File(stamp, previews.finish())
 
     def read_previews(self, rows: Sequence[int]) -> list[tuple[str, str]]:
-        """Return the beginnings of the prompt and the answer of each row."""
+        """Return previews of the prompt and the answer of each row."""
         blocks: dict[tuple[str, int], list[list[str]]] = {}
         found = []
         for row in rows:
@@ -169,12 +170,12 @@ class Rollouts:
     def _remove_files(self, names: Sequence[str]) -> None:
         for name in names:
             del self._files[name]
-        gone = np.array([encode_row(*_parse_place(name), 0) // MAX_FILE_ROWS for name in names])
+        gone = np.array([encode_row(*_parse_name(name), 0) // MAX_FILE_ROWS for name in names])
         self._columns.filter_rows(~np.isin(self.get_column("row") // MAX_FILE_ROWS, gone))
 
 
 class _PreviewSpool:
-    """Writes the beginnings of one file's prompts and answers to a temporary file, in compressed blocks."""
+    """Writes previews of one file's prompts and answers to a temporary file, in compressed blocks."""
 
     def __init__(self, spool: IO[bytes]) -> None:
         self._spool = spool
@@ -202,11 +203,11 @@ class _PreviewSpool:
         self._spool.write(packed)
 
 
-def _parse_place(name: str) -> tuple[int, str]:
+def _parse_name(name: str) -> tuple[int, str]:
     place = parse_file_name(name)
     assert place is not None, name
     return place
 
 
-def _get_order(name: str) -> tuple[int, str]:
-    return _parse_place(name)
+def _get_sort_key(name: str) -> tuple[int, str]:
+    return _parse_name(name)

@@ -56,12 +56,12 @@ class RunFacts:
 
     @property
     def is_supervised(self) -> bool:
-        """Whether the run learns from fixed examples, so that it has no rewards."""
+        """True if the run learns from fixed examples, so that it has no rewards."""
         return self.pipeline_name in SUPERVISED_PIPELINES
 
     @property
     def has_rollouts(self) -> bool:
-        """Whether rollouts were recorded."""
+        """True if rollouts were recorded."""
         return len(self.rollouts) > 0
 
     @property
@@ -71,9 +71,9 @@ class RunFacts:
 
     @property
     def end_kind(self) -> str:
-        """How the run ended: `finished`, `alarm`, `interrupted` or `error`; empty if unknown.
+        """Reason for the end of the run: `finished`, `alarm`, `interrupted` or `error`; empty if unknown.
 
-        If the summary does not say, it is derived from steps and alarms.
+        Without a summary, the reason is derived from steps and alarms.
         """
         if kind := self._read_ending("kind"):
             return kind
@@ -103,7 +103,7 @@ class RunFacts:
         newest = [alarm for alarm in self.alarms if alarm.step in (self.last_step, None)]
         return [alarm for alarm in newest if every or alarm.alarm in named]
 
-    def find_held_out(self) -> tuple[str, float, float] | None:
+    def find_held_out_metric(self) -> tuple[str, float, float] | None:
         """Return the name of the held-out metric (`score`, `accuracy` or `loss`), and its first and last values.
 
         The result is `None` if no metric has two values.

@@ -54,7 +54,7 @@ class Run:
         """Time of the last access to the run's rollouts or trace; 0 if they are not in memory."""
 
     @property
-    def shown_path(self) -> str:
+    def display_path(self) -> str:
         """The path as valid Unicode, even if its bytes are not UTF-8."""
         return str(self.path).encode("utf-8", "replace").decode()
 
@@ -87,7 +87,7 @@ class Run:
             ended = time.monotonic() + _MAX_INDEXING_S
             pending = index.list_pending()
             while pending and time.monotonic() < ended:
-                index.add(*pending[0], expected=len(pending))
+                index.add(*pending[0], num_files_left=len(pending))
                 del pending[0]
             progress: dict[str, Any] = {"problems": index.problems[:20]} if index.problems else {}
             if pending:
@@ -162,7 +162,7 @@ class Run:
             return {
                 "id": self.id,
                 "name": self.name,
-                "path": self.shown_path,
+                "path": self.display_path,
                 "pipeline": self.settings.get_text("pipeline"),
                 "status": self._compute_status(max(written, default=0.0), num_steps),
                 "problem": problem or None,
@@ -221,7 +221,7 @@ class Runs:
     """The runs at and below some paths.
 
     Args:
-        paths: run directories, or directories that contain some.
+        paths: run directories, or directories that contain run directories.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -249,7 +249,7 @@ class Runs:
         with self._lock:
             found: dict[str, Run] = {}
             for path in self._paths:
-                places = _find_places(path, _MAX_DEPTH) or [path]
+                places = _find_run_dirs(path, _MAX_DEPTH) or [path]
                 for place in places[: _MAX_RUNS - len(found)]:
                     run = Run(place, _build_name(place, path), self._vocabularies)
                     found[run.id] = self._runs.get(run.id, run)
@@ -257,13 +257,13 @@ class Runs:
             return list(found.values())
 
 
-def _build_name(place: Path, given: Path) -> str:
-    inner = place.relative_to(given)
-    name = str(inner) if inner.parts else place.resolve().name or str(place)
+def _build_name(run_dir: Path, root: Path) -> str:
+    inner = run_dir.relative_to(root)
+    name = str(inner) if inner.parts else run_dir.resolve().name or str(run_dir)
     return name.encode("utf-8", "replace").decode()
 
 
-def _find_places(path: Path, depth: int) -> list[Path]:
+def _find_run_dirs(path: Path, depth: int) -> list[Path]:
     """Return the run directories at `path` and up to `depth` levels below it; links are not followed."""
     entries = SafeDirectory(path).list_stamps()
     if any(mark in entries for mark in _RUN_FILES):
@@ -275,4 +275,6 @@ def _find_places(path: Path, depth: int) -> list[Path]:
             directories = sorted(entry.name for entry in below if entry.is_dir(follow_symlinks=False))
     except OSError:
         return []
-    return [place for name in directories if not name.startswith(".") for place in _find_places(path / name, depth - 1)]
+    return [
+        place for name in directories if not name.startswith(".") for place in _find_run_dirs(path / name, depth - 1)
+    ]

@@ -23,17 +23,23 @@ _SHUTDOWN_TIMEOUT_S = 5
 
 
 def serve(
-    paths: Sequence[Path], host: str, port: int, token: str | None, *, open_browser: bool, say: Callable[[str], None]
+    paths: Sequence[Path],
+    host: str,
+    port: int,
+    token: str | None,
+    *,
+    open_browser: bool,
+    notify: Callable[[str], None],
 ) -> None:
     """Serve the runs at and below `paths` until interrupted.
 
     Args:
-        paths: run directories, or directories that contain some.
+        paths: run directories, or directories that contain run directories.
         host: address to listen on.
         port: port to listen on; 0 chooses a free one.
         token: token that readers need; by default one is generated if other machines can reach `host`.
         open_browser: whether to open the page in a browser.
-        say: called with messages for the user, such as the address.
+        notify: called with messages for the user, such as the address.
 
     Raises:
         ConfigError: packages are missing, the token is invalid, or the address is not available.
@@ -56,9 +62,9 @@ def serve(
     port = listening.getsockname()[1]
     url_host = f"[{host}]" if ":" in host else host
     address = f"http://{url_host}:{port}/" + (f"?token={token}" if token else "")
-    say(f"ROLL's dashboard: {address}   (Ctrl-C stops the server)")
+    notify(f"ROLL's dashboard: {address}   (Ctrl-C stops the server)")
     if open_browser:
-        threading.Timer(0.5, _open_browser, [address, say]).start()
+        threading.Timer(0.5, _open_browser, [address, notify]).start()
     app = make_app(paths, host, token, lambda: server.should_exit)
     config = uvicorn.Config(
         app,
@@ -72,9 +78,9 @@ def serve(
     server.run(sockets=[listening])
 
 
-def _open_browser(address: str, say: Callable[[str], None]) -> None:
+def _open_browser(address: str, notify: Callable[[str], None]) -> None:
     if not webbrowser.open(address):
-        say("No browser could be opened on this machine: open the address in a browser.")
+        notify("No browser could be opened on this machine: open the address in a browser.")
 
 
 def _listen(host: str, port: int) -> socket.socket:

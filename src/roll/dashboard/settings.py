@@ -32,20 +32,20 @@ class Settings:
         self.history: list[Any] = []
 
     def refresh(self) -> None:
-        """Read changed files; `problem` describes a file that cannot be read."""
+        """Read changed files. If a file cannot be read, `problem` says why."""
         stamps = self._run_dir.get_stamp(CONFIG_FILE), self._run_dir.get_stamp(HISTORY_FILE)
         if stamps == self._stamps:
             return
         self._stamps, self.problem, self.text, self.values, self.history = stamps, "", "", {}, []
         try:
             self.text = self._run_dir.read(CONFIG_FILE, limit=_MAX_FILE_BYTES).decode("utf-8", "replace")
-            tree = _parse_plain(self.text, CONFIG_FILE)
+            tree = _parse_yaml(self.text, CONFIG_FILE)
             if not isinstance(tree, dict):
                 raise RunDirectoryError(f"'{CONFIG_FILE}' is not a mapping of keys to values.")
             tree = rename_config(tree)
             _flatten(tree, (), self.values)
             if stamps[1] is not None:
-                history = _parse_plain(
+                history = _parse_yaml(
                     self._run_dir.read(HISTORY_FILE, limit=_MAX_FILE_BYTES).decode("utf-8", "replace"), HISTORY_FILE
                 )
                 self.history = [_apply_renames(entry) for entry in history] if isinstance(history, list) else []
@@ -83,21 +83,21 @@ def find_differences(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [entry for entry in found if len({json.dumps(value) for value in entry["values"]}) > 1]
 
 
-def _parse_plain(text: str, name: str) -> Any:
+def _parse_yaml(text: str, name: str) -> Any:
     try:
         return parse(text, name)[0]
     except (ConfigError, ValueError, RecursionError, OverflowError) as error:
         raise RunDirectoryError(f"{str(error)[:500] or type(error).__name__}") from None
 
 
-def _flatten(value: Any, path: tuple[str | int, ...], into: dict[str, Any]) -> None:
-    if len(into) > _MAX_KEYS:
+def _flatten(value: Any, path: tuple[str | int, ...], values: dict[str, Any]) -> None:
+    if len(values) > _MAX_KEYS:
         raise RunDirectoryError(f"'{CONFIG_FILE}' has more than {_MAX_KEYS:,} values, too many to show.")
     if isinstance(value, dict) and value:
         for key, inner in value.items():
-            _flatten(inner, (*path, key), into)
+            _flatten(inner, (*path, key), values)
     elif isinstance(value, list) and value:
         for index, inner in enumerate(value):
-            _flatten(inner, (*path, index), into)
+            _flatten(inner, (*path, index), values)
     else:
-        into[format_path(path)] = value
+        values[format_path(path)] = value

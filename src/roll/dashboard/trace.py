@@ -87,7 +87,7 @@ class Trace:
 
     @property
     def is_reading(self) -> bool:
-        """Whether the last `refresh` ended before the end of the file."""
+        """True if the last `refresh` ended before the end of the file."""
         return self._reading is not None
 
     @property
@@ -97,7 +97,7 @@ class Trace:
         return max(0, stamp.size - self._tail.offset - len(self._tail.rest)) if stamp is not None else 0
 
     def refresh(self, seconds: float) -> None:
-        """Read new events for a limited time; `problem` describes a file that cannot be read."""
+        """Read new events for a limited time. If the file cannot be read, `problem` says why."""
         ended = time.monotonic() + seconds
         try:
             if self._reading is None and self._tail.has_changed():
@@ -151,11 +151,11 @@ class Trace:
         elif phase == "n" and key in self._slots:
             heapq.heappush(self._free, self._slots.pop(key))
 
-    def _drop_oldest(self, among: dict[Any, Any]) -> None:
-        """Drop the oldest of the open spans or unfinished rollouts `among` if there are too many."""
-        if len(among) >= _MAX_OPEN_SPANS:
-            given_up = among.pop(next(iter(among)))
-            if among is self._slots:
+    def _drop_oldest(self, entries: dict[Any, Any]) -> None:
+        """Drop the oldest of the given open spans or unfinished rollouts if there are too many."""
+        if len(entries) >= _MAX_OPEN_SPANS:
+            given_up = entries.pop(next(iter(entries)))
+            if entries is self._slots:
                 heapq.heappush(self._free, given_up)
 
     def _add_slot(self) -> int:
@@ -197,7 +197,7 @@ class Trace:
         parts = (
             _Window.from_block(block, rows, origin, place) for block, rows in zip(self._spans, chosen, strict=True)
         )
-        window = _Window.concat([part.merge_short(width_s / 2000) for part in parts] if merged else list(parts))
+        window = _Window.concat([part.merge_short_spans(width_s / 2000) for part in parts] if merged else list(parts))
         if merged:
             window = window.downsample(width_s, max_spans)
         texts = list(self._names)
@@ -265,18 +265,18 @@ class _Window:
         self.starts, self.ends, self.lanes, self.names, self.offsets = starts, ends, lanes, names, offsets
 
     @classmethod
-    def from_block(cls, block: Columns, rows: np.ndarray, origin: float, place: np.ndarray) -> _Window:
+    def from_block(cls, block: Columns, rows: np.ndarray, origin: float, positions: np.ndarray) -> _Window:
         """Build a window from rows of a block.
 
         Args:
             block: The block of spans.
             rows: Rows of the block.
             origin: Time in seconds that becomes 0.
-            place: Position of each lane on the page.
+            positions: Position of each lane on the page.
         """
         starts = block["start"][rows] - origin
         ends = starts + block["duration"][rows]
-        return cls(starts, ends, place[block["lane"][rows]], block["name"][rows], block["offset"][rows])
+        return cls(starts, ends, positions[block["lane"][rows]], block["name"][rows], block["offset"][rows])
 
     @classmethod
     def concat(cls, parts: Sequence[_Window]) -> _Window:
@@ -295,18 +295,18 @@ class _Window:
         shortest = width_s / 2000
         window = self
         while len(window.starts) > max_spans and shortest < width_s:
-            window, shortest = window.merge_short(shortest), shortest * 2
+            window, shortest = window.merge_short_spans(shortest), shortest * 2
         kept = np.sort(np.argsort(window.starts - window.ends, kind="stable")[:max_spans])
         return window._select(kept)
 
-    def merge_short(self, shortest: float) -> _Window:
-        """Merge the spans of a lane that are shorter than `shortest` seconds and start in the same interval.
+    def merge_short_spans(self, min_duration_s: float) -> _Window:
+        """Merge the spans of a lane that are shorter than `min_duration_s` seconds and start in the same interval.
 
-        Intervals are `shortest` seconds long. A merged span has the name of its longest part.
+        Intervals are `min_duration_s` seconds long. A merged span has the name of its longest part.
         """
-        short = (self.ends - self.starts) < shortest
+        short = (self.ends - self.starts) < min_duration_s
         # One number for each lane and time interval, so that a single sort groups the spans.
-        cells = self.lanes[short] * 2**32 + np.clip(self.starts[short] // shortest, 0, 2**32 - 1).astype(np.int64)
+        cells = self.lanes[short] * 2**32 + np.clip(self.starts[short] // min_duration_s, 0, 2**32 - 1).astype(np.int64)
         order = np.lexsort((self.starts[short] - self.ends[short], cells))
         part = self._select(np.flatnonzero(short)[order])
         first = np.flatnonzero(np.diff(cells[order], prepend=-1))
@@ -318,8 +318,8 @@ class _Window:
         joined.offsets = np.where(np.diff(first, append=len(order)) > 1, -1, joined.offsets)
         return _Window.concat([self._select(np.flatnonzero(~short)), joined])
 
-    def _select(self, places: np.ndarray) -> _Window:
-        return _Window(*(a[places] for a in (self.starts, self.ends, self.lanes, self.names, self.offsets)))
+    def _select(self, indices: np.ndarray) -> _Window:
+        return _Window(*(a[indices] for a in (self.starts, self.ends, self.lanes, self.names, self.offsets)))
 
     def build_rows(self, args: Any) -> Any:
         """Return the start, end, lane, name and arguments of each span, sorted by start.

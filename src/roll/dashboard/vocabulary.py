@@ -37,7 +37,7 @@ class Vocabulary:
         return self._decode_ids(list(ids), skip_special_tokens=True)
 
     def decode_tokens(self, ids: Sequence[int]) -> list[str]:
-        """Decode each token separately; special tokens become their names, and parts of characters their bytes."""
+        """Decode each token separately: special tokens as their names, incomplete characters as bytes."""
         known: dict[int, str] = {}
         for token_id in ids:
             if token_id not in known:
@@ -118,17 +118,17 @@ def _load_tokenizer(content: bytes, name: str) -> Vocabulary:
 
 
 @contextlib.contextmanager
-def _convert_panics(what: str) -> Iterator[None]:
+def _convert_panics(message_start: str) -> Iterator[None]:
     """Convert errors of the tokenizer library within the `with` block to a `RunDirectoryError`.
 
     Untrusted files may cause panics of the library's Rust code, which are not an `Exception`.
 
     Args:
-        what: Start of the error message.
+        message_start: Start of the error message.
     """
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        raise RunDirectoryError(f"{what} cannot be used: {str(error)[:200]}") from None
+        raise RunDirectoryError(f"{message_start} cannot be used: {str(error)[:200]}") from None

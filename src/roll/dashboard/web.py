@@ -103,10 +103,10 @@ def _reject_repeated_arguments(request: Request) -> None:
     """Reject a request with too many query arguments, or with a repeated argument, of which only one would be used."""
     names = [name for name, _ in request.query_params.multi_items()]
     if len(names) > _MAX_ARGUMENTS:
-        raise HTTPException(400, f"there are more than {_MAX_ARGUMENTS} arguments.")
+        raise HTTPException(400, f"the request must have at most {_MAX_ARGUMENTS} query arguments.")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise HTTPException(400, f"argument '{twice[:80]}' is repeated: give it once.")
+        raise HTTPException(400, f"query argument '{twice[:80]}' is repeated: pass it once.")
 
 
 def _handle_http_error(_: Request, error: Exception) -> Response:
@@ -295,7 +295,7 @@ def _add_time_routes(app: FastAPI) -> None:
 
     @app.get("/api/runs/{run}/plan")
     def get_plans(run: RunParam) -> Any:
-        return read_plans(run.run_dir, run.shown_path)
+        return read_plans(run.run_dir, run.display_path)
 
     @app.get("/api/runs/{run}/events")
     async def stream_events(run: RunParam, request: Request) -> Any:
@@ -332,7 +332,7 @@ def _add_answer_routes(app: FastAPI, runs: Runs) -> None:
                 alarms=find_alarms(run.metrics, index, log, patience),
                 log=log,
                 steps=steps,
-                plans=read_plans(run.run_dir, run.shown_path).get("items", []),
+                plans=read_plans(run.run_dir, run.display_path).get("items", []),
                 others=others,
                 files_left=progress.get("indexing", {}).get("files_left", 0),
                 failures=count_causes(run.run_dir, index),
@@ -360,8 +360,8 @@ def _read_filters(
     trained: bool | None = None,
     draw_id: int | None = None,
 ) -> Filters:
-    lowest = {"step": step_min, "reward": reward_min, "num_tokens": tokens_min, "staleness": staleness_min}
-    highest = {"step": step_max, "reward": reward_max, "num_tokens": tokens_max, "staleness": staleness_max}
+    min_values = {"step": step_min, "reward": reward_min, "num_tokens": tokens_min, "staleness": staleness_min}
+    max_values = {"step": step_max, "reward": reward_max, "num_tokens": tokens_max, "staleness": staleness_max}
     labels = {
         "domain": domain,
         "verdict": verdict,
@@ -372,8 +372,8 @@ def _read_filters(
     if kind and kind not in KINDS:
         raise HTTPException(400, f"kind '{kind[:80]}' is not known: use {' or '.join(KINDS)}.")
     return Filters(
-        lowest={name: bound for name, bound in lowest.items() if bound is not None and math.isfinite(bound)},
-        highest={name: bound for name, bound in highest.items() if bound is not None and math.isfinite(bound)},
+        min_values={name: bound for name, bound in min_values.items() if bound is not None and math.isfinite(bound)},
+        max_values={name: bound for name, bound in max_values.items() if bound is not None and math.isfinite(bound)},
         labels={name: text for name, text in labels.items() if text is not None},
         kind=kind,
         correct=correct,

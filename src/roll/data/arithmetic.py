@@ -28,8 +28,8 @@ class ArithmeticPrompts:
     Args:
         config: The source's entry in the configuration.
         domain: The source's name.
-        pairs: Pairs (a, b) of operands as integers: `(a - min) · span + (b - min)`, with `span` possible operands from
-            `min` on.
+        pairs: Pairs (a, b) of operands as integers: `(a - min) · span + (b - min)`, where `span` is the number of
+            operands.
         seed: Seed of the order.
     """
 
@@ -79,7 +79,7 @@ def build_arithmetic_prompts(config: SumsTask, domain: str, seed: int) -> tuple[
     if config.held_out and num_held_out in (0, num_pairs):
         side = "evaluation" if num_held_out == 0 else "training"
         raise DataError(
-            f"arithmetic: held_out {config.held_out} leaves none of the {num_pairs} operand pairs for {side}: "
+            f"arithmetic: held_out {config.held_out} leaves no operand pair (of {num_pairs}) for {side}: "
             "choose another share, or a larger range of operands."
         )
     order = np.random.default_rng([seed, 0xA417]).permutation(num_pairs)

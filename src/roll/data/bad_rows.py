@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from roll.data.cells import BadRow
 from roll.errors import DataError
 
-__all__ = ["BadRows"]
+__all__ = ["BadRowCollector"]
 
-NUM_REASONS = 20
+MAX_REASONS = 20
 """Maximum number of reasons in a report; the most frequent ones are shown."""
-NUM_SHOWN = 3
+MAX_MESSAGES_PER_REASON = 3
 """Maximum number of rows in a report for each reason."""
 
 
-class BadRows:
+class BadRowCollector:
     """Collects the unusable rows of one source: their number by reason, and the messages of the first rows."""
 
     def __init__(self) -> None:
@@ -26,10 +26,10 @@ class BadRows:
         """Number of rows of the source, including the unusable ones."""
 
     def add(self, reason: str, message: str) -> None:
-        """Record that a row is unusable; only the first `NUM_SHOWN` messages for each reason are kept."""
+        """Record that a row is unusable; only the first `MAX_MESSAGES_PER_REASON` messages for each reason are kept."""
         self.counts[reason] += 1
         shown = self.first.setdefault(reason, [])
-        if len(shown) < NUM_SHOWN:
+        if len(shown) < MAX_MESSAGES_PER_REASON:
             shown.append(message)
 
     def add_error(self, error: DataError) -> None:
@@ -41,11 +41,11 @@ class BadRows:
 
         Args:
             domain: The source's name.
-            use: What the rows cannot be used for; it completes "rows … cannot be".
+            use: The use that is not possible, as in "used for training".
         """
         yield f"{self.counts.total():,} of {self.num_rows:,} rows of data source '{domain}' cannot be {use}:"
-        for reason, count in self.counts.most_common(NUM_REASONS):
+        for reason, count in self.counts.most_common(MAX_REASONS):
             yield f"  {count:,} × {reason}"
             yield from (f"    {message}" for message in self.first[reason])
-        if len(self.counts) > NUM_REASONS:
-            yield f"  and {len(self.counts) - NUM_REASONS:,} further reasons"
+        if len(self.counts) > MAX_REASONS:
+            yield f"  and {len(self.counts) - MAX_REASONS:,} further reasons"

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from roll.config.data import DataConfig, FileData, HuggingFaceData, PythonData
-from roll.data.bad_rows import BadRows
+from roll.data.bad_rows import BadRowCollector
 from roll.data.cells import BadRow
 from roll.data.chat import ChatRenderer
 from roll.data.media_text import MediaText, count_media_tokens
@@ -27,7 +27,7 @@ from roll.types import EncodedText, Prompt, PromptDraw
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["SOURCES", "Data", "build_data", "load_source", "render_held_out"]
+__all__ = ["SOURCES", "PromptData", "build_data", "load_source", "render_held_out"]
 
 Loader: TypeAlias = Callable[..., tuple[Source[Prompt], Source[Prompt]]]
 
@@ -52,7 +52,7 @@ training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Data:
+class PromptData:
     """The prompts of a run."""
 
     train: PromptStream
@@ -64,13 +64,11 @@ class Data:
     max_prompt_tokens: int | None
     longest_prompt: int | None
     """Number of tokens of the longest prompt; `None` if there are too many prompts to render them all."""
-    most_media: int = 0
-    """Maximum number of feature tokens of the distinct images, audio and videos of one prompt, over the prompts that
-    were rendered before the run.
-    """
+    max_media_tokens: int = 0
+    """Maximum number of media tokens in one prompt, among the prompts rendered before the run."""
 
     def get_evaluation_draws(self, num_prompts: int) -> list[PromptDraw]:
-        """Return the first `num_prompts` held-out prompts, or all if there are fewer; the result is always the same."""
+        """Return the first `num_prompts` held-out prompts, or all if there are fewer; the result is deterministic."""
         prompts = [self.held_out[i] for i in range(min(num_prompts, len(self.held_out)))]
         return render_held_out(prompts, self.renderer, self.max_prompt_tokens)
 
@@ -99,7 +97,7 @@ def build_data(
     *,
     pipeline: str = "",
     media: MediaInputs | None = None,
-) -> Data:
+) -> PromptData:
     """Read the prompts of all sources.
 
     Args:
@@ -122,8 +120,8 @@ def build_data(
     render = partial(tokenize_prompt, renderer=renderer)
     if media is not None:
         render = partial(_check_then_render, render, _find_text_rewards(loaded))
-    longest, most_media = _render_all(loaded, render, max_prompt_tokens, media)
-    return Data(
+    longest, max_media_tokens = _render_all(loaded, render, max_prompt_tokens, media)
+    return PromptData(
         train=PromptStream(
             [
                 WeightedSource(
@@ -143,7 +141,7 @@ def build_data(
         renderer=renderer,
         max_prompt_tokens=max_prompt_tokens,
         longest_prompt=longest,
-        most_media=most_media,
+        max_media_tokens=max_media_tokens,
     )
 
 
@@ -168,7 +166,7 @@ def _find_text_rewards(loaded: Sequence[_LoadedSource]) -> dict[str, str]:
 def _check_then_render(
     render: Callable[[Prompt], EncodedText], text_rewards: Mapping[str, str], prompt: Prompt
 ) -> EncodedText:
-    """Render a prompt, unless it has images and a reward of its domain reads only text."""
+    """Check that the rewards of a prompt with images can read images, and render the prompt."""
     reward = text_rewards.get(prompt.domain)
     if reward is not None and any(message.media for message in prompt.messages):
         raise DataError(
@@ -204,8 +202,8 @@ def _render_all(
     If a source skips bad rows, all of its prompts are rendered, even if there are many.
 
     Returns:
-        Tokens of the longest prompt, `None` if not all were rendered; and feature tokens of the media of the rendered
-        prompt with most of them.
+        The number of tokens of the longest prompt (`None` if not all prompts were rendered), and the largest number of
+        media tokens in one rendered prompt.
 
     Raises:
         DataError: Prompts cannot be rendered or are too long; the message names their rows if they come from a table.
@@ -213,9 +211,9 @@ def _render_all(
     # Rendering more prompts than this would delay the start of the run; prompts that are too long are rejected when
     # drawn.
     every = sum(len(entry.training) + len(entry.held_out) for entry in loaded) <= MAX_CHECKED_AT_START
-    longest = most_media = 0
+    longest = max_media_tokens = 0
     for entry in loaded:
-        bad = BadRows()
+        bad = BadRowCollector()
         bad.num_rows = len(entry.training) + len(entry.held_out)
         sides: list[Source[Prompt]] = []
         for side in (entry.training, entry.held_out):
@@ -224,7 +222,7 @@ def _render_all(
                 try:
                     encoded = render_and_check(side[index], render, max_prompt_tokens)
                     longest = max(longest, len(encoded.token_ids))
-                    most_media = max(most_media, count_media_tokens(encoded.media, media))
+                    max_media_tokens = max(max_media_tokens, count_media_tokens(encoded.media, media))
                 except DataError as error:
                     if not isinstance(side, RowItems):
                         raise
@@ -238,7 +236,7 @@ def _render_all(
         if isinstance(entry.config, FileData | HuggingFaceData | PythonData):
             report_bad_rows(bad, entry.config, entry.domain)
         _check_not_empty(entry.training, entry.config, entry.domain)
-    return longest if every else None, most_media
+    return longest if every else None, max_media_tokens
 
 
 def _skips_bad_rows(config: DataConfig) -> bool:

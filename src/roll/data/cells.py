@@ -75,7 +75,7 @@ def check_unicode(value: str, label: str, location: str) -> str:
     JSON allows unpaired surrogates, but tokenizers do not.
 
     Args:
-        value: A cell, or a part of one.
+        value: A cell or a part of a cell.
         label: The name of the value, for messages: "column 'text'".
         location: File and line.
 

@@ -15,7 +15,7 @@ from roll.data.bos import BosDeduplicator
 from roll.data.decoding import Decoder, get_rust_backend
 from roll.data.media_text import MediaText
 from roll.data.reasoning import ReasoningFormat
-from roll.data.special_token_escaping import compile_boundaries, escape_special
+from roll.data.special_token_escaping import compile_delimiters, escape_special
 from roll.data.template_check import check_fully_rendered
 from roll.data.templates import TEMPLATE_DATE, ChatTemplate, Tool, supports_late_system, translate_errors
 from roll.data.turns import RenderFn, SpecialTokens, count_extra_ends, find_turns, list_thinking_modes, tokenize
@@ -139,12 +139,12 @@ class ChatRenderer:
 
     @property
     def drops_tool_results(self) -> bool:
-        """Whether the template silently drops tool results."""
+        """True if the template silently drops tool results."""
         return self._template.drops_tool_results
 
     @cached_property
     def supports_late_system(self) -> bool:
-        """Whether the template accepts system messages that are not the first message, and renders them in place."""
+        """True if the template accepts system messages after the first message, and renders them in place."""
         return supports_late_system(self.render_text)
 
     def decode_raw(self, token_ids: IntArray) -> str:
@@ -163,16 +163,16 @@ class ChatRenderer:
 
     def escape_special_tokens(self, text: str) -> str:
         """Escape message delimiters in untrusted text: `<|im_end|>` becomes `< |im_end|>`, which ends no message."""
-        return text if self._boundaries is None else escape_special(text, self._boundaries)
+        return text if self._delimiters is None else escape_special(text, self._delimiters)
 
     @cached_property
-    def _boundaries(self) -> re.Pattern[str] | None:
+    def _delimiters(self) -> re.Pattern[str] | None:
         written, asked = "", Message(role="user", content="a")
         answered = Message(role="assistant", content="b")
         for messages in ([Message(role="system", content="c"), asked], [asked, answered, asked]):
             with suppress(DataError):
                 written += self.render_text(messages)
-        return compile_boundaries(self._tokenizer, written)
+        return compile_delimiters(self._tokenizer, written)
 
     @property
     def vocabulary_size(self) -> int:
@@ -181,7 +181,7 @@ class ChatRenderer:
 
     @property
     def template(self) -> str:
-        """The text of the chat template; empty without one."""
+        """The chat template; empty if the tokenizer has none."""
         template = getattr(self._tokenizer, "chat_template", None)
         return template if isinstance(template, str) else ""
 
@@ -217,7 +217,7 @@ class ChatRenderer:
             template_kwargs: Further variables of the template, such as `enable_thinking`.
 
         Raises:
-            DataError: The template rejects the conversation, leaves out a part of an answer, or changes the last one.
+            DataError: The template rejects the conversation, omits a part of an answer, or changes the last answer.
         """
         answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
         indices = [i for i in answers if i >= num_prompt_messages and i not in untrained]
@@ -328,7 +328,7 @@ class ChatRenderer:
 
     @property
     def reasoning(self) -> ReasoningFormat | None:
-        """The format of the model's reasoning; `None` if neither the template nor the tokenizer shows one."""
+        """The format of the model's reasoning; `None` if it cannot be derived from the template or the tokenizer."""
         return self._decoder.reasoning
 
 

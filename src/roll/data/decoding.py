@@ -33,7 +33,7 @@ class Decoder:
         Args:
             tokenizer: The model's tokenizer.
             special: The model's special tokens.
-            template: The text of its chat template; empty without one.
+            template: The model's chat template; empty if it has none.
         """
         self._tokenizer, self._special, self._template = tokenizer, special, template
         self._backend = get_rust_backend(tokenizer)

@@ -109,7 +109,7 @@ class JsonlTable:
             raise DataError(f"'{self._path}' can no longer be read: {error.strerror}.") from error
 
     def get_key(self, index: int) -> str:
-        """Return the number of the row's line, from 1, as a string."""
+        """Return the row's 1-based line number, as a string."""
         return str(self._lines[index])
 
     def describe_location(self, index: int) -> str:
@@ -199,9 +199,9 @@ class ParquetTable:
         return ArrowRow(self._table.slice(index, 1).to_pylist()[0])
 
     def get_key(self, index: int) -> str:
-        """Return the row's number from 1."""
+        """Return the row's 1-based number."""
         return str(index + 1)
 
     def describe_location(self, index: int) -> str:
-        """Return the file and the row's number from 1."""
+        """Return the file and the row's 1-based number."""
         return f"'{self._path}', row {index + 1}"

@@ -138,7 +138,9 @@ def build_functions_prompts(config: FunctionsData, domain: str, seed: int) -> tu
     num_held_out = round(len(pairs) * config.held_out)
     if config.held_out and num_held_out in (0, len(pairs)):
         side = "evaluation" if num_held_out == 0 else "training"
-        raise DataError(f"functions: held_out {config.held_out} leaves none of {len(pairs)} tasks for {side}.")
+        raise DataError(
+            f"functions: held_out {config.held_out} leaves no task (of {len(pairs)}) for {side}: choose another share."
+        )
     prompts = [_build_prompt(config, domain, *pairs[int(index)], seed) for index in order]
     return PromptList(prompts[num_held_out:]), PromptList(prompts[:num_held_out])
 

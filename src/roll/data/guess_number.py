@@ -1,4 +1,4 @@
-"""Prompts of a small multi-turn task: to guess a number, with the hints `higher` and `lower`."""
+"""Prompts of a small multi-turn task: guess a number, with the hints `higher` and `lower`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from roll.data.conversations import build_messages
 from roll.data.source import PromptList
 from roll.types import EnvironmentSettings, Prompt
 
-__all__ = ["build_guess_number_prompts", "build_question", "compute_halving_guesses"]
+__all__ = ["build_guess_number_prompts", "build_question", "compute_binary_search"]
 
 _MAX_LISTED = 9
 
@@ -37,7 +37,7 @@ def build_question(max_number: int) -> str:
     return f"Pick one: {', '.join(numbers[:-1])} or {numbers[-1]}. Answer with a number."
 
 
-def compute_halving_guesses(max_number: int, num_turns: int, secret: int) -> tuple[str, ...]:
+def compute_binary_search(max_number: int, num_turns: int, secret: int) -> tuple[str, ...]:
     """Compute the guesses of an expert that uses binary search, at most `num_turns`."""
     low, high = 1, max_number
     guesses: list[str] = []
@@ -58,7 +58,7 @@ def _build_prompt(config: GuessNumberData, domain: str, uid: str, secret: int) -
         uid=uid,
         domain=domain,
         messages=build_messages(text, config.system_prompt, config.prompt_template),
-        expert=compute_halving_guesses(config.max_number, config.num_turns, secret) if config.demonstrations else (),
+        expert=compute_binary_search(config.max_number, config.num_turns, secret) if config.demonstrations else (),
         turns=config.turns,
         environment=EnvironmentSettings(name=name, options={**options, "secret": secret}),
     )

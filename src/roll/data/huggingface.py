@@ -42,7 +42,7 @@ class DatasetTable:
             )
         self.name = f"dataset '{config.path}', split '{split}'"
         self._rows = splits[split]
-        _keep_encoded(getattr(self._rows, "info", self._rows).features)  # `features` of the dataset is a copy
+        _disable_decoding(getattr(self._rows, "info", self._rows).features)  # `features` of the dataset is a copy
         self._files = [(name, _get_identity(name)) for name in _list_mapped_files(self._rows)]
         self._next = 0
         """Index of the file that is checked next."""
@@ -80,11 +80,11 @@ class DatasetTable:
                 raise DataError(f"'{name}' changed while the run was using it: start a new run with the changed file.")
 
     def get_key(self, index: int) -> str:
-        """Return the row's number from 1."""
+        """Return the row's 1-based number."""
         return str(index + 1)
 
     def describe_location(self, index: int) -> str:
-        """Return dataset, split, and the row's number from 1."""
+        """Return the dataset, the split and the row's 1-based number."""
         return f"{self.name}, row {index + 1}"
 
 
@@ -116,21 +116,21 @@ def _load_splits(config: HuggingFaceTable) -> Mapping[str, Any]:
     return {str(name): rows for name, rows in loaded.items()}
 
 
-def _keep_encoded(feature: Any) -> None:
-    """Let a dataset return images, audio and video as bytes and path; ROLL decodes them with limits.
+def _disable_decoding(feature: Any) -> None:
+    """Configure a dataset to return images, audio and video as bytes and path; ROLL decodes them with limits.
 
     If `datasets` decoded them, one damaged image would make the whole dataset unreadable, not only its row.
     """
     if isinstance(feature, Mapping):
         for inner in feature.values():
-            _keep_encoded(inner)
+            _disable_decoding(inner)
     elif isinstance(feature, list | tuple):
         for inner in feature:
-            _keep_encoded(inner)
+            _disable_decoding(inner)
     elif type(feature).__name__ in ("Image", "Audio", "Video"):
         feature.decode = False
     elif hasattr(feature, "feature"):  # a list
-        _keep_encoded(feature.feature)
+        _disable_decoding(feature.feature)
 
 
 def _list_mapped_files(rows: Any) -> list[str]:

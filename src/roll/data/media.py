@@ -60,7 +60,7 @@ MEDIA_FIELDS: Mapping[MediaKind, tuple[str, ...]] = {
     "audio": ("array", "bytes", "audio", "base64", "data", "path", "url", "audio_url", "input_audio"),
     "video": ("frames", "bytes", "video", "base64", "data", "path", "url", "video_url"),
 }
-"""Fields of an object that may contain its medium."""
+"""UnreadFields of an object that may contain its medium."""
 MEDIA_NOUNS: Mapping[MediaKind, str] = {"image": "an image", "audio": "audio", "video": "a video"}
 """A noun for each kind of medium, for messages."""
 _PART_TYPES: Mapping[MediaKind, type[RowMedia]] = {"image": ImagePart, "audio": AudioPart, "video": VideoPart}
@@ -227,7 +227,7 @@ def place_media(
     """Insert a row's media into its messages, at placeholders and at the marks of `MediaReader.mark`.
 
     Args:
-        messages: The messages, with a placeholder for each medium of a kind, or without any.
+        messages: The messages, with one placeholder for each medium of a kind, or with none.
         media: The media of the row's columns, in order within each kind.
         location: The row's location, for messages.
         columns: The kinds of media for which the row has a column, even if it is empty. Without media, a placeholder of
@@ -255,13 +255,13 @@ def place_media(
         else:
             unplaced += own
     if queues:
-        messages = tuple(replace(message, content=_fill_places(message.content, queues)) for message in messages)
+        messages = tuple(replace(message, content=_fill_placeholders(message.content, queues)) for message in messages)
     if not unplaced:
         return messages
     first = next((i for i, message in enumerate(messages) if message.role == "user"), None)
     if first is None:
         raise BadRow(
-            unplaced[0].kind, f"{location}: the row has {unplaced[0].kind}, but no user message to show it in."
+            unplaced[0].kind, f"{location}: the row has {unplaced[0].kind}, but no user message that could contain it."
         )
     asked = messages[first]
     own_parts = (TextPart(text=asked.content),) if isinstance(asked.content, str) else asked.content
@@ -289,7 +289,7 @@ def _replace_marks(message: Message) -> Message:
     return replace(message, content=tuple(parts))
 
 
-def _fill_places(content: Content, queues: Mapping[str, list[RowMedia]]) -> Content:
+def _fill_placeholders(content: Content, queues: Mapping[str, list[RowMedia]]) -> Content:
     """Replace each placeholder in the content's text with the next medium of its queue."""
     pattern = re.compile("(" + "|".join(map(re.escape, queues)) + ")")
     parts: list[Part] = []

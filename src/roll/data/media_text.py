@@ -34,7 +34,7 @@ def count_media_tokens(media: Iterable[MediaSpan], inputs: MediaInputs | None) -
 
     Args:
         media: Spans of media; those with equal digests count once.
-        inputs: The processed media of the run; `None` without any.
+        inputs: The processed media of the run; `None` if it has none.
     """
     digests = {span.digest for span in media}
     return 0 if inputs is None else sum(inputs.get_without_inputs(digest).num_features for digest in digests)

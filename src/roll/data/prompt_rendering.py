@@ -26,7 +26,7 @@ def tokenize_prompt(prompt: Prompt, renderer: ChatRenderer) -> EncodedText:
         renderer: The model's renderer.
 
     Raises:
-        BadRow: A message contains a special token, which the model would read as the template's.
+        BadRow: A message contains a special token, which the model would confuse with the template's tokens.
         DataError: The template rejects the conversation, or leaves out a part of it.
     """
     if prompt.environment is not None:

@@ -10,21 +10,21 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from roll.config.data import FileData, HuggingFaceData, PythonData
-from roll.data.bad_rows import BadRows
+from roll.data.bad_rows import BadRowCollector
 from roll.data.cells import BadRow, Row, check_unicode, read_column
 from roll.data.conversations import (
     MessageReader,
     RowContext,
     RowView,
+    apply_prompt_template,
     build_messages,
     check_media,
     check_order,
     list_media_columns,
     parse_prompt_text,
+    prepend_system_message,
     read_context,
     read_media,
-    with_prompt_template,
-    with_system,
 )
 from roll.data.conversations.fields import UnsupportedMedia
 from roll.data.conversations.messages import check_text
@@ -54,7 +54,7 @@ class PromptReader:
         self,
         config: TableConfig,
         domain: str,
-        bad: BadRows,
+        bad: BadRowCollector,
         pipeline: str = "",
         media: MediaReader | None = None,
     ) -> None:
@@ -122,7 +122,7 @@ def _read_messages(
         check_text(content, key, location)
         found = parse_prompt_text(content)
         messages = found.messages if found else None
-        content = found.listed if found and found.listed else content
+        content = found.raw_messages if found and found.raw_messages else content
     if isinstance(content, str) and messages is None:
         if not content.strip():
             raise BadRow(
@@ -137,9 +137,9 @@ def _read_messages(
         if messages is None:
             reader = MessageReader(ignored=frozenset(config.ignored_fields), drop_nulls=row.drop_nulls, media=row.media)
             messages = reader.read(content, key, location).as_context(location)
-        messages = with_prompt_template(messages, config.prompt_template, location)
+        messages = apply_prompt_template(messages, config.prompt_template, location)
     system = messages[:1] if messages[0].role == "system" else ()
-    messages = with_system((*system, *context.history, *messages[len(system) :]), context, config, location)
+    messages = prepend_system_message((*system, *context.history, *messages[len(system) :]), context, config, location)
     check_order(messages, location, answered=False)
     return messages, text
 

@@ -62,10 +62,10 @@ class ObjectTable:
         self._text_key = text_key
         if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
             raise DataError(
-                f"{name} is of type {type(rows).__name__}: give a list of dictionaries, such as [{_EXAMPLE_ROW}]."
+                f"{name} must be a list of dictionaries, such as [{_EXAMPLE_ROW}], got {type(rows).__name__}."
             )
         if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
-            raise DataError(f"{name} is a data frame: give its rows, as `frame.to_dict('records')`.")
+            raise DataError(f"{name} is a data frame: pass its rows instead, `frame.to_dict('records')`.")
         in_place = hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
         try:
             self._rows: Any = rows if in_place and not isinstance(rows, list) else list(rows)

@@ -5,8 +5,8 @@
     "<think>Two and"                      it never ends                             ──► None: no answer
     "<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>Four."  ──► "Four."
 
-The format is detected from the model's chat template or tokenizer. If neither shows one, or they are unknown, the
-format is detected from the marks in the text. All functions accept arbitrary text.
+The format is detected from the model's chat template or tokenizer. If neither defines a format, it is detected from the
+marks in the text. All functions accept arbitrary text.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class ReasoningFormat:
     """Strings that end the answer."""
     messages: re.Pattern[str] | None = None
     """Matches one message of the reasoning, if it consists of messages."""
-    bare: tuple[str, str] = ("", "")
-    """Start of the text and end of its reasoning, in text whose special tokens were removed."""
+    plain_marks: tuple[str, str] = ("", "")
+    """Strings that begin and end the reasoning in text without special tokens."""
 
     def split(self, text: str, *, begun: bool = False) -> tuple[str, str | None]:
         """Split a text into reasoning and answer; the answer is `None` if the reasoning never ends.
@@ -50,9 +50,14 @@ class ReasoningFormat:
             begun: Whether the prompt began the reasoning.
         """
         closed = max((place, place + len(end)) for end in self.ends for place in [text.rfind(end)])
-        if closed[0] < 0 and self.bare[0] and text.startswith(self.bare[0]) and self.bare[1] in text:
-            thought, _, answer = text.rpartition(self.bare[1])
-            return thought.removeprefix(self.bare[0]), answer
+        if (
+            closed[0] < 0
+            and self.plain_marks[0]
+            and text.startswith(self.plain_marks[0])
+            and self.plain_marks[1] in text
+        ):
+            thought, _, answer = text.rpartition(self.plain_marks[1])
+            return thought.removeprefix(self.plain_marks[0]), answer
         if closed[0] < 0 and begun:
             return self._remove_marks(text), None
         thought, answer = (text[: closed[0]], text[closed[1] :]) if closed[0] >= 0 else ("", text)
@@ -67,8 +72,8 @@ class ReasoningFormat:
 
     def has_marks(self, text: str) -> bool:
         """Return whether a text has the marks of this family."""
-        bare = bool(self.bare[0]) and text.startswith(self.bare[0]) and self.bare[1] in text
-        return bare or any(mark in text for mark in (*self.ends, *self.begins))
+        plain_marks = bool(self.plain_marks[0]) and text.startswith(self.plain_marks[0]) and self.plain_marks[1] in text
+        return plain_marks or any(mark in text for mark in (*self.ends, *self.begins))
 
     @property
     def all_marks(self) -> tuple[str, ...]:
@@ -94,7 +99,7 @@ HARMONY_FORMAT = ReasoningFormat(
     ends=("<|channel|>final<|message|>",),
     answer_ends=("<|end|>", "<|return|>", "<|start|>"),
     messages=re.compile(r"<\|channel\|>analysis<\|message\|>(.*?)(?:<\|end\|>|<\|start\|>|\Z)", re.DOTALL),
-    bare=("analysis", "assistantfinal"),
+    plain_marks=("analysis", "assistantfinal"),
 )
 """Harmony: gpt-oss."""
 _THINK_FORMAT = _build_tag_format("think")
@@ -122,7 +127,7 @@ _TAG_PATTERN = re.compile(r"</([\w:|.-]{0,20}(?:think|thought|reason)[\w:|.-]{0,
 
 
 def detect_reasoning_format(template: str, tokens: Collection[str] = ()) -> ReasoningFormat | None:
-    """Detect the reasoning format from a chat template, or from the tokenizer's tokens; `None` if neither shows one.
+    """Detect the reasoning format from a chat template, or from the tokenizer's tokens; `None` if neither defines one.
 
     Args:
         template: The chat template's text.
@@ -147,7 +152,7 @@ def split_reasoning(
 
     Args:
         text: A model's text, with the special tokens that mark its reasoning.
-        reasoning_format: The model's format. If it is `None`, because it is unknown, the marks in the text decide.
+        reasoning_format: The model's format. If `None`, the format is detected from the text.
         begun: Whether the prompt began the reasoning.
     """
     # An unknown model may still write a known format, for example after fine-tuning on another model's reasoning.

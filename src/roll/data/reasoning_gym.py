@@ -34,7 +34,9 @@ def load_task(name: str, size: int, seed: int, options: dict[str, Any]) -> Any:
         )
     refused = sorted({"seed", "size"} & set(options))
     if refused:
-        raise DataError(f"reasoning-gym task '{name}': {refused} in `options` are set by `size` and the run's seed.")
+        raise DataError(
+            f"reasoning-gym task '{name}': {refused} in `options` are set by `size` and the run's seed: remove them."
+        )
     known = list(DATASETS[name][1].__dataclass_fields__)
     for option in options:
         if option not in known:

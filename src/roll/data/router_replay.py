@@ -28,7 +28,7 @@ def merge_records(records: Sequence[IntArray | None], length: int) -> IntArray |
         length: Length of the sequence.
 
     Returns:
-        Expert IDs, shape [length, layers, k]; `None` without any record.
+        Expert IDs, shape [length, layers, k]; `None` if nothing was recorded.
     """
     known = [record[:length] for record in records if record is not None]
     if not known:

@@ -46,7 +46,7 @@ class Table(Protocol):
         ...
 
     def get_key(self, index: int) -> str:
-        """Return the row's key, the last part of its UID: the number of the row or line, from 1."""
+        """Return the row's key, the last part of its UID: the 1-based number of the row or line."""
         ...
 
     def describe_location(self, index: int) -> str:
@@ -111,7 +111,7 @@ class RowItems(Generic[T]):
 
 
 def split_rows(reader: RowReader[T], tables: tuple[Table, Table | None], seed: int) -> tuple[RowItems[T], RowItems[T]]:
-    """Split rows into training and held-out items, which are a share of the first table, or the second table.
+    """Split rows into training and held-out items; the second table or a share of the first table is held out.
 
     Raises:
         DataError: A table cannot be read, is empty, or a row is malformed; or all questions of the first table are also

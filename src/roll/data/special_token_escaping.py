@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["compile_boundaries", "escape_special"]
+__all__ = ["compile_delimiters", "escape_special"]
 
 
-def compile_boundaries(tokenizer: PreTrainedTokenizerBase, rendered: str) -> re.Pattern[str] | None:
-    """Compile a pattern for the texts of the tokens that separate messages; `None` if there are none.
+def compile_delimiters(tokenizer: PreTrainedTokenizerBase, rendered: str) -> re.Pattern[str] | None:
+    """Compile a pattern of the special tokens that separate messages; `None` if there are none.
 
     Args:
         tokenizer: The model's tokenizer.

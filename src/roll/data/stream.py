@@ -45,7 +45,7 @@ class WeightedStream(ABC, Generic[T, D]):
     """Draws items of type `T` for training; a subclass converts each to a draw of type `D`.
 
     Args:
-        sources: At least one source, each with an item; names differ.
+        sources: At least one source; each has at least one item, and the domains differ.
         seed: Seed of the shuffling.
     """
 
@@ -77,7 +77,7 @@ class WeightedStream(ABC, Generic[T, D]):
     @property
     def next_domain(self) -> str:
         """Domain of the next draw, unless the caller requests another."""
-        return self._sources[self._find_most_underdrawn()].domain
+        return self._sources[self._find_next_source()].domain
 
     def peek(self, count: int) -> list[T]:
         """Return the first `count` items of the first source, in the source's own order, without drawing them."""
@@ -139,7 +139,7 @@ class WeightedStream(ABC, Generic[T, D]):
         return which
 
     def _draw_next(self, domain: str | None) -> D:
-        which = self._find_most_underdrawn() if domain is None else self._get_source_index(domain)
+        which = self._find_next_source() if domain is None else self._get_source_index(domain)
         draw = self._draw_at(self.num_drawn, which, self._num_drawn[which])
         self._num_drawn[which] += 1
         return draw
@@ -152,7 +152,7 @@ class WeightedStream(ABC, Generic[T, D]):
         epoch, offset = divmod(position, len(source.items))
         return self._draw(draw_id, source.items[int(self._get_order(source_index, epoch)[offset])], position)
 
-    def _find_most_underdrawn(self) -> int:
+    def _find_next_source(self) -> int:
         """Return the index of the source that is furthest below its share of all draws; the next draw is from it.
 
         Ties go to the first source.

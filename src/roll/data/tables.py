@@ -7,7 +7,7 @@ from typing import assert_never
 
 from roll.config.data import FileData, HuggingFaceData, PythonData
 from roll.config.sources import FileTable, HuggingFaceTable, PythonTable
-from roll.data.bad_rows import BadRows
+from roll.data.bad_rows import BadRowCollector
 from roll.data.files import open_file_tables
 from roll.data.huggingface import load_huggingface_tables
 from roll.data.media import build_media_reader
@@ -36,7 +36,7 @@ def load_table_prompts(
         DataError: A table is missing, malformed (the message names the row), or empty.
         ConfigError: The user's function, which returns the rows, cannot be imported.
     """
-    bad = BadRows()
+    bad = BadRowCollector()
     reader = PromptReader(config, domain, bad, pipeline, build_media_reader(config, media))
     sides = split_rows(reader, open_tables(config, domain, config.prompt_key), seed)
     bad.num_rows = len(sides[0]) + len(sides[1]) + bad.counts.total()
@@ -44,7 +44,7 @@ def load_table_prompts(
     return sides
 
 
-def report_bad_rows(bad: BadRows, config: FileData | HuggingFaceData | PythonData, domain: str) -> None:
+def report_bad_rows(bad: BadRowCollector, config: FileData | HuggingFaceData | PythonData, domain: str) -> None:
     """Report unusable rows, if there are any.
 
     Raises:

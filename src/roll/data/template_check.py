@@ -39,8 +39,8 @@ def check_fully_rendered(
                 f"the model's chat template does not read {short(name)}, which the row gives as an argument of the "
                 "template: remove it, or choose a model whose template reads it."
             )
-    if messages and messages[0].role == "system" and template.drops_system:
-        raise DataError("the model's chat template leaves out system messages: put their text into the user's.")
+    if messages and messages[0].role == "system" and template.drops_system_messages:
+        raise DataError("the model's chat template omits system messages: move them into user messages.")
     if tools and template.render(messages, tools=tools, **template_kwargs) == template.render(
         messages, **template_kwargs
     ):
@@ -62,8 +62,8 @@ def _check_messages(messages: Sequence[Message], render: _Render) -> None:
             if _renders_identically(render, before, message, fewer):
                 raise DataError(
                     f"the model's chat template leaves out {left_out} in message {place + 1} (role '{role}'): write it "
-                    "into `content` as the model spells it, name its field in `ignored_fields`, leave such rows out, "
-                    "or choose a model whose template renders it."
+                    "into `content` in the model's own format, name its field in `ignored_fields`, leave such rows "
+                    "out, or choose a model whose template renders it."
                 )
 
 
@@ -88,7 +88,7 @@ def _remove_each_part(message: Message) -> Iterator[tuple[Message, str]]:
 
 
 def _renders_identically(render: _Render, before: Sequence[Message], message: Message, reduced: Message) -> bool:
-    """Return whether the template renders `message` and `fewer`, the message without a part, to the same text.
+    """Return whether the template renders `message` and `reduced`, the message without a part, to the same text.
 
     This must hold in each context: after the latest question only, after everything since that question, and after the
     whole conversation.

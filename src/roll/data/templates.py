@@ -126,8 +126,8 @@ class ChatTemplate:
             return frozenset()
 
     @cached_property
-    def drops_system(self) -> bool:
-        """Whether the template silently drops system messages."""
+    def drops_system_messages(self) -> bool:
+        """True if the template silently drops system messages."""
         messages = [Message(role="system", content=PROBE_TEXT), Message(role="user", content="a")]
         try:
             return PROBE_TEXT not in self.render(messages)
@@ -136,7 +136,7 @@ class ChatTemplate:
 
     @cached_property
     def drops_tool_results(self) -> bool:
-        """Whether the template silently drops tool results; without a template, nothing is dropped."""
+        """True if the template silently drops tool results; without a template, nothing is dropped."""
         messages = [Message(role="user", content="a"), Message(role="assistant", content="b")]
         try:
             return bool(self.source) and PROBE_TEXT not in self.render(
@@ -151,7 +151,7 @@ class ChatTemplate:
 
     @cached_property
     def _requires_parts(self) -> bool:
-        """Whether the template accepts content only as a list of parts, as templates of some vision models do."""
+        """True if the template accepts content only as a list of parts, as templates of some vision models do."""
         asked = [Message(role="user", content=PROBE_TEXT)]
         for parts in (False, True):
             try:

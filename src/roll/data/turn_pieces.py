@@ -17,7 +17,7 @@ from roll.data.templates import PROBE_TEXT
 from roll.errors import DataError
 from roll.types import Message, get_content_key
 
-__all__ = ["MIN_MESSAGES", "compute_common_length", "find_turns_in_pieces"]
+__all__ = ["MIN_MESSAGES", "compute_common_prefix", "find_turns_in_pieces"]
 
 Span: TypeAlias = tuple[int, int]
 RenderText: TypeAlias = Callable[[Sequence[Message]], str]
@@ -31,12 +31,12 @@ _MIN_PIECE_MESSAGES = 16
 """Minimum number of messages of a piece."""
 
 
-def compute_common_length(one: str, other: str) -> int:
+def compute_common_prefix(first: str, second: str) -> int:
     """Compute the length of the common prefix of two strings, in characters."""
-    low, high = 0, min(len(one), len(other))
+    low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
+        if first[low:middle] == second[low:middle]:
             low = middle
         else:
             high = middle - 1
@@ -103,8 +103,8 @@ def find_turns_in_pieces(
 def _find_cuts(messages: Sequence[Message]) -> tuple[list[int], int]:
     """Find the message indices at which pieces start, and the number of messages by which pieces overlap.
 
-    A piece must render to the same text after the lead as in the conversation. So pieces start with a question; if
-    there is only one question, with an answer after a tool result.
+    A piece must render to the same text after the lead as in the conversation. So pieces start with a question. If
+    there is only one question, they start with an answer after a tool result.
     """
     roles = [message.role for message in messages]
     questions = [
@@ -128,4 +128,4 @@ def _measure_head(lead: Sequence[Message], following: Message, render: RenderTex
     if following.role == "assistant":
         return len(render(lead))
     texts = [render((*lead, Message(role="user", content=content))) for content in (PROBE_TEXT, f"q{PROBE_TEXT}")]
-    return compute_common_length(*texts)
+    return compute_common_prefix(*texts)

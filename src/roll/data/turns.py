@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from roll.data.templates import PROBE_TEXT
-from roll.data.turn_pieces import compute_common_length, find_turns_in_pieces
+from roll.data.turn_pieces import compute_common_prefix, find_turns_in_pieces
 from roll.errors import DataError
 from roll.types import BoolArray, IntArray, Message
 
@@ -182,7 +182,7 @@ class _Head:
 
     @property
     def matches_prompt(self) -> bool:
-        """Whether the conversation begins with the model's whole prompt, so that the model could write the message."""
+        """True if the conversation begins with the model's whole prompt, so that the model could write the message."""
         return self.prompt == self.text
 
 
@@ -191,9 +191,9 @@ def _find_head(
 ) -> _Head:
     """Find the rendered text before an assistant message, up to the start of the message.
 
-    `messages` are the messages before it; `so_far` is the text of the conversation up to and including it. The first of
-    `modes` is used whose generation prompt is the beginning of `so_far`. If there is none, the head ends where the
-    default prompt and `so_far` start to differ.
+    `messages` are the earlier messages; `so_far` is the text of the conversation up to and including the message. Uses
+    the first of `modes` whose generation prompt is a prefix of `so_far`. If there is none, the head ends where the
+    default prompt and `so_far` first differ.
     """
     for mode in modes:
         try:
@@ -205,7 +205,7 @@ def _find_head(
         if so_far.startswith(prompt):
             return _Head(prompt=prompt, text=prompt)
     prompt = render(messages, True)
-    return _Head(prompt=prompt, text=prompt[: compute_common_length(prompt, so_far)])
+    return _Head(prompt=prompt, text=prompt[: compute_common_prefix(prompt, so_far)])
 
 
 def _find_turn(
@@ -271,7 +271,7 @@ def _describe_mismatch(head: _Head, so_far: str, message: Message) -> str:
 
 
 def _describe_untrainable_turn(label: str, message: Message) -> str:
-    """Describe why a turn cannot be trained on; `label` is what the template does."""
+    """Describe why a turn cannot be trained on; `label` describes the template's behavior."""
     beginning = repr(message.text[:60])
     return (
         f"the model's chat template {label}, so the tokens that the model would write cannot be determined: leave such "
@@ -290,8 +290,8 @@ def tokenize(
         tokenizer: The model's tokenizer.
         text: The rendered conversation.
         turns: Spans that the model generates.
-        marked: Spans that the template marks as generated; only tokens that start in them are trained on. `None`
-            without marks.
+        marked: Spans that the template marks as generated; only tokens that start in them are trained on. `None` if the
+            template has no marks.
     """
     # The text is tokenized once: turns tokenized separately could differ from the conversation's tokens at each border.
     borders = sorted({border for span in turns for border in span if 0 < border < len(text)})

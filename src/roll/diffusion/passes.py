@@ -58,8 +58,8 @@ class DiffusionPassRunner:
         model: The model.
         sampler: The sampler of the model.
         ranks: The ranks that share the work.
-        activate: A function that returns a context in which the denoiser has other weights.
-        recompute: Whether the backward pass recomputes activations of denoising steps instead of keeping them.
+        activate: Returns a context manager in which the denoiser has the named weights.
+        recompute: Whether to recompute the activations of denoising steps in the backward pass.
     """
 
     def __init__(
@@ -88,18 +88,20 @@ class DiffusionPassRunner:
     ) -> ForwardBackwardResult:
         """Return a batch's loss and metrics over all ranks; also run `backward`, if given.
 
-        In the result, the number of tokens is the number of inputs of the denoiser.
+        The result counts inputs of the denoiser as tokens.
 
         Raises:
             ValueError: The batch has no samples, a sample lacks an input of the loss, or `counts` is given.
         """
         if counts is not None:
-            raise ValueError("the loss of a diffusion batch is normalized by the batch itself: leave counts out")
+            raise ValueError(
+                "the loss of a diffusion batch is normalized over the batch itself, so `counts` must be None"
+            )
         if not batch.samples:
             raise ValueError("a batch must have at least one sample")
         sums = _MicroBatchSums()
         if isinstance(loss, RewardGradientLoss):
-            self._run_unrolled(batch, loss, backward, sums, last=last)
+            self._run_reward_gradient(batch, loss, backward, sums, last=last)
         else:
             self._run_terms(batch, loss, backward, sums, last=last)
         metrics = self._ranks.reduce({**sums.metrics, "loss": torch.tensor(sums.loss)}, add)
@@ -114,14 +116,14 @@ class DiffusionPassRunner:
         rank, size = self._ranks.data_rank, self._ranks.data_size
         return list(items[num_units * rank // size * unit : num_units * (rank + 1) // size * unit])
 
-    def iter_micro_batches(self, own: Sequence[T], size: int, idle: T) -> Iterator[tuple[list[T], bool]]:
-        """Yield this rank's micro-batches and whether each is the last one; all ranks get equally many.
+    def iter_micro_batches(self, items: Sequence[T], size: int, idle: T) -> Iterator[tuple[list[T], bool]]:
+        """Yield this rank's micro-batches, and whether each is the last; all ranks yield the same number.
 
-        A rank that has fewer than others gets `idle` in the remaining ones. Collective.
+        A rank with fewer micro-batches than other ranks repeats `idle`. Collective.
         """
-        count = max(self._ranks.gather(-(-len(own) // size)))
+        count = max(self._ranks.gather(-(-len(items) // size)))
         for number in range(count):
-            part = list(own[number * size : (number + 1) * size])
+            part = list(items[number * size : (number + 1) * size])
             yield part or [idle], number == count - 1
 
     def _run_terms(
@@ -195,7 +197,7 @@ class DiffusionPassRunner:
             return None
         return self._model.mask_first_frame(terms[0].latents[None].to(self._model.device))
 
-    def _run_unrolled(
+    def _run_reward_gradient(
         self, batch: DiffusionBatch, loss: RewardGradientLoss, backward: Any, sums: _MicroBatchSums, *, last: bool
     ) -> None:
         """Run a loss that backpropagates through denoising steps."""
@@ -227,9 +229,10 @@ class DiffusionPassRunner:
     def _compute_references(
         self, paths: Sequence[Sequence[DenoisingPath]], loss: RewardGradientLoss, settings: DenoisingSettings
     ) -> list[list[Tensor]]:
-        """Return by micro-batch and step the velocities of the reference at the latents of the paths.
+        """Return the reference's velocities at the latents of the paths, by micro-batch and step.
 
-        They are constants of the loss, as in Reward-FL, so they are computed before the steps with gradients.
+        The loss treats these velocities as constants, as in Reward-FL, so they are computed before the steps with
+        gradients.
         """
         begin = max(settings.num_steps - loss.num_gradient_steps, 0)
         if not loss.needs:

@@ -34,13 +34,13 @@ class DenoisingSettings:
     noise_level: float = 0.0
     """Noise level a of the SDE steps; 0 gives the ODE."""
     num_stochastic_steps: int | None = None
-    """Number of first steps that are SDE steps; later ones are ODE steps. `None`: all steps."""
+    """Number of SDE steps at the start; the remaining steps are ODE steps. `None`: all steps are SDE steps."""
     batch_size: int = 16
     """Number of samples in one call of the denoiser, on each rank."""
 
     @property
     def stochastic_steps(self) -> int:
-        """Number of first steps that add noise."""
+        """Number of SDE steps at the start."""
         if self.noise_level == 0:
             return 0
         return self.num_steps if self.num_stochastic_steps is None else min(self.num_stochastic_steps, self.num_steps)
@@ -56,7 +56,7 @@ class SampleRequest:
     """Seed of the initial noise and of the noise of SDE steps. It depends only on the run's seed, the draw and the
     index, so that the sample does not depend on the number of ranks or on the batch."""
     first_frame: UInt8Array | None = None
-    """[H, W, C] first frame of a video, which every denoising step restores; `None`: nothing is given."""
+    """[H, W, C] first frame of a video, which every denoising step restores; `None` if no frame is given."""
     start: Float32Array | None = None
     """Latents before step `start_step`; `None`: noise from the seed."""
     start_step: int = 0
@@ -68,7 +68,7 @@ class DenoisingPath:
 
     request: SampleRequest
     sigmas: Float32Array
-    """[T + 1] noise levels from the first latents to the last, which are 0."""
+    """[T + 1] noise levels of the latents; the last is 0."""
     latents: Float32Array
     """[T + 1, *shape] latents at these noise levels."""
     logprobs: Float32Array
@@ -85,7 +85,7 @@ class DiffusionSample:
     sample_id: str
     prompt: str
     seed: int
-    """Seed of the random sigmas and noise of losses that draw them."""
+    """Seed of the random noise levels and noise of a loss."""
     unit: int = 0
     """Index of the sample's pair; samples of the same unit are in the same micro-batch."""
     path: DenoisingPath | None = None
@@ -101,7 +101,7 @@ class DiffusionSample:
     weight: float = 1.0
     """Factor on the sample's loss."""
     preferred: bool | None = None
-    """Whether the sample is the preferred one of its pair."""
+    """True if the sample is preferred over the other sample of its pair."""
 
     @property
     def clean_latents(self) -> Float32Array:
@@ -123,8 +123,8 @@ class DiffusionBatch:
 
     samples: tuple[DiffusionSample, ...]
     settings: DenoisingSettings
-    """The settings with which the samples were or would be generated; guidance is part of the policy."""
+    """The settings of the sampler; they include guidance, which is part of the policy."""
     micro_batch_size: int = 16
     """Number of denoiser inputs in one forward and backward pass, on each rank."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Other data for losses; plain data only."""
+    """Additional plain data for losses."""

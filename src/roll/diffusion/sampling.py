@@ -139,14 +139,14 @@ class Sampler:
         """Return the latents [B, C, H, W] of given first frames; `None` if none is given.
 
         Raises:
-            ValueError: Some requests of the batch have a first frame, and others have none.
+            ValueError: Only some requests of the batch have a first frame.
         """
         frames = [request.first_frame for request in requests]
         given = [frame for frame in frames if frame is not None]
         if not given:
             return None
         if len(given) < len(frames):
-            raise ValueError("either all samples of a batch have a first frame, or none has")
+            raise ValueError("either all samples of a batch must have a first frame, or none")
         return self._model.encode_images(np.stack(given)).squeeze(2)
 
     def restore_first_frame(self, latents: Tensor, first: Tensor | None) -> Tensor:

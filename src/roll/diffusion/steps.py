@@ -27,7 +27,7 @@ __all__ = ["SDEStep", "compute_entry_mean", "compute_logprob", "compute_sde_step
 def compute_sigmas(num_steps: int, shift: float = 1.0) -> NDArray[np.float32]:
     """Return the noise levels [num_steps + 1] from 1 to 0: equally spaced, then shifted towards noise.
 
-    The shift is that of Stable Diffusion 3 (arXiv 2403.03206, Eq. 23).
+    The shift follows Stable Diffusion 3 (arXiv 2403.03206, Eq. 23).
     """
     even = np.linspace(1.0, 0.0, num_steps + 1)
     return (shift * even / (1.0 + (shift - 1.0) * even)).astype(np.float32)

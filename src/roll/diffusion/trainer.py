@@ -2,7 +2,7 @@
 
     sample        requests ─► paths, on all ranks
     train_step    batch of samples or paths ─► loss ─► update      (see `roll.training.rank`)
-    update_old_policy      the old policy moves towards the current one
+    update_old_policy      the old policy moves towards the current policy
 
 The denoiser is sharded with FSDP2 over all ranks; text encoders and the VAE are frozen, and each rank has a copy.
 """
@@ -49,8 +49,8 @@ class DiffusionTrainer(TorchRank[DiffusionBatch, Loss]):
     """Trains a denoiser, and generates samples with it.
 
     Args:
-        spec: The spec of the rank; its model is a `DiffusionModelConfig`. With `holds_reference`, the initial weights
-            are kept.
+        spec: The spec of the rank; its model is a `DiffusionModelConfig`. If `holds_reference` is true, the initial
+            weights are kept.
 
     Raises:
         ConfigError: The spec has another kind of model.
@@ -106,7 +106,7 @@ class DiffusionTrainer(TorchRank[DiffusionBatch, Loss]):
         """Generate samples. Collective: each rank generates a share, and every rank returns all, in order.
 
         Args:
-            requests: The samples; batches are formed from neighbors that begin at the same step.
+            requests: The samples; a batch has consecutive requests that begin at the same step.
             settings: The denoising settings.
             weights: The weights to use.
             decode: Whether to decode the images.
@@ -130,12 +130,12 @@ class DiffusionTrainer(TorchRank[DiffusionBatch, Loss]):
         self._copies.keep("old")
 
     def update_old_policy(self, decay: float) -> None:
-        """Move the weights `old` towards the current ones: old <- decay old + (1 - decay) current."""
+        """Move the weights `old` towards the current weights: old <- decay old + (1 - decay) current."""
         self._copies.move("old", decay)
 
     @contextlib.contextmanager
     def _use_weights(self, name: WeightsName) -> Iterator[None]:
-        """Run the body with these weights."""
+        """Use the named weights within the `with` block."""
         if name == "current":
             yield
             return
@@ -189,7 +189,7 @@ def _shard(network: nn.Module, blocks: Sequence[nn.Module], ranks: Ranks, precis
 
 
 def _split_by_start(requests: Sequence[SampleRequest]) -> list[list[SampleRequest]]:
-    """Split requests into runs of neighbors that begin at the same step."""
+    """Split requests into contiguous parts that begin at the same step."""
     groups: list[list[SampleRequest]] = []
     for request in requests:
         if groups and groups[-1][0].start_step == request.start_step:

@@ -1,4 +1,4 @@
-"""Other weights of the same network: the initial ones (reference), and an average of the policy (old).
+"""Copies of a network's weights: the initial weights (reference), and a moving average of the policy (old).
 
     keep(name)            trained weights of this rank ─ copy ─► float32, on their device
     move(name, decay)     copy <- decay copy + (1 - decay) current
@@ -34,7 +34,7 @@ class WeightCopies:
         return name in self._copies
 
     def get_tensors(self, name: str) -> list[Tensor]:
-        """Return the tensors of a copy, in the order of parameters, to be saved and loaded; empty without the copy."""
+        """Return a copy's tensors for checkpoints, in the order of parameters; empty if the copy does not exist."""
         return list(self._copies.get(name, {}).values())
 
     @torch.no_grad()
@@ -45,19 +45,19 @@ class WeightCopies:
 
     @torch.no_grad()
     def move(self, name: str, decay: float) -> None:
-        """Move a copy towards the current weights; `decay` is the share of the copy that stays."""
+        """Move a copy towards the current weights; `decay` is the weight of the copy."""
         for key, copy in self._copies[name].items():
             _get_local(copy).lerp_(_get_local(self._tensors[key]).to(torch.float32), 1.0 - decay)
 
     @contextlib.contextmanager
     def activate(self, name: str) -> Iterator[None]:
-        """Run the body, which must not need gradients, with the weights of a copy.
+        """Use the weights of a copy within the `with` block, which must not compute gradients.
 
         Raises:
-            ValueError: There is no such copy.
+            ValueError: The copy does not exist.
         """
         if name not in self._copies:
-            raise ValueError(f"the trainer has no {name} weights; it has {sorted(self._copies)}")
+            raise ValueError(f"the trainer has no weights '{name}', only {sorted(self._copies)}")
         current = {key: _get_local(t).clone() for key, t in self._tensors.items()}
         try:
             self._write(self._copies[name])

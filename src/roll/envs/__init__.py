@@ -1,4 +1,4 @@
-"""Environments: a model acts in them over several turns."""
+"""Environments, in which a model acts over several turns."""
 
 from roll.envs.base import Env, EnvWrapper, format_observation
 from roll.envs.registration import ENVS, EnvSpec, make, make_vec, register

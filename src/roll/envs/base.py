@@ -41,7 +41,7 @@ U = TypeVar("U")
 class Env(Protocol):
     """An environment: plays one episode after another; equal seeds give equal episodes.
 
-    An environment may also have these methods; a caller reports clearly if a required one is missing:
+    An environment may also have these methods; a caller reports an error if a required method is missing:
 
     - `sample_random_action() -> str`: a random well-formed action, for trying out the environment.
     - `spawn(same_state=False, **overrides) -> Env`: another environment with the same settings, changed by `overrides`;
@@ -77,8 +77,9 @@ def format_observation(observation: Content, info: dict[str, Any]) -> Content:
 
 
 def encode_json(value: Any) -> str:
-    """Encode an environment's output for another process: content parts by `to_dict`, NumPy values as Python values,
-    and other values that JSON cannot represent as strings.
+    """Encode an environment's output as JSON for another process.
+
+    Content parts are encoded by `to_dict`, NumPy values as Python values, and unsupported values as strings.
 
     Raises:
         TypeError: A key of a mapping is neither a string nor a number.
@@ -100,7 +101,7 @@ class EnvWrapper:
     or it overrides `reset` and `step`, as GEM's wrappers do.
     """
 
-    not_copied: ClassVar[tuple[str, ...]] = ()
+    shared_attributes: ClassVar[tuple[str, ...]] = ()
     """Attributes that copies share, such as a tokenizer."""
 
     def __init__(self, env: Any) -> None:
@@ -111,7 +112,7 @@ class EnvWrapper:
         return observation, info
 
     def on_action(self, action: str) -> str:
-        """Return the action that the inner environment gets for the player's action."""
+        """Convert the player's action to the action of the inner environment."""
         return action
 
     def on_step(self, action: str, stepped: StepResult) -> StepResult:
@@ -133,9 +134,9 @@ class EnvWrapper:
         return getattr(self.env, "unwrapped", self.env)
 
     def spawn(self, same_state: bool = False, **overrides: Any) -> Any:
-        """Return a copy of this wrapper around the environment that the inner one's `spawn` returns: see `Env`."""
+        """Return a copy of this wrapper around the result of the inner environment's `spawn`; see `Env`."""
         shared: dict[int, Any] = {id(self.env): self.env.spawn(same_state=same_state, **overrides)}
-        for name in self.not_copied:
+        for name in self.shared_attributes:
             shared[id(getattr(self, name))] = getattr(self, name)
         # With these entries as its memo, `deepcopy` inserts the spawned environment and the shared objects instead
         # of copies.

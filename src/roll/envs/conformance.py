@@ -1,8 +1,8 @@
-"""Check that an environment follows the protocol: report every rule that it breaks, with a remedy.
+"""Checks that an environment follows the protocol, and reports every broken rule with a remedy.
 
     problems = check("mazes.py:Maze", {"size": 5})
 
-Training relies on these rules: a rollout that breaks one would fail in the middle of a run, or teach nothing.
+Training relies on these rules: an environment that breaks a rule would fail during a run, or produce useless rollouts.
 """
 
 from __future__ import annotations
@@ -43,20 +43,19 @@ class Finding:
 
     Args:
         rule: The rule, which holds for every environment.
-        found: The behavior of this environment that breaks the rule.
+        behavior: The behavior of this environment that breaks the rule.
         remedy: How to fix the environment.
         fatal: Whether training would fail or learn from wrong data; otherwise only a useful feature is missing.
     """
 
     rule: str
-    found: str
+    behavior: str
     remedy: str
     fatal: bool = True
 
     def __str__(self) -> str:
-        return (
-            f"{'broken' if self.fatal else 'advice'}: {self.rule}\n    found: {self.found}\n    fix:    {self.remedy}"
-        )
+        label = "broken" if self.fatal else "advice"
+        return f"{label}: {self.rule}\n    found: {self.behavior}\n    fix:    {self.remedy}"
 
 
 class _HangError(ProtocolError):
@@ -64,14 +63,14 @@ class _HangError(ProtocolError):
 
 
 class _TimeoutError(BaseException):
-    """A call took too long. Not an `Exception`, since the environment might catch it."""
+    """A call took too long. Not a subclass of `Exception`, because the environment might catch it."""
 
 
 def check(id: str, options: Mapping[str, Any] | None = None, *, num_seeds: int = 3) -> list[Finding]:
     """Check an environment, given by its name, `file.py:Class` or `package.module:Class`, and return broken rules.
 
     Raises:
-        UserError: The environment cannot be built at all; the message has the reason.
+        UserError: The environment cannot be built.
     """
 
     def build() -> Any:
@@ -86,11 +85,11 @@ def check(id: str, options: Mapping[str, Any] | None = None, *, num_seeds: int =
 
 
 def check_object(build: Callable[[], Any], *, num_seeds: int = 3) -> list[Finding]:
-    """Return the rules that an environment breaks; every rule is checked on a new instance.
+    """Return the rules that an environment breaks. Every rule is checked on a new instance.
 
     Args:
         build: Returns a new environment on each call.
-        num_seeds: Number of episodes for each rule about episodes.
+        num_seeds: Number of episodes per rule.
     """
     findings = []
     for rule in (
@@ -105,7 +104,7 @@ def check_object(build: Callable[[], Any], *, num_seeds: int = 3) -> list[Findin
         try:
             findings += run_to_end(_collect_findings(rule, build, num_seeds))
         except ProtocolError as broken:
-            findings.append(Finding(rule=broken.rule, found=broken.found, remedy=broken.remedy))
+            findings.append(Finding(rule=broken.rule, behavior=broken.behavior, remedy=broken.remedy))
             if isinstance(broken, _HangError):  # the other rules would hang too, each until its timeout
                 break
     # One defect often fails several checks, but is reported once.
@@ -124,7 +123,7 @@ async def _check_interface(build: Callable[[], Any], num_seeds: int) -> Any:
     if not callable(getattr(build(), "sample_random_action", None)):
         yield Finding(
             rule="`sample_random_action()` returns a well-formed action",
-            found="there is no such method",
+            behavior="there is no such method",
             remedy="add one, so that `roll env play`, this check and your tests get further than the first turn",
             fatal=False,
         )
@@ -132,7 +131,7 @@ async def _check_interface(build: Callable[[], Any], num_seeds: int) -> Any:
     if "state" not in info:
         yield Finding(
             rule='`info["state"]` names the state',
-            found='the `info` that `reset` returns has no `"state"`',
+            behavior='the `info` that `reset` returns has no `"state"`',
             remedy="add a string that is equal for equal states, if you want to train with GiGPO; no other method "
             "needs it",
             fatal=False,
@@ -146,14 +145,14 @@ async def _check_equal_seeds(build: Callable[[], Any], num_seeds: int) -> Any:
         await _reset(two, seed + 1000)  # earlier episodes must not matter
         started = [format_observation(*await _reset(env, seed)) for env in (one, two)]
         if started[0] != started[1]:
-            yield _make_unequal_finding(
+            yield _build_seed_finding(
                 f"seed {seed} gives two first observations: {shorten_repr(started[0])}, {shorten_repr(started[1])}"
             )
             return
         for turn, action in enumerate(actions, 1):
             first, second = [await _step(env, action) for env in (one, two)]
             if first[:4] != second[:4]:
-                yield _make_unequal_finding(
+                yield _build_seed_finding(
                     f"seed {seed}, turn {turn}: {shorten_repr(first[:4])} and {shorten_repr(second[:4])}"
                 )
                 return
@@ -173,10 +172,10 @@ async def _play_episode(env: Any, seed: int) -> list[str]:
     return actions
 
 
-def _make_unequal_finding(found: str) -> Finding:
+def _build_seed_finding(behavior: str) -> Finding:
     return Finding(
         rule="equal seeds and actions give equal episodes",
-        found=found,
+        behavior=behavior,
         remedy="draw everything from a generator that belongs to the environment and is created in `reset`: "
         "`self._rng = random.Random(seed)`; do not use a global generator, the time, or the order of a set",
     )
@@ -192,7 +191,7 @@ async def _check_different_seeds(build: Callable[[], Any], num_seeds: int) -> An
     if len(seen) == 1:
         yield Finding(
             rule="different seeds give different episodes",
-            found="20 seeds give the same first observation and the same result of an action",
+            behavior="20 seeds give the same first observation and the same result of an action",
             remedy="draw the task from the seed; if there is only one task, ignore this advice",
             fatal=False,
         )
@@ -204,11 +203,11 @@ async def _check_unusual_actions(build: Callable[[], Any], num_seeds: int) -> An
         await _reset(env, 0)
         await _step(env, text)
     for part in _REPEATED_TEXTS:
-        for length in _ACTION_LENGTHS:  # increasing, so that superlinear time is found before it takes forever
+        for length in _ACTION_LENGTHS:  # increasing, so that superlinear time is behavior before it takes forever
             text = part * (length // len(part))
             took = await _measure_seconds(partial(_step, env, text), before=partial(_reset, env, 0))
             if took > _SLOW_CALL_S:
-                yield _make_slow_finding(text, f"took {took:.1f} s")
+                yield _build_slow_finding(text, f"took {took:.1f} s")
                 break
 
 
@@ -229,10 +228,10 @@ async def _measure_seconds(call: Callable[[], Any], before: Callable[[], Any] | 
     return took
 
 
-def _make_slow_finding(text: str, found: str) -> Finding:
+def _build_slow_finding(text: str, behavior: str) -> Finding:
     return Finding(
         rule="the time of a step grows at most linearly with the length of the action",
-        found=f"an action of {len(text)} characters, {shorten_repr(text)}, {found}",
+        behavior=f"an action of {len(text)} characters, {shorten_repr(text)}, {behavior}",
         remedy="parse actions without nested quantifiers in regular expressions, without calling `int` on long "
         "strings, and without recursion; truncate actions to the length of the longest move",
     )
@@ -244,7 +243,7 @@ async def _check_end(build: Callable[[], Any], num_seeds: int) -> Any:
     if longest == _MAX_TURNS:
         yield Finding(
             rule="episodes end",
-            found=f"an episode of random actions went on for {_MAX_TURNS} turns",
+            behavior=f"an episode of random actions went on for {_MAX_TURNS} turns",
             remedy="end an episode after some turns, or always set `num_turns` in the configuration",
             fatal=False,
         )
@@ -261,7 +260,7 @@ async def _check_copies(build: Callable[[], Any], num_seeds: int) -> Any:
             if not isinstance(error, NotImplementedError):
                 yield Finding(
                     rule="`spawn(same_state=True)` returns a copy in the same state",
-                    found=_describe_error(error),
+                    behavior=_describe_error(error),
                     remedy="return `copy.deepcopy(self)`, or raise NotImplementedError",
                 )
             return
@@ -271,7 +270,7 @@ async def _check_copies(build: Callable[[], Any], num_seeds: int) -> Any:
         if first[:4] != second[:4]:
             yield Finding(
                 rule="`spawn(same_state=True)` returns a copy in the same state",
-                found=f"the copy returned {shorten_repr(second[:4])}, the environment {shorten_repr(first[:4])}",
+                behavior=f"the copy returned {shorten_repr(second[:4])}, the environment {shorten_repr(first[:4])}",
                 remedy="copy the random number generator too, as `copy.deepcopy(self)` does",
             )
     try:
@@ -279,7 +278,7 @@ async def _check_copies(build: Callable[[], Any], num_seeds: int) -> Any:
     except Exception as error:
         yield Finding(
             rule="an environment can be sent to another process",
-            found=_describe_error(error),
+            behavior=_describe_error(error),
             remedy="open files, connections and locks in `reset`, not in `__init__`, so that the environment "
             "can run in the pool",
             fatal=False,
@@ -297,7 +296,7 @@ async def _check_event_loop(build: Callable[[], Any], num_seeds: int) -> Any:
     if took > _SLOW_CALL_S and not inspect.iscoroutinefunction(env.step):
         yield Finding(
             rule="a step on the event loop takes microseconds",
-            found=f"reset and a step took {took:.1f} s",
+            behavior=f"reset and a step took {took:.1f} s",
             remedy="run the environment with `host: pool`, or write `async def step`, so that the run "
             "does not wait for each step",
             fatal=False,
@@ -319,12 +318,12 @@ async def _call(rule: str, call: Callable[..., Any], *arguments: Any, **keywords
             value = call(*arguments, **keywords)
         return await asyncio.wait_for(value, _TIME_LIMIT_S) if inspect.isawaitable(value) else value
     except (_TimeoutError, TimeoutError) as error:
-        found = f"did not end within {_TIME_LIMIT_S:g} s"
+        behavior = f"did not end within {_TIME_LIMIT_S:g} s"
         if isinstance(given, str) and len(given) >= _ACTION_LENGTHS[0]:
-            slow = _make_slow_finding(given, found)
-            raise ProtocolError(slow.rule, slow.found, slow.remedy) from error
+            slow = _build_slow_finding(given, behavior)
+            raise ProtocolError(slow.rule, slow.behavior, slow.remedy) from error
         raise _HangError(
-            rule, f"{found}, given {shorten_repr(given)}", "check the environment for an endless loop"
+            rule, f"{behavior}, given {shorten_repr(given)}", "check the environment for an endless loop"
         ) from error
     except (Exception, SystemExit) as error:
         raise ProtocolError(
@@ -333,7 +332,7 @@ async def _call(rule: str, call: Callable[..., Any], *arguments: Any, **keywords
 
 
 def _suggest_remedy(call: Callable[..., Any], error: BaseException) -> str:
-    """Suggest how to fix the exception that `call` raised: accept an argument, or return a result for any text."""
+    """Suggest how to fix the exception that `call` raised."""
     if isinstance(error, TypeError) and find_raise_location(error).rpartition(":")[0] == __file__:
         name = "seed=None" if call.__name__ == "reset" else "action"
         return f"accept the argument `{name}`"
@@ -345,7 +344,7 @@ def _suggest_remedy(call: Callable[..., Any], error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _interrupt_after_limit() -> Iterator[None]:
-    """Run the body with a timeout, which also interrupts regular expressions.
+    """Apply a timeout to the `with` block, which also interrupts regular expressions.
 
     It has no effect outside the main thread, since only the main thread receives signals.
     """

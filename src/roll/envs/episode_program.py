@@ -1,4 +1,4 @@
-"""Program that serves an environment over a pipe, as lines of JSON. Runs in a sandbox.
+"""A program that serves an environment over a pipe with one JSON object per line. It runs in a sandbox.
 
     {"call": "start", "name": …, "options": …, "wrappers": …}
     {"call": "reset", "seed": …}
@@ -48,7 +48,7 @@ class _Episode:
 
 
 def serve(lines: Iterable[str], write: Callable[[str], object]) -> None:
-    """Run each call in `lines` (JSON), and pass its result or error to `write` as JSON, until the input ends."""
+    """Run the JSON calls in `lines`, and pass each result or error to `write` as JSON."""
     episode = _Episode()
     for line in lines:
         given = json.loads(line)
@@ -61,6 +61,6 @@ def serve(lines: Iterable[str], write: Callable[[str], object]) -> None:
 
 
 def main() -> None:
-    """Read calls from standard input; write answers to file descriptor 3, so that printed text cannot corrupt them."""
+    """Read calls from standard input, and write answers to file descriptor 3, which printed text cannot corrupt."""
     with os.fdopen(3, "w", encoding="utf-8") as replies:
         serve(sys.stdin, lambda line: print(line, file=replies, flush=True))

@@ -19,7 +19,7 @@ class GuessNumber:
     """An `Env`: a secret whole number from 1 to `max_number`; reward 1 for the right guess, else 0.
 
     The last number of an action is the guess. An action without a number costs its turn and gets no hint. Every hint
-    repeats the first question, so that the answer's form has to be learned only once, not for each turn.
+    repeats the first question, so that the policy has to learn the answer's format only once.
 
     Args:
         max_number: Highest number, at least 2.

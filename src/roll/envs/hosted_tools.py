@@ -1,10 +1,9 @@
-"""Tools for environments in any host: shipped tools run in the controller's process, a user's own in a worker.
+"""Tools for environments in any host: built-in tools run in the controller's process, user-defined tools in a worker.
 
     episode ─► ToolEnv ─┬─ calls in the reply ─► tools
                         └─ no call ────────────► the environment, in its host
 
-This way a search index is loaded once, the controller starts the sandboxes, and environments on servers or in sandboxes
-can have tools too.
+A search index is therefore loaded only once, and environments on servers or in sandboxes can also have tools.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class ToolBuilder:
     """Builds the tools of episodes.
 
     Args:
-        pool: The pool for a user's own tools; without a pool, they run in this process.
+        pool: The pool for user-defined tools; `None` runs user-defined tools in this process.
         sandbox: Options of tools that run programs: `runtime`, `trust_programs`, `image`.
     """
 
@@ -85,7 +84,7 @@ class HostedToolEnv:
     tools: ToolEnv
     name: str
     failed: bool = field(init=False, default=False)
-    """Whether a tool or the inner environment has failed."""
+    """True if a tool or the inner environment has failed."""
 
     async def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """See `HostedEnv`."""

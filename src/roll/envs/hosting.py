@@ -89,21 +89,21 @@ class ResultStorage(Protocol):
 
 
 def get_default_host(name: str) -> EnvironmentHost:
-    """Return the default host of an environment: `loop` for a shipped one, `pool` for a user's own."""
+    """Return the default host of an environment: `loop` if it is built in, `pool` if it is user-defined."""
     return "loop" if name in ENVS else "pool"
 
 
 @dataclass(eq=False)
 class EnvHosts:
-    """Opens environments in the hosts that their settings name.
+    """Opens environments in the hosts that the environments' settings select.
 
-    If a user's own class runs in the pool by default and there is no pool, it runs on the event loop.
+    User-defined environments run in the pool by default; without a pool, they run on the event loop.
     """
 
     hosts: Mapping[str, Host] = field(default_factory=dict)
     """Hosts by name, in addition to `loop`."""
     tool_builder: ToolBuilder = field(default_factory=ToolBuilder)
-    """Builds the tools of environments that have any."""
+    """Builds the tools of environments."""
     images: ResultStorage | None = None
     """Stores the images of observations; `None` if no model reads them."""
     counts: Counter[tuple[str, str]] = field(init=False, default_factory=Counter)
@@ -185,11 +185,11 @@ class EnvHosts:
     def collect_metrics(self) -> dict[str, float]:
         """Return metrics of each environment since the last call of this method, and reset them.
 
-        They are the mean seconds per call and per start, the failures (and how many of them were timeouts), the tool
-        calls per episode, and the share of them that failed.
+        The metrics are the mean seconds per call and per start, the numbers of failures and timeouts, the tool calls
+        per episode, and the share of failed tool calls.
 
         Starts are counted separately: starting a process and importing the class takes seconds, and calls take
-        microseconds, so a common mean would show only the starts.
+        microseconds, so a joint mean would be dominated by starts.
         """
         metrics: dict[str, float] = {}
         for name in sorted({name for name, _ in self.counts}):
@@ -252,7 +252,7 @@ class _GuardedEnv:
     async def _call(self, action: str, limit_s: float, call: Callable[[], Awaitable[Any]]) -> Any:
         """Await a call with a timeout and return its result.
 
-        A timeout or an exception is raised as `InfraError`, except errors that repeating the rollout cannot fix.
+        A timeout or an exception is raised as `InfraError`, except errors that a retry cannot fix.
         """
         name, loop = self.settings.name, asyncio.get_running_loop()
         begun, scope = loop.time(), asyncio.timeout(limit_s)

@@ -20,7 +20,7 @@ __all__ = ["HttpHost"]
 class HttpHost:
     """Runs environments on HTTP servers; a server that cannot be reached is an infrastructure failure.
 
-    Requests have no timeouts of their own: the timeouts of the episodes apply.
+    Requests have no separate timeouts; the timeouts of the episodes apply.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,9 @@ class HttpHost:
                 status = response.status
         except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
             what = f"{type(error).__name__}: {error}".removesuffix(": ")
-            raise InfraError(f"the server at {url} sent no readable response: {what}{describe_proxy(url)}") from error
+            raise InfraError(
+                f"the response of the server at {url} cannot be read: {what}{describe_proxy(url)}"
+            ) from error
         if not isinstance(reply, dict):
             raise InfraError(f"the server at {url} did not return a JSON object")
         if status == 400:

@@ -35,7 +35,7 @@ MAX_CACHED_DIGESTS = 10_000
 class ImageStorage:
     """Stores images that environments and agents send.
 
-    They are decoded in the worker pool, with a time limit: they may come from a program that a model controls.
+    Images are decoded in the worker pool with a time limit, because they may come from a program that a model controls.
     """
 
     inputs: MediaInputs
@@ -70,7 +70,7 @@ class ImageStorage:
 
         Args:
             content: The content.
-            label: How messages refer to an image.
+            label: The name of the image, for messages.
 
         Raises:
             DataError: An image cannot be decoded in time, or the model's processor rejects it.
@@ -86,7 +86,7 @@ class ImageStorage:
         return len(self.inputs.get_without_inputs(part.digest).token_ids) if isinstance(part, ImagePart) else 0
 
     async def store_part(self, part: Part, label: str) -> Part:
-        """Store one part of the content, as `store` does, and return it.
+        """Store one content part, and return it; see `store`.
 
         Raises:
             DataError: See `store`.
@@ -144,7 +144,7 @@ class ImageStorage:
 def _store_image(directory: Path, data: bytes, label: str) -> tuple[str, tuple[int, int], bytes]:
     """Decode and store an image in a worker process; return its digest, its size, and its RGB pixels.
 
-    With the pixels, the caller never decodes what an environment or agent sent.
+    Returning the pixels ensures that the caller never decodes untrusted images.
     """
     store = MediaStore(directory, LIMITS, cache_bytes=0)
     digest = store.add(data, label)

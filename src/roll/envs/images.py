@@ -26,7 +26,7 @@ def encode_images(observation: Any) -> Any:
             a Pillow image, a uint8 array [height, width, 3], or the bytes of an image file.
 
     Raises:
-        DataError: An array is no image, for example because of its dtype, or a Pillow image cannot be decoded.
+        DataError: An array is not an image, for example because of its dtype, or a Pillow image cannot be decoded.
     """
     if _is_image(observation):
         return (_encode(observation),)

@@ -1,4 +1,4 @@
-"""Environments in processes of the worker pool, one each, isolated from each other."""
+"""Environments in the worker pool, each in its own process."""
 
 from __future__ import annotations
 

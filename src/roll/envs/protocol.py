@@ -22,20 +22,20 @@ class ProtocolError(InfraError):
 
     Args:
         rule: The rule, which holds for every environment.
-        found: The behavior of this environment that breaks the rule.
+        behavior: The behavior of this environment that breaks the rule.
         remedy: How to fix the environment.
     """
 
-    def __init__(self, rule: str, found: str, remedy: str) -> None:
-        super().__init__(rule, found, remedy)
-        self.rule, self.found, self.remedy = rule, found, remedy
+    def __init__(self, rule: str, behavior: str, remedy: str) -> None:
+        super().__init__(rule, behavior, remedy)
+        self.rule, self.behavior, self.remedy = rule, behavior, remedy
 
     def __str__(self) -> str:
-        return f"{self.rule}. Found: {self.found}. Fix: {self.remedy}"
+        return f"{self.rule}. Found: {self.behavior}. Fix: {self.remedy}"
 
 
 def check_reset_result(result: Any) -> ResetResult:
-    """Return the result of `reset`, checked.
+    """Check the result of `reset`, and return it.
 
     Raises:
         ProtocolError: The result breaks a rule.
@@ -49,7 +49,7 @@ def check_reset_result(result: Any) -> ResetResult:
 
 
 def check_step_result(result: Any) -> StepResult:
-    """Return the result of `step`, checked and converted to Python's `float` and `bool`; flags may also be 0 or 1.
+    """Check the result of `step`, and convert it to Python's `float` and `bool`; flags may also be 0 or 1.
 
     Raises:
         ProtocolError: The result breaks a rule.
@@ -75,7 +75,7 @@ def _check_observation(rule: str, observation: Any) -> Content:
     """Convert an observation to content: a string or parts, which may be in the form of `to_dict`.
 
     Raises:
-        ProtocolError: The observation is anything else; the error names `rule`.
+        ProtocolError: The observation has another type; the error contains `rule`.
     """
     try:
         return parse_content(encode_images(observation))

@@ -135,7 +135,7 @@ def make(id: str, options: Mapping[str, Any] | None = None, /, **overrides: Any)
 
     Args:
         id: The environment's name, as for `find`.
-        options: Arguments, which override the registered ones.
+        options: Arguments, which override the registered arguments.
         overrides: Further arguments, as keywords.
 
     Raises:
@@ -178,8 +178,9 @@ def make_vec(
         ids: One name per environment.
         wrappers: Wrappers around each environment, the first one innermost.
         vec_kwargs: Arguments of each environment.
-        async_mode: Whether to step them concurrently, in threads (or, if they are asynchronous, on one event loop).
-        seed: Seed of the first episode of environment 0; environment i has `seed + i`. None: not reproducible.
+        async_mode: Whether to step the environments concurrently, in threads or, if they are asynchronous, on one event
+            loop.
+        seed: Seed of the first episode of environment 0; environment i has `seed + i`. None is not reproducible.
         autoreset: The behavior at the end of an episode: see `VectorEnv`.
         kwargs: Arguments of all environments.
 
@@ -189,7 +190,9 @@ def make_vec(
     """
     names = [ids] if isinstance(ids, str) else list(ids)
     if vec_kwargs is not None and len(vec_kwargs) != len(names):
-        raise DataError(f"vec_kwargs has {len(vec_kwargs)} entries for {len(names)} environments: give one each.")
+        raise DataError(
+            f"vec_kwargs has {len(vec_kwargs)} entries for {len(names)} environments: pass one entry per environment."
+        )
     envs = []
     for index, name in enumerate(names):
         env = make(name, {**kwargs, **(vec_kwargs[index] if vec_kwargs is not None else {})})

@@ -1,4 +1,4 @@
-"""Open the hosts for the environments of a run."""
+"""Opens the hosts for the environments of a run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["open_hosts"]
 async def open_hosts(
     pool: WorkerPool, sandbox: SandboxConfig, images: ImageStorage | None = None
 ) -> AsyncIterator[EnvHosts]:
-    """Open all hosts of a run, yield them, and close them at the end; a host starts with its first environment.
+    """Open all hosts of a run, yield them, and close them at the end. A host starts with its first environment.
 
     Args:
         pool: The run's worker pool.
-        sandbox: The isolation of sandboxes.
+        sandbox: The sandbox settings.
         images: The storage of images in observations; `None` if the model reads only text.
     """
     isolation = {"runtime": sandbox.runtime, "trust_programs": sandbox.trust_programs, "image": sandbox.image}

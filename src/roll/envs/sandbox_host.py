@@ -77,7 +77,7 @@ class SandboxHost:
 
     @property
     def _shares_file_system(self) -> bool:
-        """Whether the sandbox shares the file system of this machine."""
+        """True if the sandbox shares the file system of this machine."""
         return self._config.runtime == "subprocess"
 
     def _build_spec(self) -> SandboxSpec:
@@ -139,24 +139,28 @@ class _SandboxEnv:
         try:
             reply = json.loads(await self._read_line())
         except (ValueError, RecursionError) as error:
-            raise InfraError(f"its answer is not JSON: {error}") from error
+            raise InfraError(f"the environment's answer is not JSON: {error}") from error
         if isinstance(reply, dict) and "value" in reply:
             return reply["value"]
         raise InfraError(
-            str(reply.get("error"))[:1000] if isinstance(reply, dict) else "its answer is not a JSON object"
+            str(reply.get("error"))[:1000]
+            if isinstance(reply, dict)
+            else "the environment's answer is not a JSON object"
         )
 
     async def _read_line(self) -> bytes:
         while (end := self._held.find(b"\n")) < 0:
             if len(self._held) > MAX_LINE_BYTES:
-                raise InfraError(f"its answer has more than {MAX_LINE_BYTES} bytes")
+                raise InfraError(f"the environment's answer has more than {MAX_LINE_BYTES} bytes")
             with sandbox_errors():
                 chunk = await anext(self._chunks, None)
             if chunk is None:
                 with sandbox_errors():
                     result = await self._job.wait()
                 last = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
-                raise InfraError(f"its sandbox ended: {result.outcome}{''.join(f': {line}' for line in last)}")
+                raise InfraError(
+                    f"the environment's sandbox ended: {result.outcome}{''.join(f': {line}' for line in last)}"
+                )
             if chunk.stream == "result":
                 self._held += chunk.data
         line = bytes(self._held[:end])

@@ -1,4 +1,4 @@
-"""Convert an environment's output to plain values, so that nothing in it can fail later in an episode.
+"""Converts an environment's output to plain values, which cannot fail later in an episode.
 
 In the result, text can be encoded, rewards are finite numbers, and the entries of `info` that an episode reads have the
 right types.

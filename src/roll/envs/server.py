@@ -1,4 +1,4 @@
-"""Serve environments over HTTP, for `host: http`.
+"""Serves environments over HTTP, for `host: http`.
 
     POST   /episodes              {"environment", "options", "wrappers"}  ─► {"episode"}
     POST   /episodes/ID/reset     {"seed"}                                ─► {"observation", "info"}
@@ -54,7 +54,7 @@ class _Server:
     async def begin(self, body: dict[str, Any]) -> dict[str, Any]:
         name = body.get("environment")
         if name not in self.names:
-            raise UserError(f"environment {name!r} is not served: GET /environments lists those that are")
+            raise UserError(f"environment {name!r} is not served: GET /environments lists the served environments")
         wrappers = tuple((str(key), dict(options)) for key, options in body.get("wrappers") or ())
         settings = EnvironmentSettings(name=str(name), options=dict(body.get("options") or {}), wrappers=wrappers)
         stack = AsyncExitStack()
@@ -81,7 +81,7 @@ class _Server:
     async def _use_episode(self, episode_id: str) -> AsyncIterator[HostedEnv]:
         episode = self.episodes.get(episode_id)
         if episode is None:
-            raise web.HTTPNotFound(text=json.dumps({"error": f"there is no episode {episode_id}"}))
+            raise web.HTTPNotFound(text=json.dumps({"error": f"episode {episode_id} does not exist"}))
         async with episode.turn:
             try:
                 yield episode.env

@@ -1,4 +1,4 @@
-"""Report when environments act, to measure the time that a run spends in them."""
+"""Reports when environments act, to measure the time that a run spends in environments."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _watcher: ContextVar[Callable[[int], None]] = ContextVar("environment_watcher", 
 
 @contextlib.contextmanager
 def watch_activity(watcher: Callable[[int], None]) -> Iterator[None]:
-    """Run the body with `watcher`, which is called with 1 when an environment begins to act, and with -1 when it stops.
+    """Call `watcher` within the `with` block: with 1 when an environment begins to act, and with -1 when it stops.
 
-    Tasks that the body starts use the watcher too.
+    Tasks that are started in the block also use the watcher.
     """
     token = _watcher.set(watcher)
     try:
@@ -27,7 +27,7 @@ def watch_activity(watcher: Callable[[int], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def report_activity() -> Iterator[None]:
-    """Notify the watcher that an environment acts while the body runs."""
+    """Notify the watcher that an environment acts within the `with` block."""
     watcher = _watcher.get()
     watcher(1)
     try:

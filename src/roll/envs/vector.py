@@ -47,7 +47,7 @@ class VectorEnv:
             first observation; `info["final_observation"]` and `info["final_info"]` are from the last step of the old
             episode. `next_step`: the next call ignores its action and begins the next episode, with reward 0.
             `disabled`: only `reset` begins the next episode, and a step before that is an error.
-        seed: Seed of environment 0's first episode, if `reset` gets none; environment i has `seed + i`.
+        seed: Seed of environment 0's first episode, if `reset` is called without a seed; environment i has `seed + i`.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class VectorEnv:
     def reset(
         self, seed: int | Sequence[int | None] | None = None, indices: Sequence[int] | None = None
     ) -> tuple[list[str], list[dict[str, Any]]]:
-        """Begin an episode in each environment, or in those of `indices`.
+        """Begin an episode in each environment, or only in the environments at `indices`.
 
         Args:
-            seed: A seed for each environment, in their order; a single number gives environment i `seed + i`. Without a
-                seed, the first episodes have the constructor's seeds, and later ones derive theirs from them.
+            seed: A seed for each environment, in order; a single number gives environment i `seed + i`. Without a seed,
+                the first episodes use the constructor's seeds, and later episodes derive new seeds.
             indices: Indices of the environments to reset; None for all.
 
         Raises:
@@ -88,7 +88,9 @@ class VectorEnv:
         chosen = list(range(self.num_envs)) if indices is None else [self._check_index(index) for index in indices]
         if isinstance(seed, Sequence):
             if len(seed) != len(chosen):
-                raise DataError(f"{len(seed)} seeds were given for {len(chosen)} environments: give one each.")
+                raise DataError(
+                    f"{len(seed)} seeds were given for {len(chosen)} environments: pass one seed per environment."
+                )
             seeds = dict(zip(chosen, seed, strict=True))
         else:
             seeds = {index: self._get_seed(index) if seed is None else seed + index for index in chosen}
@@ -109,7 +111,9 @@ class VectorEnv:
         if not isinstance(actions, Mapping):
             if isinstance(actions, str) or len(actions) != self.num_envs:
                 given = "one text" if isinstance(actions, str) else f"{len(actions)} actions"
-                raise DataError(f"{given} for {self.num_envs} environments: give one each, or {{index: action}}.")
+                raise DataError(
+                    f"{given} for {self.num_envs} environments: pass one action per environment, or {{index: action}}."
+                )
             actions = dict(enumerate(actions))
         work: dict[int, _EnvCall] = {}
         for index, action in actions.items():

@@ -12,7 +12,7 @@ from roll.config.estimate import count_trained_parameters, estimate_disk_use
 from roll.config.run import RunConfig
 from roll.config.sandbox import SandboxConfig
 from roll.config.training import TrainingConfig
-from roll.data import Data
+from roll.data import PromptData
 from roll.errors import RunDirectoryError
 from roll.models import describe_model
 from roll.pipelines.run import Session
@@ -66,7 +66,7 @@ def check_disk(
         )
 
 
-async def check_run_rewards(entries: Sequence[DataConfig], sandbox: SandboxConfig, data: Data) -> None:
+async def check_run_rewards(entries: Sequence[DataConfig], sandbox: SandboxConfig, data: PromptData) -> None:
     """Score one prompt of every source with the rewards that may not work on this machine.
 
     Raises:
@@ -76,7 +76,7 @@ async def check_run_rewards(entries: Sequence[DataConfig], sandbox: SandboxConfi
     await check_rewards(sandbox, [(entry, first[entry.domain or entry.source]) for entry in entries])
 
 
-async def check_run_references(entries: Sequence[DataConfig], data: Data) -> None:
+async def check_run_references(entries: Sequence[DataConfig], data: PromptData) -> None:
     """Check that reference answers score as correct, for at most `MAX_REFERENCES` prompts of every source.
 
     Raises:

@@ -13,7 +13,7 @@ from roll.agents.programs import check_agent
 from roll.cluster.decoding import decode_in_worker
 from roll.config.rollout_run import RolloutRunConfig
 from roll.config.run import RunConfig
-from roll.data import Data, build_data, render_held_out
+from roll.data import PromptData, build_data, render_held_out
 from roll.errors import ConfigError
 from roll.inference import EngineSpec, prestart_engine, resolve_engine_kind
 from roll.models import (
@@ -56,7 +56,7 @@ class PreparedRun:
     tokenizer: Any
     """The model's `transformers` tokenizer."""
     stop_token_ids: tuple[int, ...]
-    data: Data
+    data: PromptData
     max_context: int
     """Longest context plus answer, in tokens: the context length of engines and the limit of episodes."""
 
@@ -182,6 +182,6 @@ def build_engine_specs(
     ]
 
 
-def select_probe_draws(data: Data) -> list[PromptDraw]:
+def select_probe_draws(data: PromptData) -> list[PromptDraw]:
     """Return the few prompts that trainer and engines score after each sync; they are the same for the whole run."""
     return data.get_evaluation_draws(NUM_PROBES) or render_held_out(data.train.peek(NUM_PROBES), data.renderer)

@@ -65,7 +65,7 @@ def restore_state(
         unchanging: Digests of `roll.pipelines.fingerprints.compute_fingerprints`; not compared if omitted.
 
     Raises:
-        CheckpointError: Data or code have changed since the checkpoint.
+        CheckpointError: PromptData or code have changed since the checkpoint.
     """
     state = saved.state if saved else kind(data=stream.state())
     stream.restore(state.data)

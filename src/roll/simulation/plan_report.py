@@ -91,7 +91,7 @@ def _format_memory(plan: Plan) -> list[str]:
     for role in plan.memory:
         parts = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in role.parts.items() if size)
         lines.append(f"  {role.role:<11}  {role.count:>4} x {role.bytes_each / 1e9:6.1f} GB  ({parts})")
-    if plan.best.config.placement.colocated:
+    if plan.best.config.placement.is_colocated:
         lines.append("  trainer and engines share the devices: the engines sleep while the trainer works")
     return lines
 

@@ -165,7 +165,7 @@ def render_results(results: SimulationResults) -> str:
     """Format the results as a table of the variants, for a terminal."""
     config = results.config
     place = config.placement
-    where = f"{place.generation} generate and train" if place.colocated else f"{place.generation} + {place.training}"
+    where = f"{place.generation} generate and train" if place.is_colocated else f"{place.generation} + {place.training}"
     num_seeds = len(results.runs[results.baseline])
     head = (
         f"{config.name}: {config.model} on {place.num_devices} x {config.device} ({where}), "

@@ -98,7 +98,7 @@ def build_engine_settings(config: SimulationConfig, model: Model, device: Device
 
 def _compute_update_s(config: SimulationConfig, model: Model, device: Device) -> float:
     quantized = config.training.quantization != "none"
-    return compute_sync_s(model, device, colocated=config.placement.colocated, quantized=quantized)
+    return compute_sync_s(model, device, colocated=config.placement.is_colocated, quantized=quantized)
 
 
 def simulate(config: SimulationConfig, *, seed: int | None = None, trace: bool = False) -> SimulatedRun:

@@ -241,7 +241,7 @@ def test_config_load_names_from_elsewhere_lead_to_keys_that_exist():
         ("data.0.reward=[{wieght: 1}]", "missing key 'data.0.reward.0.type'"),
         ("data.0.reward={type: regex, pattern: '('}", "'data.0.reward.0.pattern': '(' is not a regular expression"),
         ("data.0.prompt_template=hello", "does not contain {prompt}"),
-        ("data.0.max_operand=0", "max_operand 0 is below min_operand 1"),
+        ("data.0.max_operand=0", "max_operand must be >= min_operand, got 0 < 1"),
         ("model={path: m, lora: {target_modules: 3}}", "'model.lora.target_modules' must be a list of strings or 'all-linear', got 3."),  # noqa: E501
         ("training.num_steps=1e99", "must be a whole number >= 1, got 1e+99."),
         ("training.learning_rate='nan'", "must be a number > 0, got 'nan'."),

@@ -22,7 +22,7 @@ from roll.config.scheduling import SchedulingConfig
         ({"type": "batch", "prompt_redundancy": 2.0}, "redundancy has no benefit"),
         ({"prompt_redundancy": 0.5}, "greater than or equal to 1"),
         ({"async_ratio": -1.0}, "greater than or equal to 0"),
-        ({"reward_range": (1.0, 0.0)}, "must be a lower and a higher reward"),
+        ({"reward_range": (1.0, 0.0)}, "must be .lowest, highest."),
     ],
 )
 def test_config_scheduling_contradictions_are_refused(settings: dict[str, Any], reason: str) -> None:

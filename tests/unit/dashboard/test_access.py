@@ -116,9 +116,9 @@ def test_dashboard_access_other_addresses_get_a_token_and_this_machine_needs_non
     monkeypatch.setattr(serving.os, "nice", lambda by: 0)
     said: list[str] = []
     path = make_run()
-    serving.serve([path], "127.0.0.1", 0, None, open_browser=False, say=said.append)
-    serving.serve([path], "0.0.0.0", 0, None, open_browser=False, say=said.append)
-    serving.serve([path], "127.0.0.1", 0, "mine-and-mine", open_browser=False, say=said.append)
+    serving.serve([path], "127.0.0.1", 0, None, open_browser=False, notify=said.append)
+    serving.serve([path], "0.0.0.0", 0, None, open_browser=False, notify=said.append)
+    serving.serve([path], "127.0.0.1", 0, "mine-and-mine", open_browser=False, notify=said.append)
     assert "token" not in said[0] and said[0].split()[2].startswith("http://127.0.0.1:")
     assert len(said[1].split("?token=")[1].split()[0]) >= 32
     assert "?token=mine-and-mine" in said[2]
@@ -128,7 +128,7 @@ def test_dashboard_access_other_addresses_get_a_token_and_this_machine_needs_non
 @pytest.mark.parametrize("token", ["", "short", "with space", "a;b=cdefgh", "ümlautümlaut"])
 def test_dashboard_access_a_token_that_is_none_is_refused(tmp_path: Path, token: str) -> None:
     with pytest.raises(ConfigError, match="--token must have"):
-        serving.serve([tmp_path], "0.0.0.0", 0, token, open_browser=False, say=print)
+        serving.serve([tmp_path], "0.0.0.0", 0, token, open_browser=False, notify=print)
 
 
 def test_dashboard_access_an_address_that_is_taken_is_said(make_run: MakeRun) -> None:
@@ -136,7 +136,7 @@ def test_dashboard_access_an_address_that_is_taken_is_said(make_run: MakeRun) ->
     taken.listen()
     port = taken.getsockname()[1]
     with pytest.raises(ConfigError, match=f"127.0.0.1:{port}.*--port"):
-        serving.serve([make_run()], "127.0.0.1", port, None, open_browser=False, say=print)
+        serving.serve([make_run()], "127.0.0.1", port, None, open_browser=False, notify=print)
     taken.close()
 
 

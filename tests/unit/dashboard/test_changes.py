@@ -41,7 +41,7 @@ async def test_dashboard_watch_changes_are_told_once_for_what_grew(
 def test_dashboard_watch_time_taken_is_owed_until_its_share_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
     now, taken = 0.0, 0.0
-    limiter = CpuLimiter(share=0.005, clock=lambda: now, spent=lambda: taken)  # 0.01 s a second
+    limiter = CpuLimiter(share=0.005, clock=lambda: now, cpu_clock=lambda: taken)  # 0.01 s a second
 
     def owes_after(seconds: float) -> bool:
         nonlocal now

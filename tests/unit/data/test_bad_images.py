@@ -18,8 +18,8 @@ from worlds.vision_models import VISION_MODELS, VisionWorld, picture, write_visi
 
 from roll.config.data import FileData, HuggingFaceData
 from roll.config.examples import FileExamples
-from roll.data import Data, build_data
-from roll.data.examples import Examples, build_examples
+from roll.data import PromptData, build_data
+from roll.data.examples import ExampleData, build_examples
 from roll.errors import DataError
 from roll.media import compute_digest
 from roll.models import load_tokenizer
@@ -106,7 +106,7 @@ def _world(tmp_path_factory: pytest.TempPathFactory) -> VisionWorld:
     return world
 
 
-def read_prompts(world: VisionWorld, rows: list[dict[str, Any]], **settings: Any) -> Data:
+def read_prompts(world: VisionWorld, rows: list[dict[str, Any]], **settings: Any) -> PromptData:
     path = world.model.parent / "rows.jsonl"
     path.write_text("".join(json.dumps({"answer": "a", **row}) + "\n" for row in rows))
     entry = {"source": "file", "path": str(path), "held_out": 0, "reward": "exact", **settings}
@@ -114,7 +114,7 @@ def read_prompts(world: VisionWorld, rows: list[dict[str, Any]], **settings: Any
     return build_data([FileData.model_validate(entry)], load_tokenizer(world.model), 0, MAX_TOKENS, media=media)
 
 
-def read_examples(world: VisionWorld, rows: list[dict[str, Any]], **settings: Any) -> Examples:
+def read_examples(world: VisionWorld, rows: list[dict[str, Any]], **settings: Any) -> ExampleData:
     path = world.model.parent / "examples.jsonl"
     answered = [row | {"completion": "a"} for row in rows]
     path.write_text("".join(json.dumps(row) + "\n" for row in answered))

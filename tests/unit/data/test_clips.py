@@ -14,7 +14,7 @@ from PIL import Image
 from worlds.omni_models import moving_shape, tone
 
 from roll.config.data import FileData
-from roll.data.bad_rows import BadRows
+from roll.data.bad_rows import BadRowCollector
 from roll.data.cells import BadRow
 from roll.data.media import MediaReader, place_media
 from roll.data.prompts import PromptReader
@@ -107,7 +107,7 @@ def read_prompt(directory: Path, row: dict[str, Any], **settings: Any) -> Any:
     config = FileData.model_validate(
         {"source": "file", "path": str(directory / "rows.jsonl"), "reward": "math", **settings}
     )
-    reader = PromptReader(config, "d", BadRows(), "rlvr", MediaReader(MediaStore(None), directory))
+    reader = PromptReader(config, "d", BadRowCollector(), "rlvr", MediaReader(MediaStore(None), directory))
     return reader.read(json.loads(json.dumps({"answer": "1", **row})), "1", "row 1").messages
 
 

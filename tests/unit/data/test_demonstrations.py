@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from roll.config.data import FileData, GuessNumberData
 from roll.data import ChatRenderer
-from roll.data.guess_number import build_guess_number_prompts, compute_halving_guesses
+from roll.data.guess_number import build_guess_number_prompts, compute_binary_search
 from roll.data.tables import load_table_prompts
 from roll.envs import make
 from roll.errors import DataError
@@ -25,7 +25,7 @@ def test_data_demonstrations_halving_wins_exactly_where_the_turns_allow_it(
     max_number: int, num_turns: int, data: Any
 ) -> None:
     secret = data.draw(st.integers(1, max_number))
-    guesses = compute_halving_guesses(max_number, num_turns, secret)
+    guesses = compute_binary_search(max_number, num_turns, secret)
     env = make("guess_number", {"max_number": max_number, "num_turns": num_turns, "secret": secret})
     env.reset()
     outcomes = [env.step(guess) for guess in guesses]

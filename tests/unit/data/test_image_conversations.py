@@ -12,7 +12,7 @@ from roll.config.data import FileData
 from roll.config.examples import FileExamples
 from roll.data import build_data
 from roll.data import source as source_module
-from roll.data.examples import Examples, build_examples
+from roll.data.examples import ExampleData, build_examples
 from roll.errors import DataError
 from roll.models import load_tokenizer
 from roll.models.multimodal import open_media
@@ -36,7 +36,7 @@ def write(world: VisionWorld, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-def read(world: VisionWorld, row: dict[str, Any], kind: str = "supervised", **settings: Any) -> Examples:
+def read(world: VisionWorld, row: dict[str, Any], kind: str = "supervised", **settings: Any) -> ExampleData:
     config = FileExamples.model_validate({"source": "file", "path": write(world, [row]), "held_out": 0, **settings})
     media = open_media(world.model, world.store.directory)
     return build_examples([config], kind, load_tokenizer(world.model), 0, media=media)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from worlds.vision_models import VisionWorld, write_vision_model
 
 from roll.config.data import FileData
 from roll.data import build_data
-from roll.data.bad_rows import BadRows
+from roll.data.bad_rows import BadRowCollector
 from roll.data.cells import BadRow
 from roll.data.chat import ChatRenderer
 from roll.data.media import MediaReader, place_media
@@ -108,7 +108,7 @@ def read(directory: Path, row: dict[str, Any], **settings: Any) -> Prompt:
     (directory / "red.png").write_bytes(png())
     (directory / "blue.png").write_bytes(png(BLUE))
     config = FileData(source="file", path=str(directory / "rows.jsonl"), reward="math", **settings)
-    reader = PromptReader(config, "d", BadRows(), "rlvr", MediaReader(MediaStore(None), directory))
+    reader = PromptReader(config, "d", BadRowCollector(), "rlvr", MediaReader(MediaStore(None), directory))
     return reader.read(json.loads(json.dumps(row)), "1", "row 1")
 
 
@@ -130,7 +130,7 @@ def test_prompt_images_published_forms_of_rows_are_read(tmp_path: Path, row: dic
 
 
 def test_prompt_images_equal_texts_with_other_images_are_other_prompts(tmp_path: Path) -> None:
-    reader = PromptReader(FileData(source="file", path="x.jsonl", reward="math"), "d", BadRows())
+    reader = PromptReader(FileData(source="file", path="x.jsonl", reward="math"), "d", BadRowCollector())
     rows = [{"prompt": "What?", "answer": "7", "images": [name]} for name in ("red.png", "blue.png")]
     keys = [list(reader.get_question(read(tmp_path, row))) for row in rows]
     assert keys[0] != keys[1]

@@ -15,7 +15,7 @@ from unit.data.training_templates import tokenizers_of
 
 from roll.data import ChatRenderer, turn_pieces
 from roll.data.templates import ChatTemplate
-from roll.data.turn_pieces import MIN_MESSAGES, compute_common_length
+from roll.data.turn_pieces import MIN_MESSAGES, compute_common_prefix
 from roll.errors import DataError
 from roll.models import load_tokenizer
 from roll.types import Message
@@ -205,5 +205,5 @@ def test_conversation_long_masks_of_long_conversations_leave_out_what_is_not_to_
     ("one", "other", "length"), [("", "", 0), ("abc", "abd", 2), ("abc", "abc", 3), ("ab", "abc", 2), ("x", "y", 0)]
 )
 def test_conversation_long_the_common_beginning_of_two_texts(one: str, other: str, length: int) -> None:
-    assert compute_common_length(one, other) == length
-    assert compute_common_length("é" * 999 + one, "é" * 999 + other) == 999 + length
+    assert compute_common_prefix(one, other) == length
+    assert compute_common_prefix("é" * 999 + one, "é" * 999 + other) == 999 + length

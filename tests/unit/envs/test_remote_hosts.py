@@ -65,12 +65,14 @@ async def test_env_remote_hosts_what_a_server_refuses_is_the_users_and_what_it_f
             async with session.post(f"{url}/episodes/none/step", json={"action": "1"}) as response:
                 assert (response.status, await response.json(content_type=None)) == (
                     404,
-                    {"error": "there is no episode none"},
+                    {"error": "episode none does not exist"},
                 )
             async with session.post(f"{url}/episodes", data="[" * 100_000) as response:
                 assert response.status == 400
     gone = EnvironmentSettings(name="guess_number", host="http", url=url)
-    with pytest.raises(InfraError, match=r"its start failed: InfraError: the server at .* sent no readable response"):
+    with pytest.raises(
+        InfraError, match=r"its start failed: InfraError: the response of the server at .* cannot be read"
+    ):
         await transcript(hosts, gone)
 
 
@@ -82,7 +84,7 @@ async def test_env_remote_hosts_http_hosts_and_calls_read_an_answer_that_nests_t
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url, host = f"http://127.0.0.1:{runner.addresses[0][1]}", HttpHost()
-    with pytest.raises(InfraError, match="sent no readable response: RecursionError"):
+    with pytest.raises(InfraError, match="cannot be read: RecursionError"):
         await host.start(EnvironmentSettings(name="guess_number", host="http", url=url))
     assert (await call_service(url, "token", "GET", "/v1/sandboxes"))[
         :3
@@ -144,7 +146,7 @@ async def test_env_remote_hosts_in_a_sandbox_an_environment_sees_nothing_of_this
         async with hosts.open(settings) as env:
             assert await env.reset(3) == ("seed 3", {})
             assert await env.step(str(tmp_path)) == ("False", 0.5, False, False, {"state": "s"})
-            with pytest.raises(InfraError, match="its sandbox ended: exited"):
+            with pytest.raises(InfraError, match="the environment's sandbox ended: exited"):
                 await env.step("exit")
     finally:
         await hosts.close()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.config.data import FileData
-from roll.data.bad_rows import BadRows
+from roll.data.bad_rows import BadRowCollector
 from roll.data.prompts import PromptReader
 from roll.rewards.final_answer import extract_reference
 from roll.rewards.math import prepare_worker, score_math
@@ -287,7 +287,7 @@ def test_math_verifier_math_recipe_for_nested_boxes_is_that_of_the_documentation
     config = FileData(source="file", path="x.jsonl", answer_pattern=NESTED_BOX, reward="math")  # type: ignore[arg-type]
     for box in ("7", r"\frac{1}{2}", r"\frac{\sqrt{2}}{3}", r"\text{a}^{x_{\text{b}}}"):
         row = {config.prompt_key: "p", config.answer_key: rf"No \boxed{{0}}, $x=\boxed{{{box}}}$. So {{it}} is."}
-        assert PromptReader(config, "d", BadRows()).read(row, "1", "row 1").answer == box
+        assert PromptReader(config, "d", BadRowCollector()).read(row, "1", "row 1").answer == box
 
 
 UNITS: list[tuple[str, str, bool]] = [

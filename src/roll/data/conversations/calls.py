@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from roll.data.cells import BadRow, as_list, check_unicode, is_null
-from roll.data.conversations.fields import IGNORED_PART_FIELDS, Fields
+from roll.data.conversations.fields import IGNORED_PART_FIELDS, UnreadFields
 from roll.errors import short
 
 __all__ = ["build_function_call", "decode_json", "read_calls", "read_tools", "to_plain_data"]
@@ -106,7 +106,7 @@ def read_calls(value: Any, location: str, *, drop_nulls: bool = False) -> list[d
         drop_nulls: Whether to leave out arguments that are null, as in `build_function_call`.
 
     Raises:
-        BadRow: The value has another form.
+        BadRow: The value does not have this format.
     """
     value = decode_json(value, "`tool_calls`", location) if isinstance(value, str) else as_list(value)
     if not isinstance(value, list | tuple):
@@ -117,7 +117,7 @@ def read_calls(value: Any, location: str, *, drop_nulls: bool = False) -> list[d
 def _read_call(value: Any, location: str, drop_nulls: bool) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise BadRow("wrong type", f"{location}: a tool call must be an object, got {short(value)}.")
-    fields = Fields(value)
+    fields = UnreadFields(value)
     call_id, kind, function = (fields.pop(name) for name in ("id", "type", "function"))
     if kind not in (None, "function"):
         raise BadRow(
@@ -128,7 +128,7 @@ def _read_call(value: Any, location: str, drop_nulls: bool) -> dict[str, Any]:
     if function is not None:
         if not isinstance(function, Mapping):
             raise BadRow("wrong type", f"{location}: a call's `function` must be an object, got {short(function)}.")
-        inner = Fields(function)
+        inner = UnreadFields(function)
     name, arguments = inner.pop("name"), inner.pop("arguments")
     for left in (fields, inner):
         left.check_all_read(IGNORED_PART_FIELDS, _CALL_FIELDS, "a tool call", location)
@@ -145,7 +145,7 @@ def read_tools(value: Any, location: str, *, drop_nulls: bool = False) -> tuple[
         drop_nulls: Whether to leave out fields that are null.
 
     Raises:
-        BadRow: The value has another form.
+        BadRow: The value does not have this format.
     """
     if isinstance(value, str):
         drop_nulls = False
@@ -178,5 +178,5 @@ def _read_tool(value: Any, location: str, drop_nulls: bool) -> dict[str, Any]:
         raise BadRow(
             "wrong type", f"{location}: a tool must be a function schema with a `name`, got {short(function)}."
         )
-    Fields(tool).check_all_read((), _TOOL_FIELDS, "a tool", location)
+    UnreadFields(tool).check_all_read((), _TOOL_FIELDS, "a tool", location)
     return {"type": "function", "function": function}

@@ -21,9 +21,9 @@ __all__ = [
     "check_columns",
     "check_media",
     "list_media_columns",
+    "prepend_system_message",
     "read_context",
     "read_media",
-    "with_system",
 ]
 
 _RESERVED_ARGUMENTS = frozenset(
@@ -72,9 +72,8 @@ class RowView(Mapping[Any, Any]):
         """Return a column's value, without marking it as read."""
         return self._row[name]
 
-    @property
-    def unread_columns(self) -> list[Any]:
-        """Columns that have a value but were not read."""
+    def list_unread_columns(self) -> list[Any]:
+        """Return the columns that have a value but were not read."""
         return [name for name in self if name not in self.read and not is_empty(self._row[name])]
 
 
@@ -91,7 +90,7 @@ class RowContext:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the row has no system message, history, tools or arguments of the chat template."""
+        """True if the row has no system message, history, tools or arguments of the chat template."""
         return not (self.system or self.history or self.tools or self.template_kwargs)
 
     def check_empty(self, location: str) -> None:
@@ -122,10 +121,10 @@ def read_context(row: RowView, config: ConversationColumns, location: str) -> Ro
     )
 
 
-def with_system(
+def prepend_system_message(
     messages: tuple[Message, ...], context: RowContext, config: ConversationColumns, location: str
 ) -> tuple[Message, ...]:
-    """Prepend the row's system message, or that of the configuration if the row has none, and return the messages.
+    """Prepend the row's system message, or the configuration's system message if the row has none.
 
     Raises:
         BadRow: The row has two system messages.
@@ -155,7 +154,7 @@ def check_columns(row: RowView, config: ConversationColumns, known: Collection[s
     Raises:
         BadRow: A column was not read.
     """
-    left = [name for name in row.unread_columns if name not in IGNORED_COLUMNS]
+    left = [name for name in row.list_unread_columns() if name not in IGNORED_COLUMNS]
     if not left:
         return
     # A key that is set to null means that its default column holds something else, so that column is ignored.
@@ -169,7 +168,7 @@ def check_columns(row: RowView, config: ConversationColumns, known: Collection[s
 
 
 def list_media_columns(row: RowView, config: ConversationColumns) -> dict[MediaKind, list[str]]:
-    """Return the row's columns with media of each kind that it has; they may be empty."""
+    """Return the row's media columns by kind; the columns may be empty."""
     keys: dict[MediaKind, str | None] = {
         "image": config.images_key,
         "audio": config.audios_key,
@@ -185,10 +184,10 @@ def list_media_columns(row: RowView, config: ConversationColumns) -> dict[MediaK
 def read_media(
     row: RowView, config: ConversationColumns, location: str
 ) -> tuple[ImagePart | AudioPart | VideoPart, ...]:
-    """Return the images, audio and videos of the row's columns, in order; empty without any, or if not supported.
+    """Return the media of the row's columns, in order; empty if there are none or media is not supported.
 
     Raises:
-        BadRow: A medium cannot be read.
+        BadRow: An image, audio or video cannot be read.
     """
     if row.media is None:
         return ()
@@ -211,7 +210,9 @@ def check_media(row: RowView, location: str) -> None:
         BadRow: The prompt has media.
     """
     left = [
-        name for name in row.unread_columns if str(name).lower() in MEDIA_NAMES or is_media(as_list(row.peek(name)))
+        name
+        for name in row.list_unread_columns()
+        if str(name).lower() in MEDIA_NAMES or is_media(as_list(row.peek(name)))
     ]
     if left:
         reject_unread(left, "column", (), location, media=True)
@@ -232,7 +233,10 @@ def _read_system(row: RowView, config: ConversationColumns, location: str) -> st
         check_text(value, name, location)
         texts[name] = value
     if len(set(texts.values())) > 1:
-        raise BadRow("two system messages", f"{location}: the columns {' and '.join(texts)} differ: keep one.")
+        raise BadRow(
+            "two system messages",
+            f"{location}: the system messages in the columns {' and '.join(texts)} differ: keep one.",
+        )
     return next(iter(texts.values()), None)
 
 

@@ -14,8 +14,8 @@ _SPEAKER_PATTERN = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
 def parse_dialog(text: str) -> tuple[Message, ...] | None:
     r"""Parse the messages of a dialog; return `None` if the text is not a dialog.
 
-    A dialog starts with `Human:`, and has an `Assistant:` after a blank line. An `Assistant:` at its end, with no text
-    after it, asks for an answer and is not a message.
+    A dialog starts with `Human:`, and has an `Assistant:` after a blank line. A final `Assistant:` without text is not
+    a message.
 
     >>> parse_dialog("\n\nHuman: 1 + 1?\n\nAssistant: 2")
     (Message(role='user', content='1 + 1?'), Message(role='assistant', content='2'))

@@ -1,4 +1,4 @@
-"""Fields of rows, messages and content parts that may be ignored; any other field that is not read is an error.
+"""UnreadFields of rows, messages and content parts that may be ignored; any other field that is not read is an error.
 
 The tables in `docs/data-formats.md` list the same names; a test compares them.
 """
@@ -19,7 +19,7 @@ __all__ = [
     "IGNORED_PART_FIELDS",
     "MEDIA_NAMES",
     "MEDIA_TYPES",
-    "Fields",
+    "UnreadFields",
     "UnsupportedMedia",
     "is_empty",
     "is_media",
@@ -50,9 +50,9 @@ IGNORED_COLUMNS = frozenset(
 """Columns with IDs, descriptions or origins of rows, which do not change the question or the answer."""
 _MESSAGE_FIELDS = "message_id uuid idx turn turn_id turn_identifier timestamp created created_at date model model_name"
 IGNORED_MESSAGE_FIELDS = frozenset(f"id index source metadata cache_control {_MESSAGE_FIELDS}".split())
-"""Fields of a message that do not change its content."""
+"""UnreadFields of a message that do not change its content."""
 IGNORED_PART_FIELDS = frozenset(("id", "index", "cache_control", "signature", "format"))
-"""Fields of a content part, a tool call or a reasoning detail that do not change its content."""
+"""UnreadFields of a content part, a tool call or a reasoning detail that do not change its content."""
 MEDIA_TYPES: Mapping[MediaKind, tuple[str, ...]] = {
     "image": ("image", "images", "image_url", "input_image"),
     "audio": ("audio", "audios", "audio_url", "input_audio"),
@@ -68,15 +68,15 @@ class UnsupportedMedia(BadRow):
 
     Args:
         reason: A short reason, which is the same for all rows with the same problem.
-        found: The part with media, and its location.
+        part: The part with media, and its location.
         remedy: The remedy.
         pipeline: The pipeline's name; empty if it is unknown.
     """
 
-    def __init__(self, reason: str, found: str, remedy: str, pipeline: str = "") -> None:
+    def __init__(self, reason: str, part: str, remedy: str, pipeline: str = "") -> None:
         by = f"pipeline '{pipeline}'" if pipeline else "this pipeline"
-        super().__init__(reason, f"{found}: images, audio and video are not supported by {by} yet. {remedy}")
-        self._found, self._remedy = found, remedy
+        super().__init__(reason, f"{part}: images, audio and video are not supported by {by} yet. {remedy}")
+        self._found, self._remedy = part, remedy
 
     def with_pipeline(self, pipeline: str) -> UnsupportedMedia:
         """Return a copy of this error with the pipeline's name."""
@@ -84,7 +84,7 @@ class UnsupportedMedia(BadRow):
 
 
 def is_media(value: Any) -> bool:
-    """Return whether a value is an image, audio or video, or a list of them, whatever its column is called.
+    """Return whether a value is an image, audio or video, or a list of them.
 
     Libraries store a medium as its file (`bytes`, `path`), audio as an `array` with its `sampling_rate`, and an open
     image as a PIL object.
@@ -104,7 +104,7 @@ def is_empty(value: Any) -> bool:
     return isinstance(value, str | list | tuple | dict) and not value
 
 
-class Fields:
+class UnreadFields:
     """The non-empty fields of a message or content part that have not been read yet.
 
     Args:
@@ -148,11 +148,11 @@ def reject_unread(
 
     Args:
         names: Names of the fields or columns.
-        label: Their kind, for messages.
+        label: The word for the names, such as "column", for messages.
         known: Names of fields that are read, to suggest the right name.
         location: Location of the fields, for messages.
         hint: A remedy, instead of a suggested name.
-        media: Whether the fields hold images, audio or video although their names do not say so.
+        media: Whether the fields contain media although their names do not indicate it.
 
     Raises:
         BadRow: Always.

@@ -16,8 +16,8 @@ import numpy as np
 
 from roll.data.cells import ROLES, BadRow, as_list, check_unicode, is_null
 from roll.data.conversations.calls import decode_json, read_calls
-from roll.data.conversations.fields import IGNORED_MESSAGE_FIELDS, Fields
-from roll.data.conversations.parts import Parts, read_parts
+from roll.data.conversations.fields import IGNORED_MESSAGE_FIELDS, UnreadFields
+from roll.data.conversations.parts import MessageContent, read_parts
 from roll.data.conversations.reasoning import REASONING_FIELDS, merge_reasoning, read_reasoning
 from roll.data.media import MediaReader
 from roll.errors import short
@@ -53,7 +53,7 @@ class ParsedMessages:
 
     messages: tuple[Message, ...]
     marks: Mapping[int, bool] = field(default_factory=dict)
-    """Whether to train on an answer, by the message's index, for messages that have a mark."""
+    """For each message with a training mark, by its index: True if the answer is trained on."""
 
     def prepend(self, before: Sequence[Message]) -> ParsedMessages:
         """Prepend messages without marks, and return all messages."""
@@ -88,7 +88,7 @@ class MessageReader:
     ignored: frozenset[str] = frozenset()
     """Names of fields that the configuration ignores."""
     drop_nulls: bool = False
-    """Whether to leave out null arguments of tool calls, because Arrow tables add the arguments of other rows."""
+    """If True, leave out null arguments of tool calls, because Arrow tables add the arguments of other rows."""
     media: MediaReader | None = None
     """Reads media of content parts; see `read_parts`."""
 
@@ -136,7 +136,7 @@ class MessageReader:
         """
         if not isinstance(value, Mapping):
             raise BadRow("wrong type", f"{location}: a chat message must be {{role, content}}, got {short(value)}.")
-        fields = Fields(value, self.ignored)
+        fields = UnreadFields(value, self.ignored)
         if fields.names == {"role", "content"} and value["role"] in ROLES and isinstance(value["content"], str):
             check_text(value["content"], key, location)  # no other field is left to read
             return [Message(role=value["role"], content=value["content"])], None
@@ -178,7 +178,7 @@ class MessageReader:
             check_text(str(text or ""), key, location)
         return _separate_results(message, parts), mark
 
-    def _read_calls(self, fields: Fields, location: str) -> list[dict[str, Any]]:
+    def _read_calls(self, fields: UnreadFields, location: str) -> list[dict[str, Any]]:
         calls, single = fields.pop("tool_calls"), fields.pop("function_call")
         found = [] if calls is None else read_calls(calls, location, drop_nulls=self.drop_nulls)
         return found + ([] if single is None else self._parse_calls(single, location))
@@ -187,22 +187,22 @@ class MessageReader:
         value = decode_json(value, "a function call", location) if isinstance(value, str) else value
         return read_calls(value if isinstance(value, list | tuple) else [value], location, drop_nulls=self.drop_nulls)
 
-    def _read_content(self, content: Any, calls: bool, location: str) -> Parts:
+    def _read_content(self, content: Any, calls: bool, location: str) -> MessageContent:
         if isinstance(content, str):
-            return Parts(text=content)
+            return MessageContent(text=content)
         if calls and (is_null(content) or content == []):
-            return Parts()
+            return MessageContent()
         if not isinstance(content, list | tuple) or not content:
             raise BadRow("wrong type", f"{location}: `content` must be text, got {short(content)}.")
         return read_parts(content, self.ignored, location, drop_nulls=self.drop_nulls, media=self.media)
 
 
-def _separate_results(message: Message, parts: Parts) -> list[Message]:
+def _separate_results(message: Message, parts: MessageContent) -> list[Message]:
     results = [Message(role="tool", content=text, tool_call_id=call or None) for call, text in parts.results]
     return results if results and not parts.text else [*results, message]
 
 
-def _read_role(fields: Fields, location: str) -> tuple[str, Speaker]:
+def _read_role(fields: UnreadFields, location: str) -> tuple[str, Speaker]:
     """Read a message's role; return it as written in the row (`human`), and as the standard role (`user`).
 
     Raises:
@@ -216,11 +216,12 @@ def _read_role(fields: Fields, location: str) -> tuple[str, Speaker]:
     return str(written), cast(Speaker, role)
 
 
-def _read_train_flag(fields: Fields, role: str, location: str) -> bool | None:
+def _read_train_flag(fields: UnreadFields, role: str, location: str) -> bool | None:
     """Read whether a message is marked for training; `None` if it has no mark.
 
     Raises:
-        BadRow: The marks contradict each other, are not true or false, or mark a message that is not the assistant's.
+        BadRow: The marks contradict each other, are not true or false, or mark a message with another role than
+            assistant.
     """
     found = {name: _read_boolean(fields, name, location) for name in _TRAIN_FLAGS}
     masked = _read_boolean(fields, "masked", location)
@@ -246,7 +247,7 @@ def _read_train_flag(fields: Fields, role: str, location: str) -> bool | None:
     return mark
 
 
-def _read_boolean(fields: Fields, name: str, location: str) -> bool | None:
+def _read_boolean(fields: UnreadFields, name: str, location: str) -> bool | None:
     value = fields.pop(name)
     value = value.item() if isinstance(value, np.generic) else value
     if value is None:
@@ -256,7 +257,7 @@ def _read_boolean(fields: Fields, name: str, location: str) -> bool | None:
     return bool(value)
 
 
-def _read_name(fields: Fields, field_name: str, location: str) -> str | None:
+def _read_name(fields: UnreadFields, field_name: str, location: str) -> str | None:
     value = fields.pop(field_name)
     if value is not None and not isinstance(value, str):
         raise BadRow("wrong type", f"{location}: `{field_name}` must be text, got {short(value)}.")

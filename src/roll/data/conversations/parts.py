@@ -8,12 +8,12 @@ from typing import Any
 
 from roll.data.cells import BadRow, as_list
 from roll.data.conversations.calls import build_function_call
-from roll.data.conversations.fields import IGNORED_PART_FIELDS, MEDIA_NAMES, MEDIA_TYPES, Fields, UnsupportedMedia
+from roll.data.conversations.fields import IGNORED_PART_FIELDS, MEDIA_NAMES, MEDIA_TYPES, UnreadFields, UnsupportedMedia
 from roll.data.media import MEDIA_FIELDS, MEDIA_NOUNS, MediaReader
 from roll.errors import short
 from roll.types import MediaKind
 
-__all__ = ["Parts", "read_parts"]
+__all__ = ["MessageContent", "read_parts"]
 
 _TEXT_TYPES = ("text", "input_text", "output_text")
 _MEDIA_FIELDS: Mapping[MediaKind, tuple[str, ...]] = {
@@ -21,12 +21,12 @@ _MEDIA_FIELDS: Mapping[MediaKind, tuple[str, ...]] = {
     "audio": (*MEDIA_FIELDS["audio"], "sampling_rate"),
     "video": (*MEDIA_FIELDS["video"], "fps"),
 }
-"""Fields of a content part that contain or describe its medium."""
+"""UnreadFields of a content part that contain or describe its medium."""
 _KNOWN_FIELDS = ("type", "text", "thinking", "name", "input", "tool_use_id", "content")
 
 
 @dataclass(kw_only=True, slots=True)
-class Parts:
+class MessageContent:
     """The content of a message, collected from its parts."""
 
     text: str = ""
@@ -43,7 +43,7 @@ def read_parts(
     *,
     drop_nulls: bool = False,
     media: MediaReader | None = None,
-) -> Parts:
+) -> MessageContent:
     """Read the parts of a message: joined text, an assistant's reasoning and tool calls, and tool results.
 
     Args:
@@ -51,12 +51,12 @@ def read_parts(
         ignored: Names of fields and types that the configuration ignores.
         location: The message's location, for messages.
         drop_nulls: Whether to leave out null arguments of tool calls, as in `calls.build_function_call`.
-        media: Reads media; the text gets a mark for each one, which `place_media` replaces. `None` rejects media.
+        media: Reads media. Each medium becomes a mark in the text, which `place_media` replaces. `None` rejects media.
 
     Raises:
         BadRow: A part has an unsupported type, or the order of the parts would be lost.
     """
-    parts = Parts()
+    parts = MessageContent()
     for part in value:
         if isinstance(part, str):
             part = {"type": "text", "text": part}
@@ -68,13 +68,13 @@ def read_parts(
 
 def _read_part(
     part: Mapping[str, Any],
-    parts: Parts,
+    parts: MessageContent,
     ignored: frozenset[str],
     location: str,
     drop_nulls: bool,
     media: MediaReader | None,
 ) -> None:
-    fields = Fields(part, ignored)
+    fields = UnreadFields(part, ignored)
     kind = fields.pop("type")
     if isinstance(kind, str) and kind in ignored:
         return

@@ -11,7 +11,7 @@ from roll.data.cells import BadRow
 from roll.data.conversations.dialogs import parse_dialog
 from roll.types import Message, fill_placeholder
 
-__all__ = ["TextPrompt", "build_messages", "parse_prompt_text", "with_prompt_template"]
+__all__ = ["TextPrompt", "apply_prompt_template", "build_messages", "parse_prompt_text"]
 
 
 def build_messages(text: str, system_prompt: str | None, template: str) -> tuple[Message, ...]:
@@ -26,7 +26,7 @@ class TextPrompt:
 
     messages: tuple[Message, ...] | None = None
     """The messages, if the string is a dialog (`Human: …`)."""
-    listed: Sequence[Any] | None = None
+    raw_messages: Sequence[Any] | None = None
     """The list of messages, not parsed yet, if the string is JSON."""
 
 
@@ -35,20 +35,20 @@ def parse_prompt_text(text: str) -> TextPrompt | None:
     start = text.lstrip()[:1]
     if start == "[" and '"' in text:
         try:
-            listed = json.loads(text)
+            raw_messages = json.loads(text)
         except (ValueError, RecursionError):  # a user's text may begin with a bracket, or nest too deeply to parse
-            listed = None
+            raw_messages = None
         if (
-            listed
-            and isinstance(listed, list)
-            and all(isinstance(m, dict) and {"role", "from"} & set(m) for m in listed)
+            raw_messages
+            and isinstance(raw_messages, list)
+            and all(isinstance(m, dict) and {"role", "from"} & set(m) for m in raw_messages)
         ):
-            return TextPrompt(listed=listed)
+            return TextPrompt(raw_messages=raw_messages)
     messages = parse_dialog(text) if start == "H" else None
     return None if messages is None else TextPrompt(messages=messages)
 
 
-def with_prompt_template(
+def apply_prompt_template(
     messages: tuple[Message, ...], template: str, location: str, *, last: bool = True
 ) -> tuple[Message, ...]:
     """Apply `prompt_template` to the user's question, and return all messages.

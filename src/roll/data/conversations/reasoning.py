@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from roll.data.cells import BadRow, as_list
-from roll.data.conversations.fields import IGNORED_PART_FIELDS, Fields
+from roll.data.conversations.fields import IGNORED_PART_FIELDS, UnreadFields
 from roll.errors import short
 
 __all__ = ["REASONING_FIELDS", "merge_reasoning", "read_reasoning"]
@@ -22,7 +22,7 @@ _TEXT_FIELDS = {
 }
 
 
-def read_reasoning(fields: Fields, location: str) -> dict[str, str]:
+def read_reasoning(fields: UnreadFields, location: str) -> dict[str, str]:
     """Read the text of each reasoning field of a message, by field name.
 
     Raises:
@@ -41,18 +41,18 @@ def read_reasoning(fields: Fields, location: str) -> dict[str, str]:
     return found
 
 
-def merge_reasoning(found: Mapping[str, str], location: str) -> str | None:
-    """Merge the reasoning fields of a message, which may repeat each other; `None` without reasoning.
+def merge_reasoning(reasoning: Mapping[str, str], location: str) -> str | None:
+    """Merge the reasoning fields of a message, which may repeat each other; `None` if there is none.
 
     Args:
-        found: The text of each field, by field name.
+        reasoning: The text of each field, by field name.
         location: The message's location, for messages.
 
     Raises:
         BadRow: The fields differ.
     """
     # Services repeat the reasoning in several fields, with different whitespace, for clients of different APIs.
-    texts = {name: text for name, text in found.items() if text.strip()}
+    texts = {name: text for name, text in reasoning.items() if text.strip()}
     if len({"".join(text.split()) for text in texts.values()}) > 1:
         raise BadRow("conflicting reasoning", f"{location}: the reasoning fields {', '.join(texts)} differ: keep one.")
     return next(iter(texts.values()), None)
@@ -63,7 +63,7 @@ def _read_detail(value: Any, name: str, location: str) -> str:
         raise BadRow(
             "wrong type", f"{location}: `{name}` must be text, or a list of objects with text, got {short(value)}."
         )
-    fields = Fields(value)
+    fields = UnreadFields(value)
     kind = fields.pop("type")
     field = _TEXT_FIELDS.get(kind) if isinstance(kind, str) else None
     text = as_list(fields.pop(field)) if field else None

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from roll.config.examples import ArithmeticExamples, ExampleDataConfig
-from roll.data.bad_rows import BadRows
+from roll.data.bad_rows import BadRowCollector
 from roll.data.chat import ChatRenderer
 from roll.data.examples.checker import ExampleChecker, Source, is_skipped
 from roll.data.examples.reader import ExampleKind, ExampleReader
-from roll.data.examples.report import Report
+from roll.data.examples.report import ExampleReport
 from roll.data.examples.samples import SampleBuilder, UnusableExample
 from roll.data.examples.stream import ExampleStream
 from roll.data.examples.sums import build_arithmetic_examples
@@ -36,7 +36,7 @@ from roll.types import Example, ExampleDraw, TrainingSample
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["MAX_CHECKED_AT_START", "Examples", "build_examples", "count_examples"]
+__all__ = ["MAX_CHECKED_AT_START", "ExampleData", "build_examples", "count_examples"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ MAX_CHECKED_AT_START = 20_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Examples:
+class ExampleData:
     """The examples of a run."""
 
     train: ExampleStream
@@ -56,7 +56,7 @@ class Examples:
     sample_builder: SampleBuilder
     settings: dict[str, ExampleDataConfig]
     """Settings by domain."""
-    report: Report
+    report: ExampleReport
 
     def build_samples(self, draw: ExampleDraw) -> tuple[TrainingSample, ...] | str:
         """Build the training samples of a drawn example, or return the reason why it is skipped.
@@ -86,7 +86,7 @@ class _LoadedSource:
     domain: str
     training: Source
     held_out: Source
-    bad: BadRows
+    bad: BadRowCollector
 
 
 def build_examples(
@@ -99,7 +99,7 @@ def build_examples(
     score_at_end: bool = False,
     pipeline: str = "",
     media: MediaInputs | None = None,
-) -> Examples:
+) -> ExampleData:
     """Read the examples of all sources.
 
     Args:
@@ -140,7 +140,7 @@ def build_examples(
     report = check.build_report({entry.domain: entry.bad for entry in loaded})
     if lines := list(report.format_lines()):
         logger.warning("%s", "\n".join(lines))
-    return Examples(
+    return ExampleData(
         train=ExampleStream(sources, seed),
         held_out=InterleavedSource([entry.held_out for entry in loaded]),
         held_out_fingerprints={entry.domain: entry.held_out.fingerprint for entry in loaded},
@@ -171,7 +171,7 @@ def _load_sources(
     media: MediaStore | None,
 ) -> Iterator[_LoadedSource]:
     for config in configs:
-        domain, bad = config.domain or config.source, BadRows()
+        domain, bad = config.domain or config.source, BadRowCollector()
         if not isinstance(config, ArithmeticExamples):
             media_reader = build_media_reader(config, media)
             reader = ExampleReader(config, domain, kind, find_special_token, bad, pipeline, media_reader)
@@ -188,7 +188,7 @@ def _load_sources(
 
 
 def _report_bad_rows(loaded: Sequence[_LoadedSource]) -> None:
-    """Report the bad rows of all sources at once, unless they are skipped.
+    """ExampleReport the bad rows of all sources at once, unless they are skipped.
 
     Raises:
         DataError: A source has bad rows that must not be skipped, or has no example to train on.

@@ -9,8 +9,8 @@ from typing import TypeAlias
 import numpy as np
 
 from roll.config.examples import ExampleColumns, ExampleDataConfig
-from roll.data.bad_rows import BadRows
-from roll.data.examples.report import Report
+from roll.data.bad_rows import BadRowCollector
+from roll.data.examples.report import ExampleReport
 from roll.data.examples.samples import TOO_LONG_REASON, SampleBuilder, UnusableExample
 from roll.data.examples.sums import ArithmeticExamplesSource
 from roll.data.rows import RowItems
@@ -30,16 +30,16 @@ class ExampleChecker:
 
     sample_builder: SampleBuilder
     checks_all: bool
-    """Whether to render all examples instead of a sample."""
+    """If True, render all examples instead of a sample."""
     longest: int = field(default=0, init=False)
     num_trained: int = field(default=0, init=False)
     num_rendered: int = field(default=0, init=False)
-    num_cut: int = field(default=0, init=False)
+    num_truncated: int = field(default=0, init=False)
     num_rewritten: int = field(default=0, init=False)
     """Number of examples with an answer that the template renders differently as the conversation continues."""
 
-    def filter_usable(self, source: Source, config: ExampleDataConfig, bad: BadRows) -> Source:
-        """Remove the examples that cannot be trained on from a source, and record them in `bad`.
+    def filter_usable(self, source: Source, config: ExampleDataConfig, bad: BadRowCollector) -> Source:
+        """Remove unusable examples from a source, and record them in `bad`.
 
         If only some examples are rendered (`checks_all` is false), the whole source is returned.
         """
@@ -60,20 +60,20 @@ class ExampleChecker:
 
     def _measure(self, example: Example, samples: tuple[TrainingSample, ...], cut: bool) -> None:
         self.num_rendered += 1
-        self.num_cut += cut
+        self.num_truncated += cut
         self.num_trained += sum(int(sample.loss_mask.sum()) for sample in samples)
         self.longest = max(self.longest, *(len(sample) for sample in samples))
         if not cut and not self.sample_builder.score_at_end:
             sides = zip(example.conversations, samples, strict=True)
             self.num_rewritten += any(_count_answers(side) > _count_trained_spans(sample) for side, sample in sides)
 
-    def build_report(self, bad: Mapping[str, BadRows]) -> Report:
+    def build_report(self, bad: Mapping[str, BadRowCollector]) -> ExampleReport:
         """Build the report on all checked examples; `bad` has the unusable rows of each domain."""
         checked = "" if self.checks_all else f" of the {self.num_rendered:,} checked"
         notes = []
-        if self.num_cut:
+        if self.num_truncated:
             notes.append(
-                f"{self.num_cut:,} examples{checked} have more tokens than the context: their answers are truncated."
+                f"{self.num_truncated:,} examples{checked} are longer than the context: their answers are truncated."
             )
         if self.num_rewritten:
             notes.append(
@@ -81,11 +81,11 @@ class ExampleChecker:
                 "as the conversation continues (some leave out earlier reasoning): these are context only, and only "
                 "the later answers are trained on."
             )
-        return Report(
+        return ExampleReport(
             bad=bad,
             longest=self.longest if self.checks_all else None,
             num_tokens=self.num_trained / max(self.num_rendered, 1),
-            num_cut=self.num_cut,
+            num_truncated=self.num_truncated,
             num_rewritten=self.num_rewritten,
             notes=tuple(notes),
         )

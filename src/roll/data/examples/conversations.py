@@ -11,13 +11,13 @@ from roll.data.conversations import (
     ParsedMessages,
     RowContext,
     RowView,
+    apply_prompt_template,
     build_messages,
     check_order,
     parse_dialog,
     parse_prompt_text,
+    prepend_system_message,
     read_context,
-    with_prompt_template,
-    with_system,
 )
 from roll.data.conversations.messages import check_text
 from roll.errors import short
@@ -79,7 +79,7 @@ class RowParser:
         """
         value = read_column(self._row, key, self._where, option)
         found = parse_prompt_text(value) if isinstance(value, str) else None
-        value = found.listed if found and found.listed else value
+        value = found.raw_messages if found and found.raw_messages else value
         if isinstance(value, str):
             text = self._check_text_cell(value, key, label="answer")
             if self._config.prompt_key is None:
@@ -137,8 +137,8 @@ class RowParser:
                 f"{location}: the messages are the whole conversation, but column '{config.history_key}' has earlier "
                 "turns: move these turns into the messages.",
             )
-        messages = with_prompt_template(parsed.messages, config.prompt_template, location, last=False)
-        complete = with_system(messages, self._context, config, location)
+        messages = apply_prompt_template(parsed.messages, config.prompt_template, location, last=False)
+        complete = prepend_system_message(messages, self._context, config, location)
         before = complete[: len(complete) - len(messages)]
         return self._build_conversation(ParsedMessages(messages=messages, marks=parsed.marks).prepend(before))
 
@@ -161,7 +161,7 @@ class RowParser:
     def _read_prompt(self) -> tuple[Message, ...]:
         """Read the messages of the row's prompt.
 
-        Without a prompt column, they are read from the column of messages, of conversations or of instructions.
+        Without a prompt column, the messages are read from the column of messages, conversations or instructions.
         """
         row, config, location = self._row, self._config, self._where
         name = config.prompt_key or "prompt"
@@ -180,10 +180,10 @@ class RowParser:
         found = parse_prompt_text(text)
         if found is None:
             return self._complete_prompt(build_messages(text, None, config.prompt_template))
-        if found.listed is not None:
-            return self._read_message_list(found.listed, name)
+        if found.raw_messages is not None:
+            return self._read_message_list(found.raw_messages, name)
         assert found.messages is not None
-        return self._complete_prompt(with_prompt_template(found.messages, config.prompt_template, location))
+        return self._complete_prompt(apply_prompt_template(found.messages, config.prompt_template, location))
 
     def _has_prompt(self) -> bool:
         """Return whether the row has a column from which its prompt can be read."""
@@ -193,12 +193,14 @@ class RowParser:
 
     def _read_message_list(self, value: Any, key: str) -> tuple[Message, ...]:
         messages = self._reader.read(value, key, self._where).as_context(self._where)
-        return self._complete_prompt(with_prompt_template(messages, self._config.prompt_template, self._where))
+        return self._complete_prompt(apply_prompt_template(messages, self._config.prompt_template, self._where))
 
     def _complete_prompt(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """Prepend the row's system message and earlier turns to the prompt's messages."""
         history, system = self._context.history, messages[:1] if messages[0].role == "system" else ()
-        return with_system((*system, *history, *messages[len(system) :]), self._context, self._config, self._where)
+        return prepend_system_message(
+            (*system, *history, *messages[len(system) :]), self._context, self._config, self._where
+        )
 
     def _check_text_cell(self, value: Any, key: str, label: str = "text") -> str:
         if not isinstance(value, str):

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from roll.config.examples import ExampleColumns
-from roll.data.bad_rows import BadRows
+from roll.data.bad_rows import BadRowCollector
 from roll.data.cells import BadRow, Row, read_column
 from roll.data.conversations import MessageReader, RowView, check_columns, list_media_columns, read_media
 from roll.data.conversations.fields import UnsupportedMedia
@@ -50,7 +50,7 @@ class ExampleReader:
         domain: str,
         kind: ExampleKind,
         find_special_token: Callable[[str], str | None],
-        bad: BadRows,
+        bad: BadRowCollector,
         pipeline: str = "",
         media: MediaReader | None = None,
     ) -> None:
@@ -131,7 +131,7 @@ class ExampleReader:
         reader = MessageReader(ignored=frozenset(config.ignored_fields), drop_nulls=row.drop_nulls)
         row.read |= {
             name
-            for name in row.unread_columns
+            for name in row.list_unread_columns()
             if name in forms and is_repetition(row.peek(name), conversations, reader, rendered=name == config.text_key)
         }
         check_columns(row, config, self._columns, location)
@@ -145,7 +145,7 @@ class ExampleReader:
         conversation = item.conversations[0]
         if conversation.text is not None:
             # The prompt of a plain-text pair is not marked: it is their common prefix.
-            return [conversation.text[: _compute_common_length(*(str(c.text) for c in item.conversations))]]
+            return [conversation.text[: _compute_common_prefix(*(str(c.text) for c in item.conversations))]]
         given = max(conversation.num_prompt_messages, 1)
         first = next(i for i, m in enumerate(conversation.messages) if m.role == "assistant" and i >= given)
         return [get_content_key(m.content) for m in conversation.messages[:first]]
@@ -195,7 +195,7 @@ def _select_last_answer(conversation: Conversation, kind: ExampleKind) -> Conver
 
 
 def _check_marks(conversation: Conversation, kind: ExampleKind, location: str) -> None:
-    """Check that at least one answer is trained on, and that no answer of a label, score or preference is masked."""
+    """Check that at least one answer is trained on, and that no labelled, scored or compared answer is masked."""
     answers = [i for i, message in enumerate(conversation.messages) if message.role == "assistant"]
     if conversation.untrained_messages and conversation.untrained_messages.issuperset(
         i for i in answers if i >= conversation.num_prompt_messages
@@ -240,7 +240,8 @@ def _read_pair(parser: RowParser, config: ExampleColumns, location: str) -> tupl
         )
     if chosen == rejected:
         raise BadRow(
-            "identical answers", f"{location}: both answers are the same, so there is nothing to learn from them."
+            "identical answers",
+            f"{location}: both answers are identical: give two different answers, or leave the row out.",
         )
     if chosen.text is not None and rejected.text is not None:
         if chosen.text[0] != rejected.text[0]:
@@ -273,7 +274,7 @@ def _read_pair(parser: RowParser, config: ExampleColumns, location: str) -> tupl
     return sides[0], sides[1]
 
 
-def _compute_common_length(*texts: str) -> int:
+def _compute_common_prefix(*texts: str) -> int:
     """Return the length of the strings' common prefix, in characters."""
     shortest = min(map(len, texts))
     return next((i for i in range(shortest) if len({text[i] for text in texts}) > 1), shortest)
@@ -304,7 +305,7 @@ def _read_number(value: Any, key: str, location: str) -> float:
     except ValueError:  # a signaling Decimal
         number = math.nan
     if not math.isfinite(number):
-        raise BadRow("not a finite number", f"{location}: column '{key}' is {short(value)}: give a finite number.")
+        raise BadRow("not a finite number", f"{location}: column '{key}' must be a finite number, got {short(value)}.")
     if abs(number) > MAX_ABS_VALUE:
         raise BadRow(
             "too large a number",

@@ -58,8 +58,8 @@ def is_repetition(
         reader: A reader of messages.
         rendered: Whether the column may also be the whole conversation, rendered by any template.
     """
-    if isinstance(value, str) and (found := parse_prompt_text(value)) and found.listed:
-        value = found.listed
+    if isinstance(value, str) and (found := parse_prompt_text(value)) and found.raw_messages:
+        value = found.raw_messages
     if isinstance(value, str):
         texts = {"".join(text.split()) for c in conversations for text in (c.text, *_list_contents(c.messages)) if text}
         return "".join(value.split()) in texts or (rendered and any(_is_rendering(value, c) for c in conversations))

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from roll.data.bad_rows import BadRows
+from roll.data.bad_rows import BadRowCollector
 
-__all__ = ["Report"]
+__all__ = ["ExampleReport"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
+class ExampleReport:
     """The findings of the check of examples before training."""
 
-    bad: Mapping[str, BadRows]
+    bad: Mapping[str, BadRowCollector]
     """Bad rows by domain, which are skipped."""
     longest: int | None
     """Number of tokens of the longest sample; `None` if there are too many samples to render them all."""
     num_tokens: float
     """Average number of loss tokens per example."""
-    num_cut: int
+    num_truncated: int
     """Number of rendered examples whose answers are too long and are truncated."""
     num_rewritten: int
     """Number of rendered conversations with answers that are not trained on: see `roll.data.turns`."""

@@ -45,7 +45,7 @@ class SampleBuilder:
     max_tokens: int | None = None
     """Longest context, in tokens; `None` for no limit."""
     score_at_end: bool = False
-    """Whether to append an end token as the only loss token, where a value head scores the whole answer."""
+    """If True, append an end token as the only loss token; a value head scores the answer at this token."""
 
     def build_samples(self, draw: ExampleDraw, too_long: TooLong = "refuse") -> tuple[tuple[TrainingSample, ...], bool]:
         """Build one sample per conversation of an example, all in one unit; also return whether one was truncated.
@@ -89,7 +89,7 @@ class SampleBuilder:
         except DataError as error:
             raise UnusableExample("rejected by the chat template", str(error)) from error
         if len(rendered) == 2 and conversations[0].text is not None:
-            common = _compute_common_length(rendered)  # the common prefix of a plain-text pair is its prompt
+            common = _compute_common_prefix(rendered)  # the common prefix of a plain-text pair is its prompt
             rendered = [(ids, mask & (np.arange(len(ids)) >= common), media) for ids, mask, media in rendered]
         longest = max(len(ids) for ids, *_ in rendered)
         cut = limit is not None and longest > limit
@@ -105,7 +105,7 @@ class SampleBuilder:
             raise UnusableExample("identical answers", "both answers have the same tokens, so they cannot be compared.")
         if not self.score_at_end and not all(mask.any() for _, mask, _ in rendered):
             raise UnusableExample(
-                "nothing to learn", "the example has only one token, so there is none to predict: make it longer."
+                "nothing to learn", "the example has only one token, but training needs at least two: make it longer."
             )
         return rendered, cut
 
@@ -147,10 +147,10 @@ def _compute_shared_prefix_length(rendered: list[Tokens]) -> int:
     """
     if len(rendered) == 1:
         return 0
-    return min([_compute_common_length(rendered), *(int(np.argmax(mask)) for _, mask, _ in rendered)])
+    return min([_compute_common_prefix(rendered), *(int(np.argmax(mask)) for _, mask, _ in rendered)])
 
 
-def _compute_common_length(rendered: list[Tokens]) -> int:
+def _compute_common_prefix(rendered: list[Tokens]) -> int:
     """Compute the length of the common prefix of a pair's conversations, in tokens."""
     a, b = (build_sequence_key(ids, media) for ids, _, media in rendered)
     length = min(len(a), len(b))
@@ -163,7 +163,7 @@ def truncate_tokens(ids: IntArray, mask: BoolArray, media: tuple[MediaSpan, ...]
 
     Args:
         ids: Tokens [L].
-        mask: Their loss mask [L].
+        mask: Loss mask of the tokens [L].
         media: Spans of media in the tokens.
         limit: Maximum number of tokens; `None` for no limit.
     """

@@ -1,4 +1,4 @@
-"""The interface of losses: terms, at each of which the denoiser predicts one velocity.
+"""The interface of losses: a loss consists of terms, and the denoiser predicts one velocity per term.
 
     sample ─ build_terms ─► terms ─ collated ─► denoiser ─► velocities ─ compute ─► one loss per term
 
@@ -58,7 +58,7 @@ class Terms:
     other_velocities: Mapping[str, Tensor]
     """[N, *shape] velocities predicted with other weights, by the name of the weights."""
     mask: Tensor | None = None
-    """A mask that broadcasts to the latents: 0 where they are given; `None`: nothing is given."""
+    """Loss mask that broadcasts to the latents: 0 at given latents; `None` if no latents are given."""
 
 
 class DiffusionLoss(Protocol):
@@ -66,12 +66,12 @@ class DiffusionLoss(Protocol):
 
     @property
     def needs(self) -> frozenset[CopyName]:
-        """The other weights whose velocities the loss needs."""
+        """Names of the other weights whose velocities the loss needs."""
         ...
 
     @property
     def compares_pairs(self) -> bool:
-        """Whether two samples of one unit are compared; their terms alternate, the preferred one first."""
+        """True if two samples of one unit are compared; their terms alternate, the preferred one first."""
         ...
 
     def build_terms(self, sample: DiffusionSample, clean: Tensor, settings: DenoisingSettings) -> list[Term]:

@@ -38,7 +38,7 @@ class FlowMatchingLoss:
     density: Literal["uniform", "logit_normal"] = "uniform"
     """Density of the noise levels."""
     prompt_dropout: float = 0.0
-    """Probability that a prompt is replaced by the empty one, which guidance needs."""
+    """Probability of replacing a prompt with the empty prompt, for classifier-free guidance."""
 
     needs = frozenset[CopyName]()
     compares_pairs = False

@@ -9,7 +9,7 @@
                      published code, whose weights do not depend on the noise level
     D, `velocity`:   mean (v - (eps - x_0))^2: the paper's Eq. 5
 
-The old policy generates the samples; after every step it moves towards the current one.
+The old policy generates the samples; after every step it moves towards the current policy.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class NFTLoss:
     max_advantage: float = 5.0
     """Advantage m at which a sample counts as good with probability 1."""
     kl_coefficient: float = 1e-4
-    """Coefficient of the squared distance of velocities from those of the reference."""
+    """Coefficient of the squared distance between the velocities of policy and reference."""
     distance: Literal["x0", "velocity"] = "x0"
-    """Which form of D the loss uses; `x0` is that of the published code."""
+    """Form of D in the loss; `x0` is the form of the published code."""
     num_draws: int | None = None
-    """Number of noise levels per sample, chosen from those of the sampler; `None`: all of them."""
+    """Number of the sampler's noise levels to use per sample; `None` for all."""
 
     compares_pairs = False
 
     @property
     def needs(self) -> frozenset[CopyName]:
-        """The weights whose velocities the loss needs: the old policy, and the reference if there is a KL penalty."""
+        """Names of the weights whose velocities the loss needs: `old`, and `reference` if there is a KL penalty."""
         return frozenset[CopyName](("old", "reference") if self.kl_coefficient else ("old",))
 
     def build_terms(self, sample: DiffusionSample, clean: Tensor, settings: DenoisingSettings) -> list[Term]:
@@ -59,7 +59,7 @@ class NFTLoss:
             ValueError: The sample has no advantages.
         """
         if sample.advantages is None:
-            raise ValueError(f"sample {sample.sample_id} needs advantages for this loss")
+            raise ValueError(f"sample {sample.sample_id} has no advantages, which this loss needs")
         random = np.random.default_rng(sample.seed)
         sigmas = compute_sigmas(settings.num_steps, settings.shift)[:-1]
         if self.num_draws is not None and self.num_draws < len(sigmas):

@@ -34,7 +34,7 @@ class PolicyGradientLoss:
     clip_range: float = 1e-4
     """Clipping c of the ratio. Log-densities are means over entries, so ratios are close to 1."""
     max_advantage: float = 5.0
-    """Largest absolute advantage; larger ones are clipped."""
+    """Absolute value at which advantages are clipped."""
     kl_coefficient: float = 0.0
     """Coefficient beta of the KL divergence from the initial policy."""
     kl_variant: Literal["exact", "published"] = "exact"
@@ -46,7 +46,7 @@ class PolicyGradientLoss:
 
     @property
     def needs(self) -> frozenset[CopyName]:
-        """The weights whose velocities the loss needs: the reference, if there is a KL penalty."""
+        """Names of the other weights whose velocities the loss needs: the reference, if there is a KL penalty."""
         return frozenset[CopyName](("reference",) if self.kl_coefficient else ())
 
     def build_terms(self, sample: DiffusionSample, clean: Tensor, settings: DenoisingSettings) -> list[Term]:
@@ -57,7 +57,7 @@ class PolicyGradientLoss:
         """
         path, advantages = sample.path, sample.advantages
         if path is None or advantages is None:
-            raise ValueError(f"sample {sample.sample_id} needs a path and advantages for this loss")
+            raise ValueError(f"sample {sample.sample_id} has no path or no advantages, which this loss needs")
         latents = torch.from_numpy(path.latents)
         return [
             Term(
@@ -77,9 +77,7 @@ class PolicyGradientLoss:
         ]
 
     def compute(self, velocity: Tensor, terms: Terms) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the clipped loss [N] of the steps, and metrics: of the ratio and, with a KL coefficient, the KL
-        divergence.
-        """
+        """Return the clipped loss [N] of the steps, and metrics of the ratio and the KL divergence."""
         data = terms.data
         now, then, second = terms.sigma, data["next_sigma"], float(data["second_sigma"][0])
         step = compute_sde_step(terms.latents, velocity, now, then, second, self.noise_level)

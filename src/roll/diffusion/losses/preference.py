@@ -38,11 +38,11 @@ class DPOLoss:
     compares_pairs = True
 
     def build_terms(self, sample: DiffusionSample, clean: Tensor, settings: DenoisingSettings) -> list[Term]:
-        """Return terms as flow matching does. Both samples of a pair have the same seed, so the same noise."""
+        """Return the terms of flow matching. Both samples of a pair have the same seed and therefore the same noise."""
         return FlowMatchingLoss(num_draws=self.num_draws, density=self.density).build_terms(sample, clean, settings)
 
     def compute(self, velocity: Tensor, terms: Terms) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return loss and metrics [N]: the values of each pair at its preferred term, and 0 at the other."""
+        """Return loss and metrics [N]: the pair's values at the term of the preferred sample, 0 at the other term."""
         target = terms.data["target"]
         error = compute_entry_mean((velocity - target) ** 2, terms.mask)
         margin = compute_entry_mean((terms.other_velocities["reference"] - target) ** 2, terms.mask) - error

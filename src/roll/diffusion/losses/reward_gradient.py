@@ -3,8 +3,8 @@
     noise ─ ODE steps without gradients ─► x ─ last K steps with gradients ─► x_0 ─ decode ─► images ─► R
     loss = -scale (R - mean) / std + kl mean over the K steps of mean (v - v_ref)^2 / (2 sigma^2)
 
-The reward is a torch function of a batch of images. The noise is seeded by the draw: with one constant noise, the
-policy would learn only what to do with that noise.
+The reward is a torch function of a batch of images. The noise is seeded by the draw, because with constant noise
+the policy would overfit to that noise.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["RewardGradientLoss"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardGradientLoss:
-    """The loss of Reward-FL. The trainer generates the samples itself, since their gradients are needed."""
+    """The loss of Reward-FL. The trainer generates the samples, because the loss needs gradients through them."""
 
     reward: str
     """Import path of the reward, `function(images, prompts, **options)`, which returns [B] values. Images are
@@ -47,14 +47,14 @@ class RewardGradientLoss:
 
     @property
     def needs(self) -> frozenset[CopyName]:
-        """The weights whose velocities the loss needs: the reference, if there is a KL penalty."""
+        """Names of the other weights whose velocities the loss needs: the reference, if there is a KL penalty."""
         return frozenset[CopyName](("reference",) if self.kl_coefficient else ())
 
     def compute_rewards(self, images: Tensor, prompts: list[str]) -> Tensor:
         """Return the rewards [B] of decoded images, with gradients.
 
         Raises:
-            LossError: The function failed, returned another shape, or a value without a gradient.
+            LossError: The function failed, or returned a tensor with another shape or without a gradient.
         """
         function = load_function(self.reward, "reward function")
         try:

@@ -1,4 +1,4 @@
-"""The interface of a diffusion model, which users implement for their own."""
+"""The interface of a diffusion model, which users implement for custom models."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ class DiffusionModel(ABC):
 
     @abstractmethod
     def encode_prompts(self, prompts: Sequence[str]) -> Conditions:
-        """Return the conditions of prompts, on the device of the denoiser. The empty prompt is that of guidance."""
+        """Return the conditions of prompts, on the denoiser's device. Guidance uses the empty prompt."""
 
     @abstractmethod
     def predict(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
         """Return the velocity v = eps - x_0 [B, *latent_shape] at latents x_sigma and noise levels sigma [B]."""
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Return images [B, C, H, W] or videos [B, F, C, H, W] in [0, 1], differentiable; here the latents are pixels
-        in [-1, 1].
-        """
+        """Return images [B, C, H, W] or videos [B, F, C, H, W] in [0, 1], with gradients.
+
+        By default, the latents are pixels in [-1, 1]."""
         return (latents / 2 + 0.5).clamp(0, 1)
 
     def encode_images(self, images: NDArray[np.uint8]) -> Tensor:
-        """Return the latents [B, *latent_shape] of images [B, H, W, C]; here the latents are pixels in [-1, 1].
+        """Return the latents [B, *latent_shape] of images [B, H, W, C]; by default pixels in [-1, 1].
 
-        The images of a video model are first frames, so it returns latents [B, C, 1, H, W].
+        A video model encodes first frames and returns latents [B, C, 1, H, W].
         """
         pixels = to_float_images(images).to(self.device)
         if pixels.shape[1:] != torch.Size(self.latent_shape):
@@ -67,7 +67,7 @@ class DiffusionModel(ABC):
         return mask
 
     def list_blocks(self) -> list[nn.Module]:
-        """Return the parts of the denoiser that are sharded one by one: by default its lists of modules."""
+        """Return the denoiser's modules that are sharded separately; by default the entries of each `ModuleList`."""
         return [
             block
             for child in self.denoiser.children()
@@ -80,7 +80,7 @@ class DiffusionModel(ABC):
         return {}
 
     def list_frozen_parts(self) -> list[nn.Module]:
-        """Return the modules other than the denoiser, which the trainer moves to its device; here there are none."""
+        """Return the modules other than the denoiser, which the trainer moves to its device; by default none."""
         return []
 
     @property

@@ -37,9 +37,9 @@ def load_diffusion_model(
 
     Args:
         path: A directory with `model_index.json`, or the import path of a subclass of `DiffusionModel`.
-        weights: A directory with the weights of the denoiser, as `TrainerGroup.export` writes; by default those of
-            `path`, which for a class of your own may be random.
-        options: Keyword arguments of a class of your own.
+        weights: A directory with the weights of the denoiser, as `TrainerGroup.export` writes; by default the weights
+            of `path`, which may be random for a custom class.
+        options: Keyword arguments of a custom class.
         sizes: Keyword arguments of `PipelineModel`.
         dtype: The dtype of the denoiser.
         seed: The seed of random weights.
@@ -69,9 +69,7 @@ def _build_own_model(path: str, options: dict[str, Any], seed: int) -> Diffusion
             f"diffusion model '{path}' cannot be built ({find_raise_location(error)}): {one_line_error(error)}"
         ) from error
     if not isinstance(model, DiffusionModel):
-        raise ConfigError(
-            f"diffusion model '{path}' is not a subclass of roll.diffusion.models.DiffusionModel: derive it from there."
-        )
+        raise ConfigError(f"diffusion model '{path}' must be a subclass of roll.diffusion.models.DiffusionModel.")
     return model
 
 
@@ -79,7 +77,7 @@ def read_family(directory: Path) -> str:
     """Return the class name of the denoiser in a pipeline directory.
 
     Raises:
-        ModelError: The directory is not one, or its denoiser is not supported.
+        ModelError: The directory is not a pipeline directory, or its denoiser is not supported.
     """
     index = directory / "model_index.json"
     if not index.is_file():
@@ -124,7 +122,7 @@ def list_denoiser_files(directory: Path) -> list[Path]:
     """Return the safetensors files of the directory `model.weights`, in order of their names.
 
     Raises:
-        ModelError: There are none.
+        ModelError: The directory has no such files.
     """
     files = sorted(directory.glob("*.safetensors"))
     if not files:

@@ -1,6 +1,7 @@
 """Models of diffusers' pipeline directories: Stable Diffusion 3, Flux and Wan, and models of the same architectures.
 
-Their velocity is that of `roll.diffusion`: diffusers' flow-matching scheduler computes x + (sigma' - sigma) v.
+They predict the velocity of `roll.diffusion`, because diffusers' flow-matching scheduler computes
+x + (sigma' - sigma) v.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class PipelineModel(DiffusionModel):
         height: Height of images in pixels.
         width: Width of images in pixels.
         num_frames: Number of frames of a video; 1 for images.
-        embedded_guidance: Guidance scale that a guidance-distilled denoiser gets as an input.
-        max_prompt_tokens: Length to which prompts are padded or cut; by default that of the pipeline.
+        embedded_guidance: Guidance scale, an input of guidance-distilled denoisers.
+        max_prompt_tokens: Length to which prompts are padded or truncated; by default the pipeline's length.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class StableDiffusion3Model(PipelineModel):
 
 
 class FluxModel(PipelineModel):
-    """Flux.1. Its denoiser gets 2 x 2 latents as one token."""
+    """Flux.1, whose denoiser uses 2 x 2 latents as one token."""
 
     @property
     def patch_size(self) -> int:

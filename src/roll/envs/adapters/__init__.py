@@ -1,4 +1,4 @@
-"""Adapters for environments of other libraries. Each has its own prefix; the library is imported on first use.
+"""Adapters for environments of other libraries. Each adapter has its own prefix, and imports its library on first use.
 
 `ADAPTERS` maps a prefix to the function that builds an environment from the name after it, as in `gym:FrozenLake-v1`.
 """

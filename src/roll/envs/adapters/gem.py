@@ -1,6 +1,6 @@
 """Environments of the package `gem-llm` (arXiv 2510.01051): `gem:game:Sudoku-v0-easy`.
 
-They already follow the protocol; the adapter only separates their random state from that of the process.
+They already follow the protocol; the adapter only gives each environment its own random state.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class GemEnv:
             return self.env.sample_random_action()
 
     def spawn(self, same_state: bool = False, **options: Any) -> GemEnv:
-        """Return another environment with the same settings; with `same_state`, in the same state of the episode."""
+        """Return another environment with the same settings, in the same state if `same_state` is true."""
         randomness = copy.copy(self._randomness) if same_state else RandomState()
         with randomness.activate():
             return GemEnv(self.env.spawn(same_state=same_state, **options), randomness)

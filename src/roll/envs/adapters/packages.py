@@ -36,10 +36,9 @@ def import_package(module: str, package: str, feature: str, advice: str = "") ->
 
 
 class RandomState:
-    """An environment's own state of the process-wide random generators of Python and NumPy.
+    """An environment's own state of the random generators of Python and NumPy.
 
-    Environments that draw from the process-wide generators would otherwise disturb each other, and everything else in
-    the process: with several concurrent episodes, no episode could be reproduced from its seed.
+    Concurrent episodes that share the process-wide generators could not be reproduced from their seeds.
     """
 
     def __init__(self) -> None:
@@ -54,7 +53,7 @@ class RandomState:
 
     @contextlib.contextmanager
     def activate(self) -> Iterator[None]:
-        """Run the body with this environment's state in the process-wide generators, and restore theirs afterward."""
+        """Use this environment's random state within the `with` block, and restore the process-wide state afterward."""
         outside = random.getstate(), np.random.get_state()
         random.setstate(self._python)
         np.random.set_state(self._numpy)

@@ -1,4 +1,4 @@
-"""Tasks of the package `reasoning-gym`: `rg:leg_counting`. One question, one answer, scored by the task itself."""
+"""Tasks of the package `reasoning-gym`: `rg:leg_counting`. The task scores one answer per question."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class ReasoningGymEnv:
         return f"<answer>{self._entry['answer']}</answer>"
 
     def spawn(self, same_state: bool = False, **options: Any) -> ReasoningGymEnv:
-        """Return another environment with the same settings; with `same_state`, with the same question."""
+        """Return another environment with the same settings, and with the same question if `same_state` is true."""
         settings = {"size": self._size, "seed": self._seed, **self._options, **options}
         other = ReasoningGymEnv(self._task_name, **settings)
         if same_state:

@@ -17,18 +17,19 @@ __all__ = ["TextArenaEnv", "make"]
 class TextArenaEnv:
     """An `Env` of one seat; in multi-player games, `opponent` plays the other seats.
 
-    The last step gives TextArena's reward for this seat. Actions have the form that the game requires.
+    The last step gives TextArena's reward for this seat. Actions have the format of the game.
 
     Args:
         env: The result of `textarena.make` for a name that ends in `-raw`, whose observations are lists of messages.
         num_players: Number of players.
-        opponent: Function that returns another seat's action, given that seat's observations since its last move;
-            `None` for one player.
+        opponent: Returns another seat's action from the seat's observations since its last move; `None` for one player.
     """
 
     def __init__(self, env: Any, num_players: int = 1, opponent: Callable[[str], str] | None = None) -> None:
         if num_players > 1 and opponent is None:
-            raise ConfigError(f"a game of {num_players} players needs an `opponent`: a function, or file.py:function.")
+            raise ConfigError(
+                f"a game of {num_players} players needs an `opponent`: set it to a function, or file.py:function."
+            )
         self.env = env
         self._num_players, self._opponent = num_players, opponent
         self._randomness = RandomState()

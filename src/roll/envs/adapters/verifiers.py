@@ -1,4 +1,4 @@
-"""Environments in packages for the library `verifiers` (0.1): `verifiers:wordle`.
+"""Environments for the library `verifiers` (0.1): `verifiers:wordle`.
 
     the library's own rollout ──calls its client──► new messages are the observation ──► action ──► the client's reply
            └─ ends ──► the score of its rubric is the reward
@@ -31,7 +31,7 @@ ADVICE = (
 
 
 @dataclass(frozen=True)
-class _DescribedTool:
+class _ToolDescription:
     """The description of a tool. `call` is not implemented, since the `verifiers` library itself calls the tool."""
 
     name: str
@@ -62,7 +62,7 @@ class VerifiersEnv:
         self._rollout: asyncio.Task[Any] | None = None
         self._asked: asyncio.Queue[str] = asyncio.Queue()
         self._answers: asyncio.Queue[str] = asyncio.Queue()
-        self._tools: dict[str, _DescribedTool] = {}
+        self._tools: dict[str, _ToolDescription] = {}
         self._num_seen = 0
 
     @property
@@ -131,9 +131,10 @@ class VerifiersEnv:
     async def request_answer(
         self, prompt: Sequence[Any], tools: Sequence[Any] | None
     ) -> tuple[str, list[dict[str, str]]]:
-        """Pass the new messages of `prompt` to the player; return the answer, and its calls in the library's form."""
+        """Pass the new messages of `prompt` to the policy; return the answer and its calls in the library's format."""
         self._tools = {
-            tool.name: _DescribedTool(tool.name, tool.description or "", tool.parameters or {}) for tool in tools or ()
+            tool.name: _ToolDescription(tool.name, tool.description or "", tool.parameters or {})
+            for tool in tools or ()
         }
         new = prompt[self._num_seen :] if self._num_seen else prompt
         self._num_seen = len(prompt) + 1  # the prompt and the model's own message
@@ -206,5 +207,7 @@ def make(name: str, *, tool_format: str = "auto", **options: Any) -> VerifiersEn
     except (ValueError, RuntimeError, AttributeError, TypeError) as error:
         raise ConfigError(f"environment 'verifiers:{name}' cannot be created: {error}") from error
     if not all(hasattr(env, part) for part in ("rollout", "rubric", "get_dataset")):
-        raise ConfigError(f"environment 'verifiers:{name}' is a {type(env).__name__}, which cannot be stepped.")
+        raise ConfigError(
+            f"environment 'verifiers:{name}' has the unsupported type {type(env).__name__}: choose another."
+        )
     return VerifiersEnv(env, tool_format)

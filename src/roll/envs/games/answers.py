@@ -1,4 +1,4 @@
-"""Parse a move from a model's text: in linear time, and without exceptions."""
+"""Parses a move from a model's text in linear time, without raising exceptions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _BOX = "\\boxed{"
 
 
 def extract_box(text: str) -> str | None:
-    r"""Return the content of the last `\boxed{...}`, stripped, or None without a valid one.
+    r"""Return the stripped content of the last `\boxed{...}`, or None if there is no valid box.
 
-    A box is invalid if it is not closed, is empty or too long, or holds unprintable characters.
+    A box is invalid if it is not closed, is empty or too long, or contains unprintable characters.
     """
     start = text.rfind(_BOX)
     if start < 0:

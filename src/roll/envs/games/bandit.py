@@ -15,7 +15,7 @@ __all__ = ["Bandit"]
 class Bandit(Game[str]):
     """Slot machines A, B, ... with hidden win probabilities; each turn pulls one, and a win gives 1 / `max_turns`.
 
-    No policy is certain to win: the best policy finds the machine with the highest probability, and stays with it.
+    No policy always wins. The best policy finds the machine with the highest probability and keeps pulling it.
 
     Args:
         num_machines: Number of machines, 2 to 26; None samples 2 to 5.

@@ -38,7 +38,7 @@ class FrozenLake(DirectionGame):
     def _check_arguments(self) -> None:
         check_minimum(2, size=self.size)
         if not 0 <= self.holes < 1:
-            raise ValueError(f"holes must be a share from 0 to below 1, got {self.holes}")
+            raise ValueError(f"holes must be in [0, 1), got {self.holes}")
         if self.size and self.max_turns and self.max_turns < 2 * self.size - 2:
             raise ValueError(f"max_turns is {self.max_turns}, but the shortest path has {2 * self.size - 2} moves")
 

@@ -113,7 +113,7 @@ class Game(ABC, Generic[Move]):
         return copy.deepcopy(self)
 
     def close(self) -> None:
-        """Do nothing: a game holds no resources."""
+        """Do nothing; a game has no resources."""
 
     @property
     def unwrapped(self) -> Any:
@@ -128,7 +128,7 @@ class Game(ABC, Generic[Move]):
 
     @abstractmethod
     def _describe_rules(self) -> str:
-        """Return the rules, with which the first observation begins."""
+        """Return the rules, which are the beginning of the first observation."""
 
     @abstractmethod
     def _describe_format(self) -> str:

@@ -20,7 +20,7 @@ class Hangman(Game[str]):
     """A secret word of `word_length` letters, 3 to 7; a guess is a letter or the word.
 
     Letters give 0.5 in total, in proportion to the positions that they reveal. Revealing the last letter wins the game
-    and gives another 0.5. So does guessing the word, which also gives the reward of the letters that are still hidden.
+    and gives another 0.5. Guessing the word also wins, and gives the reward of the letters that are still hidden.
 
     Args:
         hardcore: Whether to choose a less common word.

@@ -126,8 +126,8 @@ def _pull_boxes(
 ) -> tuple[_Cell, frozenset[_Cell]]:
     """Walk randomly through the solved room, at most `max_moves` moves, and pull boxes off their goals.
 
-    Of all positions on the way, return the one with the most boxes off their goals (of several, the one whose boxes are
-    farthest from the goals): the cell of the player, and the cells of the boxes.
+    Returns the player's cell and the boxes' cells in the visited position with the most boxes off their goals. A tie
+    goes to the position whose boxes are farthest from the goals.
     """
     player = rng.choice(sorted(floor - goals))
     boxes = goals

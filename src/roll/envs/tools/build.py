@@ -1,4 +1,4 @@
-"""Build tools from a configuration."""
+"""Builds tools from a configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrap any environment with tools.
+"""Adds tools to any environment.
 
     action ──► has calls? ──► tools ──► results are the observation; the inner environment is not stepped
                     └─ no ──► the inner environment's step
@@ -49,7 +49,7 @@ class _Counts:
     malformed: int = 0
 
     def to_info(self, prefix: str = "") -> dict[str, int]:
-        """Return the counts by their names in `info`, each after `prefix`; the names are GEM's where GEM has them."""
+        """Return the counts by their names in `info`, with `prefix`; GEM's names are used if they exist."""
         return {
             f"{prefix}tool_use_counter": self.uses,
             f"{prefix}tool_success_counter": self.successes,
@@ -80,11 +80,11 @@ class ToolEnv:
         tools: Tools and sources of tools, with different names.
         tool_format: Format of tool calls: see `TOOL_CALL_FORMATS`.
         parse_reasoning: Whether to run calls inside the model's reasoning as well.
-        max_tool_uses: Maximum number of calls in one episode, including malformed ones.
+        max_tool_uses: Maximum number of calls in one episode, including malformed calls.
         rewards: Rewards of calls.
-        explain: Whether the first observation lists the tools and explains the call format. Otherwise the prompt must.
-            With the format `template`, `info["tools"]` has the tools for the chat template instead.
-        max_result_chars: Maximum length of a result; the middle of a longer one is cut out.
+        explain: Whether the first observation lists the tools and explains the call format. Otherwise, the prompt must
+            do so. With the format `template`, `info["tools"]` has the tools for the chat template instead.
+        max_result_chars: Maximum length of a result; longer results are truncated in the middle.
         call_time_limit_s: See `Toolbox`.
     """
 

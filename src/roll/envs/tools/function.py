@@ -1,4 +1,4 @@
-"""A user's function as a tool: the model sees its name, its docstring and its signature."""
+"""User-defined functions as tools: the model sees the function's name, docstring and signature."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class McpTools:
     Args:
         command: A program and its arguments, to start a server that communicates through stdin and stdout.
         url: Address of a running server (streamable HTTP). Exactly one of `command` and `url` must be given.
-        env: Variables for the command, in addition to the few that it inherits.
+        env: Environment variables of the command, in addition to the inherited variables.
         only: Names of the tools to offer; `None` offers all.
         connect_time_limit_s: Timeout of connecting and listing the tools.
     """
@@ -69,7 +69,7 @@ class McpTools:
 
         Raises:
             InfraError: The server does not start, or does not answer in time.
-            ConfigError: The server lacks a tool that `only` names.
+            ConfigError: The server does not have a tool in `only`.
         """
         if self._broken:
             await self.close()
@@ -89,8 +89,8 @@ class McpTools:
             raise InfraError(f"cannot connect to MCP server '{self._name}': {reason}") from error
         return self._tools
 
-    async def _keep_connection(self, leave: asyncio.Event, ready: asyncio.Future[None]) -> None:
-        """Connect, report the result in `ready`, and hold the connection until `leave` is set."""
+    async def _keep_connection(self, stop: asyncio.Event, ready: asyncio.Future[None]) -> None:
+        """Connect, report the result in `ready`, and hold the connection until `stop` is set."""
         sdk, stdio = importlib.import_module("mcp"), importlib.import_module("mcp.client.stdio")
         server: Any = self._url
         if server is None:
@@ -102,7 +102,7 @@ class McpTools:
                 self._client = client
                 self._tools = self._choose_tools(await _list_tools(client))
                 ready.set_result(None)
-                await leave.wait()
+                await stop.wait()
         except Exception as error:
             problem = error
         finally:
@@ -110,8 +110,8 @@ class McpTools:
                 ready.set_exception(problem)
                 ready.exception()  # marks the exception as retrieved, as there may be no waiter
 
-    def _choose_tools(self, described: Sequence[Any]) -> tuple[Tool, ...]:
-        by_name = {tool.name: tool for tool in described}
+    def _choose_tools(self, descriptions: Sequence[Any]) -> tuple[Tool, ...]:
+        by_name = {tool.name: tool for tool in descriptions}
         wanted = list(by_name) if self._only is None else list(self._only)
         missing = sorted(set(wanted) - set(by_name))
         if missing:

@@ -64,7 +64,7 @@ class _PythonRunner:
 
 
 def format_output(result: ExecutionResult, *, only_last_error_line: bool = False) -> str:
-    """Return a program's output and, if it failed, how it ended."""
+    """Return a program's output and, if the program failed, the reason."""
     errors = result.stderr.decode(errors="replace").strip()
     if only_last_error_line:
         errors = errors.rpartition("\n")[2]

@@ -35,7 +35,7 @@ class SandboxOptions:
     """Options of sandboxes for a model's programs; each field is an argument.
 
     Args:
-        runtime: The program that isolates the sandboxes. `subprocess` isolates nothing.
+        runtime: The program that isolates the sandboxes. `subprocess` does not isolate programs.
         trust_programs: Must be true for `subprocess`, where programs have all permissions of the user.
         image: Container image of the runtime `docker`, or of a service.
         url, token_env, ca_file: A service that runs the sandboxes: see the section `sandbox` of a configuration.
@@ -50,7 +50,7 @@ class SandboxOptions:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """These options as keyword arguments."""
+        """The options as keyword arguments."""
         return {each.name: getattr(self, each.name) for each in fields(SandboxOptions)}
 
 
@@ -58,15 +58,15 @@ class SandboxLease:
     """A lease on the shared sandbox manager: the first `acquire` starts the manager, the last `release` closes it.
 
     Args:
-        options: The isolation.
+        options: The sandbox options.
         limits: Limits of each sandbox.
     """
 
     def __init__(self, options: SandboxOptions, limits: Limits) -> None:
         if options.runtime == "subprocess" and not options.trust_programs:
             raise ConfigError(
-                "the sandbox runtime 'subprocess' isolates nothing: programs that a model writes could read and delete "
-                "your files. Use bubblewrap or docker, or set trust_programs to true."
+                "the sandbox runtime 'subprocess' does not isolate programs: model-written programs could read and "
+                "delete your files. Use bubblewrap or docker, or set trust_programs to true."
             )
         trust: Literal["trusted", "untrusted"] = "trusted" if options.trust_programs else "untrusted"
         self.spec = SandboxSpec(limits=limits, trust=trust, image=options.image, pool="environments")
@@ -83,7 +83,7 @@ class SandboxLease:
         return twin
 
     async def acquire(self) -> SandboxManager:
-        """Return the running manager; the same one until `release`.
+        """Return the running manager, which stays the same until `release`.
 
         Raises:
             SandboxUnavailableError: This machine cannot run sandboxes; the message has the reason and a remedy.

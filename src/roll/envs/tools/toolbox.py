@@ -1,4 +1,4 @@
-"""Call tools for a model: mistakes in a call are returned to the model; any other failure is an `InfraError`."""
+"""Calls tools for a model. The model receives its mistakes as error messages; any other failure is an `InfraError`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Toolbox:
         tools: Tools with different names.
         call_time_limit_s: Timeout of one call. Exceeding it is an infrastructure failure, since tools themselves bound
             the work that a model's arguments can cause.
-        max_result_chars: Maximum length of a result; the middle of a longer one is cut out.
+        max_result_chars: Maximum length of a result; longer results are truncated in the middle.
     """
 
     tools: Sequence[Tool]

@@ -1,4 +1,4 @@
-"""A user's own tools in a process of the worker pool, one process per episode, isolated from each other.
+"""User-defined tools in the worker pool, in a separate process for each episode.
 
 episode ─► call(name, arguments) ─► process: tool.call ─► (success, text)
 """

@@ -1,4 +1,4 @@
-"""Environments other than the games. Each is a file, imported when its first environment is made.
+"""Environments other than the games. Each has its own file, which is imported on first use.
 
 `WORLDS` maps every ID to its entry point and its options.
 """

@@ -31,7 +31,7 @@ class ObservationHistory(EnvWrapper):
         ConfigError: A chat template without a tokenizer or actions, or `last` below 1.
     """
 
-    not_copied: ClassVar[tuple[str, ...]] = ("_tokenizer",)
+    shared_attributes: ClassVar[tuple[str, ...]] = ("_tokenizer",)
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from roll.config.pipelines.agentic import AgenticConfig
-from roll.data import Data
+from roll.data import PromptData
 from roll.pipelines.agentic.objective import AgenticObjective
 from roll.pipelines.episodes.demonstration_file import read_demonstrations
 from roll.pipelines.episodes.demonstrations import play_demonstrations
@@ -59,7 +59,9 @@ async def _open(config: AgenticConfig, session: Session) -> AsyncIterator[Callab
         )
 
 
-def _build_agentic_controller(config: AgenticConfig, state: AgenticState, data: Data, *parts: Any) -> AsyncController:
+def _build_agentic_controller(
+    config: AgenticConfig, state: AgenticState, data: PromptData, *parts: Any
+) -> AsyncController:
     draws = EpisodeDraws(config=config, state=state, stream=data.train)
     return build_controller(config, state, data, *parts, draws=draws)
 

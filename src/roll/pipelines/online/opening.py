@@ -13,7 +13,7 @@ from roll.cluster.base import Cluster, count_accelerators, open_cluster
 from roll.config.online import OnlineConfig
 from roll.config.rollout_run import RolloutRunConfig
 from roll.config.training import check_back_end
-from roll.data import Data
+from roll.data import PromptData
 from roll.inference import EngineSpec, resolve_engine_kind
 from roll.pipelines.checkpoint_files import SavedRun
 from roll.pipelines.colocation import ALL_STATE_KINDS, SharedDevices, should_offload_colocated
@@ -191,7 +191,7 @@ async def _restore(run: Run[Any], learner: Learner, policy_engines: ServedPolicy
 def build_weight_sync(
     cluster: Cluster,
     config: RolloutRunConfig,
-    data: Data,
+    data: PromptData,
     policy: TrainerGroup,
     engines: EngineGroup,
     devices: SharedDevices | None,
@@ -201,7 +201,7 @@ def build_weight_sync(
     Args:
         cluster: Cluster on which trainer and engines run.
         config: Configuration of the run.
-        data: Data whose prompts are used as probes.
+        data: PromptData whose prompts are used as probes.
         policy: The policy's trainer.
         engines: The policy's engines.
         devices: Devices that trainer and engines share; `None` if they do not take turns.
@@ -218,7 +218,7 @@ def build_weight_sync(
     )
 
 
-def _list_held_out_draws(config: RolloutRunConfig, data: Data) -> list[PromptDraw]:
+def _list_held_out_draws(config: RolloutRunConfig, data: PromptData) -> list[PromptDraw]:
     """Return the prompt draws of every evaluation."""
     draws = data.get_evaluation_draws(config.evaluation.num_prompts)
     if not draws:

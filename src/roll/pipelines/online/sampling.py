@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from roll.config.rollout_run import RolloutRunConfig
-from roll.data import Data
+from roll.data import PromptData
 from roll.pipelines.generation import GenerationParts
 from roll.pipelines.learning.state import LearningState
 from roll.rollout import AsyncController, BatchSpec, DataLedger, SamplingPlan
@@ -30,7 +30,7 @@ class DrawSource(Protocol):
 def build_controller(
     config: RolloutRunConfig,
     state: LearningState,
-    data: Data,
+    data: PromptData,
     ledger: DataLedger,
     generation: GenerationParts,
     plan: SamplingPlan,

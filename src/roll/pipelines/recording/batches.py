@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from roll.data import Data
+from roll.data import PromptData
 from roll.errors import CheckpointError, DataError
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.recording.files import Recording
@@ -35,7 +35,7 @@ class RecordedBatches:
 
     recording: Recording
     """The recording."""
-    data: Data
+    data: PromptData
     """The prompts; the recording has only their UIDs."""
     state: LearningState
     """State of the run, at a step's boundary."""
@@ -98,7 +98,7 @@ def build_draw_without_prompt(draw_id: int, *, uid: str = "", domain: str = "", 
     return PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=np.zeros(0, np.int32), position=position)
 
 
-def restore_prompts(data: Data, groups: Iterable[Group]) -> list[Group]:
+def restore_prompts(data: PromptData, groups: Iterable[Group]) -> list[Group]:
     """Return recorded groups with complete prompts, which are drawn again from the data.
 
     Raises:

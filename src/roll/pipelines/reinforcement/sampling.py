@@ -7,7 +7,7 @@ from functools import partial
 
 from roll.algorithms.selection import build_early_stop_predicate, find_group_filter_reason
 from roll.config.reinforcement_run import ReinforcementRunConfig
-from roll.data import Data
+from roll.data import PromptData
 from roll.pipelines.generation import GenerationParts
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.online import sampling
@@ -23,7 +23,7 @@ GREEDY_PURPOSE = "greedy"
 def build_controller(
     config: ReinforcementRunConfig,
     state: LearningState,
-    data: Data,
+    data: PromptData,
     ledger: DataLedger,
     generation: GenerationParts,
     plan: SamplingPlan,

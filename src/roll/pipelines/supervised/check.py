@@ -222,7 +222,7 @@ def _estimate_memory(
 
 def _estimate_engine_memory(report: Report, config: SupervisedConfig) -> list[RoleMemory]:
     """Estimate the memory of the engines of `evaluation.answers`."""
-    answering, sizes = config.build_answering_config(), report.model
+    answering, sizes = config.build_prompt_run_config(), report.model
     if answering is None or sizes is None:
         return []
     if find_model(config.model.path) is None:

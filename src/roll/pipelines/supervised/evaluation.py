@@ -119,5 +119,5 @@ async def measure_model(
 
 async def measure_answers(config: SupervisedConfig) -> dict[str, float]:
     """Return metrics of the answers that engines generate with the model; empty without `evaluation.answers`."""
-    answering = config.build_answering_config()
+    answering = config.build_prompt_run_config()
     return {} if answering is None else await measure(answering)

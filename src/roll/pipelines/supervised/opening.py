@@ -67,7 +67,7 @@ async def open_supervised(
             await saved.restore(policy)
         stream, num_steps = prepared.examples.train, prepared.training.num_steps
         run = Run.create(config, num_steps, session, state, stream, policy)
-        answering, answers = config.build_answering_config(), None
+        answering, answers = config.build_prompt_run_config(), None
         if answering is not None:
             answers = await open_answers(answering, session, cluster, run, policy, stack)
             run.checkpointer.before_writing = answers.policy_engines.release_devices

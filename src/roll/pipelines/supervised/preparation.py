@@ -7,7 +7,7 @@ from pathlib import Path
 
 from roll.cluster.decoding import decode_in_worker
 from roll.config.supervised import SupervisedConfig, SupervisedTraining
-from roll.data.examples import ExampleKind, Examples, build_examples, count_examples
+from roll.data.examples import ExampleData, ExampleKind, build_examples, count_examples
 from roll.errors import ConfigError, DataError
 from roll.models import check_experts, check_rope_scaling, load_tokenizer, read_context_length, resolve_model
 from roll.models.multimodal import open_media
@@ -24,7 +24,7 @@ class PreparedRun:
     """The parts of a run that need no device: the model's files, its tokenizer, the examples."""
 
     model_path: Path
-    examples: Examples
+    examples: ExampleData
     training: SupervisedTraining
     """Training configuration with the run's number of steps."""
 
@@ -52,7 +52,7 @@ def prepare(
     """
     model_path = resolve_model(config.model.path)
     check_experts(model_path, config.training.parallel.ep)
-    if (answering := config.build_answering_config()) is not None:
+    if (answering := config.build_prompt_run_config()) is not None:
         check_engines(answering)
     longest, max_tokens = read_context_length(model_path), config.training.max_example_tokens
     if max_tokens is not None and max_tokens > longest:
@@ -104,7 +104,7 @@ def count_planned_steps(config: SupervisedConfig, kind: ExampleKind, state: RunS
     return _set_num_steps(training, count_examples(config.data, kind, config.seed, config.pipeline), state).num_steps
 
 
-def build_held_out_batch(config: SupervisedConfig, examples: Examples) -> TrainingBatch:
+def build_held_out_batch(config: SupervisedConfig, examples: ExampleData) -> TrainingBatch:
     """Return the batch of every evaluation: always the same held-out examples, without those that cannot be rendered.
 
     Raises:

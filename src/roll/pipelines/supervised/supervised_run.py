@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
 from roll.config.supervised import SupervisedConfig, SupervisedTraining
-from roll.data.examples import Examples
+from roll.data.examples import ExampleData
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.learner import update
 from roll.pipelines.learning.alarms import check_alarms
@@ -46,7 +46,7 @@ class ExampleBatch:
     """Reasons by draw id for which an example cannot be trained on."""
 
 
-def draw_next_examples(examples: Examples, training: SupervisedTraining) -> list[ExampleDraw]:
+def draw_next_examples(examples: ExampleData, training: SupervisedTraining) -> list[ExampleDraw]:
     """Return the draws of the next step; fewer at the end of the last epoch."""
     stream, most, count = (
         examples.train,
@@ -56,7 +56,7 @@ def draw_next_examples(examples: Examples, training: SupervisedTraining) -> list
     return stream.draw(count if most is None else min(count, most - stream.num_drawn))
 
 
-def render_draws(draws: Sequence[ExampleDraw], examples: Examples) -> ExampleBatch:
+def render_draws(draws: Sequence[ExampleDraw], examples: ExampleData) -> ExampleBatch:
     """Render draws to samples; draws that cannot be rendered are returned separately."""
     samples: list[TrainingSample] = []
     left_out: dict[int, str] = {}
@@ -87,7 +87,7 @@ class SupervisedRun:
     run: Run
     policy: TrainerGroup
     """The trained model."""
-    examples: Examples
+    examples: ExampleData
     add_columns: Callable[[TrainingBatch], Awaitable[TrainingBatch]] = _add_no_columns
     """Adds the columns that the loss needs in addition to the examples'."""
     answers: Evaluator | None = None

@@ -14,7 +14,7 @@ from worlds.chat_templates import TEMPLATES
 from roll.config.examples import FileExamples
 from roll.config.load import load_config
 from roll.data import turns
-from roll.data.examples import ExampleKind, Examples, UnusableExample, build_examples, samples
+from roll.data.examples import ExampleData, ExampleKind, UnusableExample, build_examples, samples
 from roll.data.examples import build as building
 from roll.errors import DataError
 from roll.models import load_tokenizer
@@ -48,7 +48,9 @@ class World:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
         self.tokenizer, self.path = tokenizer, directory / "rows.jsonl"
 
-    def examples(self, rows: list[Any], kind: ExampleKind, max_tokens: int | None = None, **settings: Any) -> Examples:
+    def examples(
+        self, rows: list[Any], kind: ExampleKind, max_tokens: int | None = None, **settings: Any
+    ) -> ExampleData:
         self.path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         config = FileExamples(**{"source": "file", "path": str(self.path), "held_out": 0, **settings})
         return build_examples([config], kind, self.tokenizer, 0, max_tokens)
@@ -166,16 +168,26 @@ BAD: list[tuple[ExampleKind, dict[str, Any], str, str]] = [
         "missing column",
         "there is no column 'prompt', and 'chosen' is a string but not a dialog of `Human:` and `Assistant:`",
     ),
-    ("pair", {**GOOD["pair"], "margin": float("nan")}, "not a finite number", "column 'margin' is nan"),
+    (
+        "pair",
+        {**GOOD["pair"], "margin": float("nan")},
+        "not a finite number",
+        "column 'margin' must be a finite number, got nan",
+    ),
     ("pair", {**GOOD["pair"], "margin": "much"}, "wrong type", "column 'margin' must be a number, got 'much'"),
     ("labelled", {**GOOD["labelled"], "label": 2}, "label is not true or false", "got 2"),
     ("labelled", {**GOOD["labelled"], "label": "yes"}, "label is not true or false", "got 'yes'"),
     ("labelled", {**GOOD["labelled"], "label": None}, "label is not true or false", "got None"),
     ("labelled", {"prompt": "a", "completion": "b"}, "missing column", "there is no column 'label'"),
-    ("scored", {**GOOD["scored"], "score": float("inf")}, "not a finite number", "column 'score' is inf"),
+    (
+        "scored",
+        {**GOOD["scored"], "score": float("inf")},
+        "not a finite number",
+        "column 'score' must be a finite number, got inf",
+    ),
     ("scored", {**GOOD["scored"], "score": True}, "wrong type", "column 'score' must be a number, got True"),
     ("scored", {**GOOD["scored"], "score": 1e300}, "too large a number", "column 'score' is 1e+300"),
-    ("scored", {**GOOD["scored"], "score": 10**400}, "not a finite number", "give a finite number"),
+    ("scored", {**GOOD["scored"], "score": 10**400}, "not a finite number", "must be a finite number"),
 ]
 
 
@@ -311,7 +323,7 @@ def test_examples_bad_row_lines_that_are_no_rows_are_counted_and_left_out_like_o
     lines = [good[0], '{"prompt": "a", ', good[1], "[1, 2]", "\udcff", good[2]]
     config = {"source": "file", "path": str(world.path), "held_out": 0}
 
-    def build(**settings: Any) -> Examples:
+    def build(**settings: Any) -> ExampleData:
         world.path.write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
         return build_examples([FileExamples(**config, **settings)], "supervised", world.tokenizer, 0)
 

@@ -19,9 +19,9 @@ from roll.config.examples import (
     HuggingFaceExamples,
     PythonExamples,
 )
-from roll.data.examples import ExampleKind, Examples, build_examples
+from roll.data.examples import ExampleData, ExampleKind, build_examples
 from roll.data.examples.reader import ExampleReader
-from roll.data.examples.report import BadRows
+from roll.data.examples.report import BadRowCollector
 from roll.errors import DataError
 from roll.models import load_tokenizer
 from roll.types import TrainingSample
@@ -41,7 +41,7 @@ USER, ANSWER = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "con
 CHAT = "<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n"
 
 
-def first_samples(examples: Examples) -> tuple[TrainingSample, ...]:
+def first_samples(examples: ExampleData) -> tuple[TrainingSample, ...]:
     samples = examples.build_samples(examples.train.draw(1)[0])
     assert not isinstance(samples, str), samples
     return samples
@@ -53,7 +53,7 @@ class World:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
         self.tokenizer, self.path = tokenizer, path
 
-    def examples(self, rows: Iterable[Any], kind: ExampleKind = "supervised", **settings: Any) -> Examples:
+    def examples(self, rows: Iterable[Any], kind: ExampleKind = "supervised", **settings: Any) -> ExampleData:
         own = {key: settings.pop(key) for key in ("max_tokens", "score_at_end") if key in settings}
         path = write(self.path / "rows.jsonl", rows)
         config = FileExamples(**{"source": "file", "path": path, "held_out": 0, **settings})
@@ -249,7 +249,7 @@ def test_examples_the_same_question_is_never_on_both_sides(world: World) -> None
 def test_examples_of_two_texts_what_is_asked_is_what_both_begin_with() -> None:
     """So pairs that answer the same are on the same side of what is held out."""
     config = FileExamples(source="file", path="rows.jsonl", prompt_key=None)
-    reader = ExampleReader(config, "d", "pair", lambda text: None, BadRows())
+    reader = ExampleReader(config, "d", "pair", lambda text: None, BadRowCollector())
     pairs = [{"chosen": f"1 + 1? {good}", "rejected": f"1 + 1? {bad}"} for good, bad in (("2", "3"), ("two", "five"))]
     items = [reader.read(pair, str(number), "here") for number, pair in enumerate(pairs)]
     assert [list(reader.get_question(item)) for item in items] == [["1 + 1? "], ["1 + 1? "]]

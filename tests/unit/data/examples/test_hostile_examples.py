@@ -23,7 +23,7 @@ from worlds.chat_templates import TEMPLATES
 
 from roll.config.examples import FileExamples, PythonExamples
 from roll.data import ChatRenderer
-from roll.data.examples import Examples, build_examples
+from roll.data.examples import ExampleData, build_examples
 from roll.errors import DataError
 from roll.models import load_tokenizer
 from roll.types import Message
@@ -47,12 +47,12 @@ def chat(asked: Any, answer: Any) -> dict[str, Any]:
 
 def examples_of(
     rows: list[Any], tokenizer: PreTrainedTokenizerBase, max_tokens: int = 4096, **changes: Any
-) -> Examples:
+) -> ExampleData:
     entry = PythonExamples(**{"source": "python", "held_out": 0, **changes}).with_rows(rows)
     return build_examples([entry], "supervised", tokenizer, 0, max_tokens)
 
 
-def learnt(examples: Examples, tokenizer: PreTrainedTokenizerBase) -> str:
+def learnt(examples: ExampleData, tokenizer: PreTrainedTokenizerBase) -> str:
     (sample,) = examples.build_samples(examples.train.draw(1)[0])
     return tokenizer.decode(sample.token_ids[sample.loss_mask])
 
@@ -172,7 +172,7 @@ OBJECTS: list[tuple[Any, Any, str]] = [
     ("supervised", {"text": b"a"}, "column 'text' must be text, got b'a'"),
     ("supervised", Failing(text="a"), "cannot be read: RuntimeError: not today"),
     ("scored", {"text": "a", "score": np.timedelta64(5, "ns")}, "column 'score' must be a number"),
-    ("scored", {"text": "a", "score": Decimal("sNaN")}, "give a finite number"),
+    ("scored", {"text": "a", "score": Decimal("sNaN")}, "must be a finite number"),
     ("labelled", {"text": "a", "label": np.array([True])}, "must be true or false"),
     ("labelled", {"text": "a", "label": "true"}, "must be true or false, 1 or 0, got 'true'"),
 ]

@@ -87,7 +87,7 @@ async def test_tool_sandbox_a_model_that_removes_its_home_hears_so(workspace: Wo
 
 
 def test_tool_sandbox_programs_without_isolation_must_be_trusted() -> None:
-    with pytest.raises(ConfigError, match="isolates nothing"):
+    with pytest.raises(ConfigError, match="does not isolate programs"):
         build_tools([{"tool": "python", "runtime": "subprocess"}])
 
 

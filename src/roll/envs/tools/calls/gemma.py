@@ -63,7 +63,7 @@ def _parse_call(text: str, start: int, tools: Tools) -> tuple[ToolCall, int]:
 
 @dataclass
 class _ValueReader:
-    """Parses the values in `text` from the position `position` on, in linear time."""
+    """Parses the values in `text` from `position`, in linear time."""
 
     text: str
     schema: dict[str, Any]
@@ -145,7 +145,7 @@ class _ValueReader:
         return values
 
     def skip_end(self, end: str) -> bool:
-        """Skip the closing bracket `end` if it comes next; return whether it did."""
+        """Skip the closing bracket `end` if it comes next; return whether it was skipped."""
         closes = self.text.startswith(end, self.skip_space())
         self.position += closes
         return closes

@@ -1,6 +1,6 @@
 """`<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>`: gpt-oss.
 
-The recipient may also come before the channel. Messages without a recipient (reasoning and answers) hold no calls.
+The recipient may also come before the channel. Messages without a recipient (reasoning and answers) contain no calls.
 If the special tokens are lost, `to=functions.name` before a JSON object is a call.
 """
 

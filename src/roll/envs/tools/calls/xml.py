@@ -21,7 +21,7 @@ _FENCE, _FENCE_END = "```python\n", "```"
 def get_main_argument(tool: Tool) -> str | None:
     """Return the name of the argument to which a tag's content is assigned.
 
-    It is the first required argument, or else the first; None if the tool has no arguments.
+    It is the first required argument, otherwise the first argument; None if the tool has no arguments.
     """
     properties = list(tool.parameters.get("properties", {}))
     required = [name for name in tool.parameters.get("required", ()) if name in properties]
@@ -84,7 +84,7 @@ def _parse_call(tool: Tool, body: str) -> ToolCall:
 
 
 def _parse_tags(tool: Tool, body: str) -> dict[str, Any] | None:
-    """Parse one tag per argument; return `None` if the body is anything else."""
+    """Parse one tag per argument; return `None` if the body has another format."""
     opening = re.compile(r"\s{0,64}<(" + "|".join(map(re.escape, tool.parameters["properties"])) + ")>")
     arguments: dict[str, Any] = {}
     position = 0

@@ -174,7 +174,7 @@ def _check_prompts(report: Report, config: RolloutRunConfig) -> None:
         media=media,
     )
     report.longest_prompt = data.longest_prompt or context - config.rollout.max_new_tokens
-    report.media_per_prompt = data.most_media
+    report.media_per_prompt = data.max_media_tokens
     wanted = report.longest_prompt + config.max_rollout_tokens
     report.max_context = config.inference.max_context or min(context, wanted)
     check_rope_scaling(directory, report.max_context, "inference.max_context")
