@@ -63,7 +63,7 @@ __all__ = [
     "WeightSyncError",
     "WorkerDiedError",
     "find_raise_location",
-    "leaves",
+    "iterate_leaf_errors",
     "one_line_error",
     "short",
 ]
@@ -130,11 +130,11 @@ class RewardInfraError(InfraError):
 
 
 class UnscorableError(RewardInfraError):
-    """This answer can never be scored: the rollout fails without a retry."""
+    """An answer that can never be scored; its rollout fails without a retry."""
 
 
 class MalformedPromptError(UnscorableError):
-    """No answer to this prompt can ever be scored: all rollouts of the prompt fail, and no more are generated."""
+    """A prompt whose answers can never be scored; all of its rollouts fail, and no more are generated."""
 
     def __init__(self, uid: str, problem: str) -> None:
         super().__init__(uid, problem)
@@ -166,7 +166,7 @@ class CheckpointVersionError(CheckpointError, UserError):
 
 
 class HalfUpdatedError(RollError, RuntimeError):
-    """An optimizer step failed while it updated the weights, which are now neither the old nor the new ones."""
+    """An optimizer step failed while it updated the weights, which are now neither the old nor the new weights."""
 
 
 class EngineError(RollError, RuntimeError):
@@ -199,11 +199,11 @@ def find_raise_location(error: BaseException) -> str:
     return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""
 
 
-def leaves(error: BaseException) -> Iterator[BaseException]:
+def iterate_leaf_errors(error: BaseException) -> Iterator[BaseException]:
     """Yield the error itself, or all errors inside an exception group."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
-            yield from leaves(inner)
+            yield from iterate_leaf_errors(inner)
     else:
         yield error
 

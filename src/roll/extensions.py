@@ -49,8 +49,8 @@ class ExtensibleRegistry(Registry[T]):
         yield from (name for name in _find_installed(self.group) if name not in self._entries)
 
     @property
-    def built_in(self) -> tuple[str, ...]:
-        """Built-in names, in order, without those of entry points."""
+    def built_in_names(self) -> tuple[str, ...]:
+        """Built-in names, in order, without the names of entry points."""
         return tuple(self._entries)
 
     def path(self, name: str) -> str:

@@ -11,7 +11,7 @@ import torch
 from worlds.migration import build_requests, count_differences
 
 from roll.inference import build_engine
-from roll.inference.vllm.continuation import skip_numbers
+from roll.inference.vllm.continuation import skip_random_numbers
 
 sys.path.append(str(Path(__file__).parent))
 from test_vllm_engine import log, make_spec, model
@@ -37,6 +37,6 @@ def test_vllm_migration_a_generator_on_a_gpu_skips_the_numbers_of_earlier_tokens
     drawn, skipped = (torch.Generator("cuda").manual_seed(3) for _ in range(2))
     for _ in range(7):
         torch.empty(vocab, device="cuda").exponential_(generator=drawn)
-    skip_numbers(skipped, 7, vocab)
+    skip_random_numbers(skipped, 7, vocab)
     following = [torch.empty(vocab, device="cuda").exponential_(generator=one) for one in (drawn, skipped)]
     torch.testing.assert_close(following[0], following[1], rtol=0, atol=0)

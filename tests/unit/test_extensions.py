@@ -46,7 +46,7 @@ def test_extensions_of_an_installed_package_are_known_by_their_entry_point(
 ) -> None:
     installed("fast", "quick = fast_package:implementation")
     codecs = registry()
-    assert list(codecs) == ["json", "quick"] and codecs.built_in == ("json",)
+    assert list(codecs) == ["json", "quick"] and codecs.built_in_names == ("json",)
     assert "quick" in codecs and codecs.path("quick") == "fast_package:implementation"
     assert codecs.get("quick")() == "fast_package"
 

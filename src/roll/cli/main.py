@@ -27,7 +27,7 @@ from typing import NoReturn
 import click
 
 from roll.cli.commands import CommandState, roll
-from roll.errors import AlarmError, RollError, UserError, leaves, short
+from roll.errors import AlarmError, RollError, UserError, iterate_leaf_errors, short
 from roll.tracking.escape import escape_controls
 
 __all__ = ["exit_process", "run", "run_guarded"]
@@ -122,15 +122,15 @@ def _describe_interrupt(state: CommandState) -> str:
 
 
 def _report_failure(error: Exception, state: CommandState) -> int:
-    signal_name = next((leaf.signal_name for leaf in leaves(error) if hasattr(leaf, "signal_name")), None)
+    signal_name = next((leaf.signal_name for leaf in iterate_leaf_errors(error) if hasattr(leaf, "signal_name")), None)
     if signal_name is not None:
         _print_error(_describe_interrupt(state))
         return 128 + signal.Signals[signal_name]
-    user = next((leaf for leaf in leaves(error) if isinstance(leaf, UserError)), None)
+    user = next((leaf for leaf in iterate_leaf_errors(error) if isinstance(leaf, UserError)), None)
     if user is not None:
         _print_error(f"Error: {user}")
         return 2
-    files = [leaf for leaf in leaves(error) if isinstance(leaf, OSError)]
+    files = [leaf for leaf in iterate_leaf_errors(error) if isinstance(leaf, OSError)]
     too_long = next((leaf for leaf in files if leaf.errno == errno.ENAMETOOLONG), None)
     if too_long is not None:
         _print_error(f"Error: the file name {short(too_long.filename)} is too long.")
@@ -140,11 +140,11 @@ def _report_failure(error: Exception, state: CommandState) -> int:
         place = f" '{disk.filename}'" if disk.filename else ""
         _print_error(f"Error: cannot write{place}: {disk.strerror}. Free disk space or check permissions.")
         return 2
-    alarm = next((leaf for leaf in leaves(error) if isinstance(leaf, AlarmError)), None)
+    alarm = next((leaf for leaf in iterate_leaf_errors(error) if isinstance(leaf, AlarmError)), None)
     if alarm is not None:
         _print_error(f"Stopped by an alarm: {alarm}. Continue with: roll resume {state.run_dir}")
         return 3
-    known = next((leaf for leaf in leaves(error) if isinstance(leaf, RollError)), None)
+    known = next((leaf for leaf in iterate_leaf_errors(error) if isinstance(leaf, RollError)), None)
     report = _write_traceback(error, state)
     what = str(known) if known is not None else f"unexpected {type(error).__name__}: {_get_first_line(error)}"
     _print_error(f"Error: {what}")

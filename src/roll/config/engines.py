@@ -177,7 +177,7 @@ def resolve_engine_kind(kind: str, key: str = "inference.engine") -> str:
         ConfigError: the engine does not exist, or its library is not installed.
     """
     if kind == "auto":
-        return next(name for name in ENGINES.built_in if _is_installed(ENGINES.get(name)))
+        return next(name for name in ENGINES.built_in_names if _is_installed(ENGINES.get(name)))
     engine = ENGINES.get(kind)
     if isinstance(engine, LazyEngine) and not engine.is_installed:
         instead = resolve_engine_kind("auto")
@@ -250,7 +250,7 @@ def check_engine(kind: str, requirements: Iterable[EngineRequirement], key: str 
     """
     kind = resolve_engine_kind(kind, key)
     capabilities = get_engine_capabilities(kind)
-    if kind not in ENGINES.built_in:
+    if kind not in ENGINES.built_in_names:
         _check_user_engine(kind, key)
     for requirement in requirements:
         if not getattr(capabilities, requirement.capability):

@@ -76,7 +76,9 @@ def merge_keys(keys: Sequence[Key]) -> list[Key]:
 
 
 def _describe_unknown_name(name: str, model: type[Section]) -> str:
-    if elsewhere := [pipeline for pipeline in PIPELINES.built_in if _find_named_keys(name, PIPELINES.get(pipeline))]:
+    if elsewhere := [
+        pipeline for pipeline in PIPELINES.built_in_names if _find_named_keys(name, PIPELINES.get(pipeline))
+    ]:
         others = f" (or {', '.join(elsewhere[1:])})" if elsewhere[1:] else ""
         return f"'{name}' is a key of another pipeline: add --pipeline {elsewhere[0]}{others}."
     line = describe_unknown_key(tuple(name.split(".")), Document(name="", tree={}), model)

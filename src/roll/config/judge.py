@@ -49,7 +49,11 @@ class JudgeConfig(EngineOptions):
     @model_validator(mode="after")
     def _check_tensor_parallel(self) -> JudgeConfig:
         width, engine = self.tensor_parallel, self.engine
-        if width > 1 and engine in ENGINES.built_in and engine not in (able := list_engines_with("tensor_parallel")):
+        if (
+            width > 1
+            and engine in ENGINES.built_in_names
+            and engine not in (able := list_engines_with("tensor_parallel"))
+        ):
             raise ValueError(
                 f"tensor_parallel is {width}, but the {engine} engine supports only one device: set engine: "
                 f"{' or '.join(able)}, or tensor_parallel: 1"

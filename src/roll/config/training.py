@@ -41,7 +41,7 @@ def check_back_end(name: str) -> None:
     Raises:
         ConfigError: The back-end cannot be imported, does not accept a spec, or its class lacks a method.
     """
-    if name in TRAINERS.built_in:
+    if name in TRAINERS.built_in_names:
         return
     from roll.protocols import TrainBackend
 

@@ -1,8 +1,8 @@
 """Inference engines behind one protocol (`roll.protocols.InferenceEngine`).
 
 `spec` describes an engine and builds it. `hf` (with `hf_*`) decodes a `transformers` model in this process, `vllm/`
-drives vLLM's processes, and `user_engine` wraps a user-defined engine. `roll.config.engines` has their names and
-capabilities.
+drives vLLM's processes, and `user_engine` wraps a user-defined engine. `roll.config.engines` lists the names and
+capabilities of all engines.
 """
 
 from roll.config.engines import ENGINES, EngineCapabilities, LazyEngine, get_engine_capabilities, resolve_engine_kind

@@ -14,8 +14,8 @@ Invariants
 
 - Which rows share a step depends only on the order of requests, never on their time of arrival. Requests are admitted
   in *waves*: when no row runs, the engine waits until no request has arrived for `SETTLE_ITERATIONS` iterations of the
-  event loop. All waiting requests then form a wave, sorted by priority and arrival. They join in this order, as soon as
-  there is room; requests that arrive in the meantime belong to the next wave. So requests from tasks that were created
+  event loop. All waiting requests then form a wave, sorted by priority and arrival. Requests join in this order as soon
+  as they fit; requests that arrive in the meantime belong to the next wave. So requests from tasks that were created
   together form the same batches in every process. (`options: {admission: continuous}` lets requests join at once, which
   is faster if they arrive one by one. With the CPU kernels that we measured, a row's result does not depend on the
   other rows of its batch, so its tokens stay the same there too; waves do not rely on this.)
@@ -200,7 +200,8 @@ class HFEngine:
     # ---- control
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop decoding. `drain` finishes earlier requests, `abort` ends them, `keep` freezes them; later ones wait."""
+        """Stop decoding: `drain` finishes running requests, `abort` ends them, `keep` freezes them; new requests
+        wait."""
         self._get_decoder(synced=mode == "drain")
         if mode == "drain":
             self._queue.begin_wave()
@@ -299,7 +300,7 @@ class HFEngine:
         decoder = self._get_decoder()
         if not self._draining and (self._is_continuous or not (decoder.rows or self._queue.num_in_wave)):
             self._queue.begin_wave()
-        joining = self._queue.take(decoder.can_join)
+        joining = self._queue.pop_fitting(decoder.can_join)
         if joining:
             await self._compute(decoder.admit, joining)
             self._num_steps += 1

@@ -152,8 +152,8 @@ class CausalPass:
     Args:
         cache: The cache; `None` if keys and values are not stored.
         row: The sequence's row in the cache.
-        images: The number of each token's image or crop [N], 0 for text, if image tokens also attend to later tokens
-            of the same number; `None` if attention is causal.
+        images: The number of each token's image or crop [N], 0 for text, if tokens also attend to later tokens of the
+            same image; `None` if attention is causal.
     """
 
     positions = None

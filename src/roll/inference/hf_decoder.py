@@ -91,7 +91,7 @@ class Decoder:
             check_media(self.model, self._media, ATTENTION_NAME, self._compute_hidden_states)
 
     def _patch_mixers(self) -> None:
-        """Make the model's recurrent modules, which carry a state from token to token, use the engine's cache."""
+        """Patch the model's recurrent modules to store their states in the engine's cache."""
         text, attention = torch.arange(4, 12, device=self.device), CausalPass()
         try:
             mixers = find_mixers(
@@ -108,7 +108,7 @@ class Decoder:
         """Read the media of a request in advance, so that an unreadable image fails only this request.
 
         Raises:
-            DataError: A medium cannot be read, or the tokens of its span are wrong.
+            DataError: An image, audio or video cannot be read, or its tokens are wrong.
             UnsupportedError: The engine does not read media.
         """
         if self._media is None:
@@ -154,7 +154,7 @@ class Decoder:
 
     @torch.inference_mode()
     def admit(self, rows: Sequence[Row]) -> None:
-        """Add rows, for which there must be room: compute keys and values of all their tokens except the last."""
+        """Add rows, which must fit, and compute the keys and values of all tokens except the last of each row."""
         width = round_up(max(row.capacity for row in [*self.rows, *rows]), WIDTH_MULTIPLE)
         # Growing the cache copies it, so it gets the maximum number of rows for this width at once.
         count = max(len(self.rows) + len(rows), min(self._max_rows, self.capacity_tokens // width))
@@ -179,7 +179,7 @@ class Decoder:
             media = row.request.media
             row.position_offset = self._run(self._body, past, media, CausalPass, self._cache, slot)[1]
             if self._routing is not None:
-                row.store_experts(0, self._routing.get_chosen())
+                row.store_experts(0, self._routing.get_chosen_experts())
 
     @torch.inference_mode()
     def step(self) -> list[Row]:
@@ -193,7 +193,7 @@ class Decoder:
         with self._embed_last_images():
             logits = self._compute_logits(ids.to(self.device), self._build_rotary_ids(positions), attention)
         if self._routing is not None:
-            for row, chosen in zip(self.rows, self._routing.get_chosen(), strict=False):  # padding comes last
+            for row, chosen in zip(self.rows, self._routing.get_chosen_experts(), strict=False):  # padding comes last
                 row.store_experts(row.length - 1, chosen[None])
         uniforms = np.array([row.uniforms[row.num_generated] for row in self.rows])
         draw = self._sampler.sample(logits, [row.request.sampling for row in self.rows], uniforms)
@@ -239,7 +239,7 @@ class Decoder:
 
     @property
     def is_released(self) -> bool:
-        """Whether the memory has been released."""
+        """True if the memory has been released."""
         return bool(self._shapes)
 
     def release(self) -> list[Row]:

@@ -120,8 +120,8 @@ class RequestQueue:
                 row.experts = None
         self._wave.extendleft(reversed(rows))
 
-    def take(self, fits: Callable[[Row, list[Row]], bool]) -> list[Row]:
-        """Remove and return rows from the front of the wave, as long as `fits(row, rows taken so far)` is true."""
+    def pop_fitting(self, fits: Callable[[Row, list[Row]], bool]) -> list[Row]:
+        """Remove and return rows from the front of the wave, as long as `fits(row, rows removed so far)` is true."""
         taken: list[Row] = []
         while self._wave and fits(self._wave[0], taken):
             taken.append(self._wave.popleft())
@@ -182,7 +182,7 @@ def check_options(spec: EngineSpec) -> None:
     for key, value in spec.options.items():
         if key not in OPTIONS:
             raise ConfigError(
-                f"inference.options.{key}: the hf engine has no such option.{did_you_mean(key, list(OPTIONS))} "
+                f"the hf engine has no option '{key}' (inference.options).{did_you_mean(key, list(OPTIONS))} "
                 f"Known: {', '.join(OPTIONS)}."
             )
         choices = OPTIONS[key]

@@ -43,7 +43,7 @@ class RoutingRecorder:
         for i, router in enumerate(routers):
             router.register_forward_hook(self._make_hook(i))
 
-    def get_chosen(self) -> np.ndarray:
+    def get_chosen_experts(self) -> np.ndarray:
         """Return the experts [N, layers, k] chosen in the latest forward pass; N includes padding."""
         layers = [layer for layer in self._latest if layer is not None]
         assert len(layers) == len(self._latest), "a forward pass left a router out"
@@ -60,9 +60,9 @@ class RoutingRecorder:
 
 @contextmanager
 def reuse_first_pass(model: PreTrainedModel) -> Generator[None]:
-    """Reuse the routers' outputs of the first forward pass in the body for the later passes.
+    """Reuse the router outputs of the first forward pass in all later passes within the `with` block.
 
-    The first pass must compute a whole sequence, and later passes its parts, in order. So all passes use the same
+    The first pass must compute a whole sequence; later passes compute its parts in order. All passes then use the same
     experts, even if rounding would change a choice.
     """
     rest: dict[Any, tuple[Tensor, ...]] = {}

@@ -32,7 +32,7 @@ class SampledTokens:
 
 
 class Sampler:
-    """Samples tokens; its work buffers are reused in every step.
+    """Samples tokens, and reuses its work buffers across steps.
 
     Args:
         excluded: Tokens that are never sampled.
@@ -118,8 +118,8 @@ def _restrict_to(scaled: Tensor, choices: Sequence[int]) -> None:
 def _apply_top_k_top_p(scaled: Tensor, top_k: int, top_p: float) -> None:
     """Apply top-k and top-p to one row [V], in place: all other tokens are set to -inf.
 
-    First the `top_k` most likely tokens are kept, including ties with the last of them. Of these, the smallest set of
-    most likely tokens whose probability reaches `top_p` is kept, which has at least one token.
+    First, the `top_k` most likely tokens are kept, including ties. Then, the smallest set of most likely tokens whose
+    probability reaches `top_p` is kept; it has at least one token.
     """
     if 0 < top_k < len(scaled):
         scaled.masked_fill_(scaled < scaled.topk(top_k).values[-1], float("-inf"))

@@ -25,8 +25,8 @@ __all__ = ["apply_update"]
 def apply_update(model: PreTrainedModel, update: WeightUpdate) -> Mapping[str, int]:
     """Receive the weights, copy them into the model, then read every tensor back and compare its bytes.
 
-    The update must contain every weight; of tied weights, one is enough. Tensors are cast to the model's dtype.
-    Quantized weights are dequantized: the model holds exactly the product of codes and scales.
+    The update must contain every weight, or at least one of several tied weights. Tensors are cast to the model's
+    dtype. Quantized weights are dequantized: the model stores exactly the product of codes and scales.
 
     Returns:
         The checksum of the received bytes, by tensor name.

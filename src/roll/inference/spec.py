@@ -43,20 +43,20 @@ class EngineSpec:
     num_threads: int | None = None
     """The number of CPU threads; `None` keeps the setting of the process."""
     sleeps: bool = False
-    """Whether the engine must support `sleep`, because trainers use its device in the meantime."""
+    """True if the engine must support `sleep`, because trainers use its device in the meantime."""
     records_experts: bool = False
-    """Whether every `Generation` must contain the experts that the routers chose."""
+    """True if every `Generation` must contain the experts that the routers chose."""
     trust_remote_code: bool = False
     media_dir: Path | None = None
     """The directory of the run's media store (`roll.media.MediaStore`); `None` if requests have no images."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the engine itself, which are passed on unchanged and override ROLL's."""
+    """Further arguments of the engine, which are passed unchanged and override ROLL's arguments."""
     log_path: Path | None = None
     """The log file of the engine; `None` sends its messages to the logging of the process."""
 
     @property
     def reads_media(self) -> bool:
-        """Whether requests may have images."""
+        """True if requests may have images."""
         return self.media_dir is not None and has_media_config(self.model_path)
 
     def open_media(self) -> MediaInputs | None:
@@ -74,7 +74,7 @@ def reject_adapter(kind: str, adapter: str | None) -> None:
     """
     if adapter is not None:
         raise UnsupportedError(
-            f"the {kind} engine does not support LoRA adapters, but adapter '{adapter}' is named: sync the policy's "
+            f"the {kind} engine does not support LoRA adapters, got adapter '{adapter}': sync the policy's "
             "weights with the adapter merged, or use an engine with the capability `lora`."
         )
 
@@ -98,9 +98,9 @@ def get_expert_dtype(num_experts: int) -> np.dtype[np.signedinteger]:
 
 
 def prestart_engine(kind: str, num_threads: int | None) -> AbstractContextManager[None]:
-    """Prepare the start of an engine of this kind during the body, before its model is known.
+    """Prepare the start of an engine within the `with` block, before the engine's model is known.
 
-    Preparations that no engine has used are discarded after the body.
+    Unused preparations are discarded at the end of the block.
 
     Args:
         kind: See `EngineSpec.kind`. An invalid kind is ignored here, and rejected when the engine is built.

@@ -1,7 +1,7 @@
 """A log of an engine's steps and their durations, to which a simulated engine is fitted.
 
 Consecutive steps that only decode, for the same number of requests, are merged into one span; a step that also prefills
-is a separate span. So there are about two spans per request, whatever the number of generated tokens.
+is a separate span. So there are about two spans per request, regardless of the number of generated tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StepLog:
         self._since = self._clock()
 
     def record_step(self, *, num_decoding: int, num_started: int, num_prefilled: int, context_tokens: float) -> None:
-        """Record the step that just ended; the next one starts now."""
+        """Record the step that just ended; the next step starts now."""
         now = self._clock()
         since, self._since = self._since, now
         if since is None or self._num_silent or not num_decoding + num_started:
@@ -72,7 +72,7 @@ class StepLog:
 
     @contextmanager
     def pause_recording(self) -> Generator[None]:
-        """Do not record steps that end during the body, because they do more than generate."""
+        """Exclude steps that end within the `with` block, because they include other work than generation."""
         self._num_silent += 1
         try:
             yield

@@ -24,7 +24,7 @@ _METHODS = [name for name, value in vars(InferenceEngine).items() if not name.st
 
 
 class UserEngine:
-    """Forwards every call to the user's engine, and checks the results; implements `SupportsReadback` too."""
+    """Forwards every call to the user-defined engine, and checks the results. Also implements `SupportsReadback`."""
 
     def __init__(self, kind: str, engine_id: str, build: Callable[[], Any]) -> None:
         """Build the user's engine.
@@ -49,7 +49,7 @@ class UserEngine:
         missing = [name for name in _METHODS if not callable(getattr(self._engine, name, None))]
         if missing:
             raise ConfigError(
-                f"engine '{kind}' lacks {', '.join(missing)}: give it the methods of roll.protocols.InferenceEngine."
+                f"engine '{kind}' lacks the methods {', '.join(missing)}: implement roll.protocols.InferenceEngine."
             )
 
     async def start(self) -> None:
@@ -126,7 +126,7 @@ class UserEngine:
 
     def _check_result(self, name: str, answer: Any, kind: type[Any]) -> Any:
         if not isinstance(answer, kind):
-            raise self._build_error(f"{name} returned {type(answer).__name__}, not {kind.__name__}")
+            raise self._build_error(f"{name} must return {kind.__name__}, got {type(answer).__name__}")
         return answer
 
     def _build_error(self, message: str) -> EngineError:

@@ -50,9 +50,9 @@ class Pipeline:
 
 
 PIPELINES: PipelineRegistry[Pipeline] = PipelineRegistry(
-    {name: f"roll.pipelines.{name}.pipeline:PIPELINE" for name in CONFIGURATIONS.built_in}, part=None
+    {name: f"roll.pipelines.{name}.pipeline:PIPELINE" for name in CONFIGURATIONS.built_in_names}, part=None
 )
 CHECKS: PipelineRegistry[Callable[[Any], Report]] = PipelineRegistry(
-    {name: f"roll.pipelines.{name}.check:inspect" for name in CONFIGURATIONS.built_in}, part="check"
+    {name: f"roll.pipelines.{name}.check:inspect" for name in CONFIGURATIONS.built_in_names}, part="check"
 )
 """Checks of `roll check`; separate from the pipelines, since they do not import torch."""

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from roll.errors import AlarmError, RollError, leaves
+from roll.errors import AlarmError, RollError, iterate_leaf_errors
 from roll.tracking import atomic
 from roll.tracking.console_views import EvaluationView
 from roll.tracking.intervals import format_accuracy
@@ -50,7 +50,7 @@ class Ending:
     @classmethod
     def from_error(cls, error: BaseException) -> Ending:
         """Return how an exception ended a session: by an alarm, an interruption, or an error."""
-        parts = list(leaves(error))
+        parts = list(iterate_leaf_errors(error))
         alarm = next((part for part in parts if isinstance(part, AlarmError)), None)
         if alarm is not None:
             return cls(kind="alarm", message=str(alarm)[:_MAX_MESSAGE_LENGTH])

@@ -127,7 +127,7 @@ def test_cli_check_of_every_pipeline_needs_no_torch():
         "import sys\n"
         "sys.modules['torch'] = None\n"
         "from roll.pipelines.registry import CHECKS, CONFIGURATIONS\n"
-        "print([CHECKS.get(name).__module__ for name in CONFIGURATIONS.built_in])"
+        "print([CHECKS.get(name).__module__ for name in CONFIGURATIONS.built_in_names])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

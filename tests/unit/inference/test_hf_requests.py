@@ -73,9 +73,9 @@ def test_hf_requests_a_wave_is_ordered_by_priority_then_arrival() -> None:
     queue = RequestQueue()
     for order, (name, priority) in enumerate([("a", 1), ("b", 0), ("c", 1), ("d", 0)]):
         queue.add(create_row(request(name, priority=priority), order, 0))
-    assert queue.take(lambda row, taken: True) == []  # no wave yet
+    assert queue.pop_fitting(lambda row, taken: True) == []  # no wave yet
     queue.begin_wave()
-    assert names(queue.take(lambda row, taken: True)) == ["b", "d", "a", "c"]
+    assert names(queue.pop_fitting(lambda row, taken: True)) == ["b", "d", "a", "c"]
 
 
 def test_hf_requests_a_wave_stops_at_the_first_request_that_does_not_fit() -> None:
@@ -83,7 +83,7 @@ def test_hf_requests_a_wave_stops_at_the_first_request_that_does_not_fit() -> No
     for order, prompt in enumerate([1, 9, 1]):
         queue.add(create_row(request(str(order), prompt=prompt), order, 0))
     queue.begin_wave()
-    assert names(queue.take(lambda row, taken: row.prompt_length < 5)) == ["0"]
+    assert names(queue.pop_fitting(lambda row, taken: row.prompt_length < 5)) == ["0"]
     assert queue.num_in_wave == 2  # the third may not overtake the second
 
 
@@ -92,7 +92,7 @@ def test_hf_requests_arrivals_wait_for_the_next_wave() -> None:
     queue.add(create_row(request("a"), 0, 0))
     queue.begin_wave()
     queue.add(create_row(request("b"), 1, 0))
-    assert names(queue.take(lambda row, taken: True)) == ["a"] and len(queue) == 1 and queue.num_in_wave == 0
+    assert names(queue.pop_fitting(lambda row, taken: True)) == ["a"] and len(queue) == 1 and queue.num_in_wave == 0
 
 
 def test_hf_requests_put_back_come_first_and_in_their_order() -> None:
@@ -100,7 +100,7 @@ def test_hf_requests_put_back_come_first_and_in_their_order() -> None:
     queue.add(create_row(request("a"), 0, 0))
     queue.begin_wave()
     queue.put_back([create_row(request("x"), 1, 0), create_row(request("y"), 2, 0)])
-    assert names(queue.take(lambda row, taken: True)) == ["x", "y", "a"]
+    assert names(queue.pop_fitting(lambda row, taken: True)) == ["x", "y", "a"]
 
 
 def test_hf_requests_are_removed_wherever_they_wait() -> None:
@@ -157,7 +157,7 @@ def test_hf_requests_a_request_that_is_put_back_without_an_answer_forgets_which_
     begun.append(7, -1.0, 0)
     queue = RequestQueue()
     queue.put_back([begun, waiting])
-    assert names(queue.take(lambda row, taken: True)) == ["a", "b"]
+    assert names(queue.pop_fitting(lambda row, taken: True)) == ["a", "b"]
     for row in (begun, waiting):
         row.store_experts(0, chosen + 5)
     assert [row.experts[:3].ravel().tolist() for row in (begun, waiting) if row.experts is not None] == [

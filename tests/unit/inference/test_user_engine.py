@@ -70,14 +70,14 @@ def test_user_engine_that_cannot_be_built_is_refused_by_name(build: Callable[[],
 @pytest.mark.parametrize(
     ("answer", "call", "words"),
     [
-        ("hello", lambda engine: engine.generate(REQUEST), "generate returned str, not Generation"),
+        ("hello", lambda engine: engine.generate(REQUEST), "generate must return Generation, got str"),
         (
             dataclasses.replace(MADE, logprobs=np.zeros(1, np.float32)),
             lambda engine: engine.generate(REQUEST),
             r"arrays of one length, but returned shapes \[\(2,\), \(1,\), \(2,\)\]",
         ),
         ([0.0], lambda engine: engine.logprobs([PROMPT]), r"a list of arrays with the sequences' lengths \[2\]"),
-        (None, lambda engine: engine.update_weights(None), "update_weights returned NoneType, not WeightReceipt"),
+        (None, lambda engine: engine.update_weights(None), "update_weights must return WeightReceipt, got NoneType"),
         (KeyError("x"), lambda engine: engine.start(), r"start failed at .*test_user_engine.py:\d+: KeyError: 'x'"),
     ],
 )

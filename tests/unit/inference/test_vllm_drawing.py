@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll.inference.vllm.continuation import skip_numbers
+from roll.inference.vllm.continuation import skip_random_numbers
 from roll.inference.vllm.kernels import TokenSampler
 
 
@@ -70,5 +70,5 @@ def test_vllm_sampling_a_continued_request_skips_the_numbers_of_earlier_tokens()
     uninterrupted, continued = seeded(3), seeded(3)
     for _ in range(37):
         TokenSampler().draw(torch.zeros(1, 8), {0: uninterrupted})
-    skip_numbers(continued, 37, 8)
+    skip_random_numbers(continued, 37, 8)
     assert torch.equal(uninterrupted.get_state(), continued.get_state())

@@ -25,7 +25,7 @@ from roll.inference import EngineSpec, build_engine, resolve_engine_kind
 from roll.inference.vllm import VLLMEngine
 from roll.inference.vllm.arguments import build_engine_arguments
 from roll.inference.vllm.child import LogStream
-from roll.inference.vllm.conversion import check_fits, check_tokens, to_generation
+from roll.inference.vllm.conversion import check_length, check_tokens, to_generation
 from roll.inference.vllm.direct import DirectLoader, TensorPlacement
 from roll.inference.vllm.environment import prepare_environment
 from roll.inference.vllm.launch import VLLMServer, _build_start_error
@@ -163,10 +163,10 @@ def test_vllm_the_users_engine_options_win() -> None:
 @given(prompt=st.integers(1, 120), answer=st.integers(-3, 120))
 def test_vllm_a_request_is_refused_exactly_if_it_could_not_finish(prompt: int, answer: int) -> None:
     if answer >= 1 and prompt + answer <= 100:
-        check_fits(request(prompt, answer), 100)
+        check_length(request(prompt, answer), 100)
     else:
         with pytest.raises(DataError, match="request r"):
-            check_fits(request(prompt, answer), 100)
+            check_length(request(prompt, answer), 100)
 
 
 @pytest.mark.parametrize(

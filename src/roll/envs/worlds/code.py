@@ -199,7 +199,7 @@ class CodeQuestion(World, SandboxOptions):
         """See `Env`.
 
         Raises:
-            InfraError: The sandbox broke.
+            InfraError: The sandbox failed.
         """
         program = extract_program(action)
         info: dict[str, Any] = {"state": "answered", "correct": False}
@@ -240,7 +240,7 @@ def _convert_through_json(value: Any) -> Any:
 def extract_program(action: str) -> str:
     """Return the program in an answer: the last fenced block, or the whole text if it defines `solve`, else "".
 
-    Unpaired surrogates are replaced, and a program that is too long is cut off.
+    Unpaired surrogates are replaced, and a program that is too long is truncated.
     """
     text = action.encode(errors="replace").decode().replace("\0", "")
     end = text.rfind("```")

@@ -49,8 +49,8 @@ class Task:
     def is_done(self, house: House) -> bool:
         """Return whether the task is done."""
         if self.treatment == "light":
-            return house.lit and house.place == self.target and house.get_kind(house.carried) == self.thing
-        there = [thing for thing in house.holds[self.target] if house.get_kind(thing) == self.thing]
+            return house.is_lamp_on and house.place == self.target and house.get_kind(house.carried_thing) == self.thing
+        there = [thing for thing in house.contents[self.target] if house.get_kind(thing) == self.thing]
         mark = _TREATMENT_RESULTS.get(self.treatment)
         return sum(mark is None or house.marks.get(thing) == mark for thing in there) >= self.count
 
@@ -59,18 +59,18 @@ class Task:
 class House:
     """The state of the room: where each thing is. A name is a kind and a number: `mug 2`."""
 
-    holds: dict[str, set[str]]
+    contents: dict[str, set[str]]
     """Things in or on each piece of furniture."""
     place: str = ""
     """The furniture at which the player stands."""
-    carried: str = ""
-    opened: set[str] = field(default_factory=set)
+    carried_thing: str = ""
+    open_furniture: set[str] = field(default_factory=set)
     marks: dict[str, str] = field(default_factory=dict)
     """The last treatment of a thing: `clean`, `hot`, `cold`."""
-    seen: set[str] = field(default_factory=set)
+    searched_furniture: set[str] = field(default_factory=set)
     """Furniture whose content the player has seen."""
-    lit: bool = False
-    """Whether the lamp at which the player stands was turned on."""
+    is_lamp_on: bool = False
+    """True if the lamp at which the player stands was turned on."""
 
     @staticmethod
     def get_kind(name: str) -> str:
@@ -79,15 +79,15 @@ class House:
 
     def locate_things(self) -> dict[str, str]:
         """Return the piece of furniture that holds each thing, by the thing's name."""
-        return {thing: name for name, things in self.holds.items() for thing in things}
+        return {thing: name for name, things in self.contents.items() for thing in things}
 
     def _is_closed(self, name: str) -> bool:
-        return self.get_kind(name) in OBJECTS["closed"] and name not in self.opened
+        return self.get_kind(name) in OBJECTS["closed"] and name not in self.open_furniture
 
     def list_commands(self) -> list[str]:
         """Return all commands that are valid now, in a fixed order."""
         place = self.place
-        commands = [f"go to {name}" for name in self.holds if name != place]
+        commands = [f"go to {name}" for name in self.contents if name != place]
         if place:
             if self._is_closed(place):
                 commands.append(f"open {place}")
@@ -96,13 +96,13 @@ class House:
             if self.get_kind(place) == "desklamp":
                 commands.append(f"use {place}")
             elif not self._is_closed(place):
-                if self.carried:
-                    commands.append(f"put {self.carried} in {place}")
+                if self.carried_thing:
+                    commands.append(f"put {self.carried_thing} in {place}")
                 else:
-                    commands += [f"take {thing} from {place}" for thing in sorted(self.holds[place])]
-            if self.carried:
+                    commands += [f"take {thing} from {place}" for thing in sorted(self.contents[place])]
+            if self.carried_thing:
                 commands += [
-                    f"{verb} {self.carried} with {place}"
+                    f"{verb} {self.carried_thing} with {place}"
                     for verb, at in TREATMENT_FURNITURE.items()
                     if at == self.get_kind(place)
                 ]
@@ -113,41 +113,41 @@ class House:
         """Run one of `list_commands`, and return what the player sees."""
         verb, _, rest = command.partition(" ")
         if verb == "go":
-            self.place, self.lit = rest.removeprefix("to "), False
+            self.place, self.is_lamp_on = rest.removeprefix("to "), False
             return f"You are at {self.place}. {self._describe_place()}"
         if verb in ("open", "close"):
-            (self.opened.add if verb == "open" else self.opened.discard)(rest)
+            (self.open_furniture.add if verb == "open" else self.open_furniture.discard)(rest)
             return f"You {verb} {rest}. {self._describe_place()}"
         if verb == "take":
-            self.carried = rest.partition(" from ")[0]
-            self.holds[self.place].remove(self.carried)
-            return f"You take {self.carried}."
+            self.carried_thing = rest.partition(" from ")[0]
+            self.contents[self.place].remove(self.carried_thing)
+            return f"You take {self.carried_thing}."
         if verb == "put":
-            thing, self.carried = self.carried, ""
-            self.holds[self.place].add(thing)
+            thing, self.carried_thing = self.carried_thing, ""
+            self.contents[self.place].add(thing)
             return f"You put {thing} in {self.place}."
         if verb == "use":
-            self.lit = True
+            self.is_lamp_on = True
             return f"You turn on {rest}."
         if verb in _TREATMENT_RESULTS:
-            self.marks[self.carried] = _TREATMENT_RESULTS[verb]
-            return f"You {verb} {self.carried}: it is {_TREATMENT_RESULTS[verb]} now."
+            self.marks[self.carried_thing] = _TREATMENT_RESULTS[verb]
+            return f"You {verb} {self.carried_thing}: it is {_TREATMENT_RESULTS[verb]} now."
         if verb == "inventory":
-            return f"You carry {self.carried}." if self.carried else "You carry nothing."
-        return self._describe_place() if self.place else f"Around you: {', '.join(sorted(self.holds))}."
+            return f"You carry {self.carried_thing}." if self.carried_thing else "You carry nothing."
+        return self._describe_place() if self.place else f"Around you: {', '.join(sorted(self.contents))}."
 
     def _describe_place(self) -> str:
         name = self.place
         if self._is_closed(name):
             return f"{name} is closed."
-        self.seen.add(name)
-        return f"In {name} you see {', '.join(sorted(self.holds[name])) or 'nothing'}."
+        self.searched_furniture.add(name)
+        return f"In {name} you see {', '.join(sorted(self.contents[name])) or 'nothing'}."
 
 
 def generate_room(random: Random, kind: str) -> tuple[House, Task]:
     """Return a room and a task of this kind that can be done in it and is not done yet."""
     names = [f"{name} {n}" for name, most in FURNITURE.items() for n in range(1, random.randint(1, most) + 1)]
-    house = House(holds={name: set() for name in names})
+    house = House(contents={name: set() for name in names})
     treatment = "light" if kind == "look_at_obj_in_light" else _TREATMENTS.get(kind, "")
     of = {"clean": ("dishes", "food"), "heat": ("food",), "cool": ("food",)}.get(treatment, ("food", "dishes", "other"))
     thing = random.choice(sorted(name for group in of for name in OBJECTS[group]))
@@ -158,9 +158,9 @@ def generate_room(random: Random, kind: str) -> tuple[House, Task]:
     )
     free = [name for name in names if name not in (target, lamp)]
     for number in range(1, count + random.randint(0, 1) + 1):
-        house.holds[random.choice(free)].add(f"{thing} {number}")
+        house.contents[random.choice(free)].add(f"{thing} {number}")
     others = sorted(name for group in ("food", "dishes", "other") for name in OBJECTS[group] if name != thing)
     for other in random.sample(others, random.randint(4, 9)):
-        house.holds[random.choice([*free, *([] if target == lamp else [target])])].add(f"{other} 1")
+        house.contents[random.choice([*free, *([] if target == lamp else [target])])].add(f"{other} 1")
     text = TASKS[kind].format(thing=thing, target=target)
     return house, Task(kind=kind, text=text, thing=thing, target=target, treatment=treatment, count=count)

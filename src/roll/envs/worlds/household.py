@@ -43,7 +43,7 @@ class Household(World):
         self.begin(seed)
         self._house, self._task = generate_room(self.random, self.random.choice(self._tasks))
         self._turn = 0
-        places = ", ".join(sorted(self._house.holds))
+        places = ", ".join(sorted(self._house.contents))
         text = f"You are in the middle of a room. Around you: {places}.\nYour task: {self._task.text}"
         return f"{text}\nAnswer with one command on the last line.", self._build_info()
 
@@ -62,8 +62,14 @@ class Household(World):
 
     def _build_info(self) -> dict[str, Any]:
         house = self._house
-        state = (self._task.text, house.place, sorted(house.opened), house.carried, sorted(house.marks.items()))
-        lying = [(name, sorted(house.holds[name])) for name in sorted(house.seen)]
+        state = (
+            self._task.text,
+            house.place,
+            sorted(house.open_furniture),
+            house.carried_thing,
+            sorted(house.marks.items()),
+        )
+        lying = [(name, sorted(house.contents[name])) for name in sorted(house.searched_furniture)]
         return {"state": repr((state, lying)), "admissible": house.list_commands(), "task": self._task.kind}
 
     def sample_random_action(self) -> str:
@@ -78,7 +84,7 @@ class Household(World):
 def make_plan(house: House, task: Task) -> list[str]:
     """Return commands that fetch each wanted thing, treat it, and bring it to its goal."""
     commands: list[str] = []
-    opened, at = set(house.opened), house.place
+    opened, at = set(house.open_furniture), house.place
 
     def go(place: str) -> None:
         nonlocal at
@@ -101,7 +107,7 @@ def make_plan(house: House, task: Task) -> list[str]:
         go(place)
         commands.append(f"take {thing} from {place}")
         if task.treatment in TREATMENT_FURNITURE:
-            tool = next(name for name in house.holds if house.get_kind(name) == TREATMENT_FURNITURE[task.treatment])
+            tool = next(name for name in house.contents if house.get_kind(name) == TREATMENT_FURNITURE[task.treatment])
             go(tool)
             commands.append(f"{task.treatment} {thing} with {tool}")
         go(target)

@@ -95,7 +95,8 @@ class RuleTaker(World):
     def _draw_statement(self, person: str, last: str, never: list[str]) -> str:
         """Return a statement about a person with the truth value `_truth`, negated or not at random.
 
-        It names the trait `last`, which the person has, or one of `never`, which the person does not have.
+        The statement uses the trait `last`, which the person has, or a trait in `never`, which the person does not
+        have.
         """
         negated = self.random.random() < 0.5
         trait = self.random.choice(never) if negated == self._truth else last
@@ -111,7 +112,7 @@ class RuleTaker(World):
         return ("Right." if right else "Wrong."), float(right), True, False, info
 
     def sample_random_action(self) -> str:
-        """Return a guess."""
+        """Return a random answer."""
         return f"\\boxed{{{self.action_random.choice(['True', 'False'])}}}"
 
     def solution(self) -> str:

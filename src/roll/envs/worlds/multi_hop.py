@@ -88,7 +88,7 @@ class _Corpus:
 
 @functools.cache
 def build_corpus() -> _Corpus:
-    """Return the world's documents and their facts."""
+    """Return the documents and facts of the fictional world."""
     random = Random("multi-hop")
     used: set[str] = set()
 

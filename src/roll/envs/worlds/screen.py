@@ -62,7 +62,7 @@ class Screen(World):
         height: Height of the screen, in pixels.
         rows: Rows of the grid in which widgets are placed.
         columns: Columns of the grid.
-        num_widgets: Number of widgets; each has another color or shape.
+        num_widgets: Number of widgets; each has a different color or shape.
         num_targets: Number of widgets to click.
         max_turns: Number of clicks in an episode.
         scale: Size of the coordinate frame; `None`: coordinates are pixels.

@@ -120,27 +120,27 @@ class Shopping(World):
         self._follow_command(str(command), what)
         return self._render_page(), 0.0, False, cut_off, self._build_info()
 
-    def _follow_command(self, command: str, what: str) -> None:
+    def _follow_command(self, command: str, argument: str) -> None:
         page = self._page
         if command == "search":
-            found = build_index().search(what, MAX_RESULTS)
+            found = build_index().search(argument, MAX_RESULTS)
             self._page = _Page(results=[build_catalogue()[passage.title] for passage in found])
-        elif what == BACK:
+        elif argument == BACK:
             self._page = _Page()
-        elif page.product is None and what in (NEXT, PREVIOUS):
-            page.number += 1 if what == NEXT else -1
+        elif page.product is None and argument in (NEXT, PREVIOUS):
+            page.number += 1 if argument == NEXT else -1
         elif page.product is None:
-            page.product = build_catalogue()[what.upper()]
-        elif what == PREVIOUS:
+            page.product = build_catalogue()[argument.upper()]
+        elif argument == PREVIOUS:
             if page.detail:
                 page.detail = ""
             else:
                 page.product, page.chosen = None, {}
-        elif what in (DESCRIPTION, FEATURES):
-            page.detail = what
+        elif argument in (DESCRIPTION, FEATURES):
+            page.detail = argument
         else:
-            name = next(name for name, values in page.product.options.items() if what in values)
-            page.chosen[name] = what
+            name = next(name for name, values in page.product.options.items() if argument in values)
+            page.chosen[name] = argument
 
     def _is_searchable(self) -> bool:
         return not self._page.results and self._page.product is None
@@ -217,7 +217,7 @@ def _is_number(name: str) -> bool:
 
 
 def _parse_action(action: str) -> tuple[str | None, str]:
-    """Return the last command in the text, `search` or `click`, and its argument; `None` and "" without one."""
+    """Return the last command in the text, `search` or `click`, and its argument; `None` and "" if there is none."""
     text = action[-2_000:]
     search, click = text.rfind("search["), text.rfind("click[")
     start = max(search, click)

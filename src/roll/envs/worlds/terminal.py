@@ -35,7 +35,7 @@ class Terminal(World, SandboxOptions):
     Args:
         families: Families of tasks, from `FAMILIES`; all by default.
         max_turns: Number of turns after which the episode is truncated.
-        max_output_chars: Maximum length of an output; the middle of a longer one is cut out.
+        max_output_chars: Maximum length of an output; longer outputs are truncated in the middle.
         time_limit_s: Timeout of one command, which is then interrupted.
     """
 
@@ -74,7 +74,7 @@ class Terminal(World, SandboxOptions):
         """See `Env`.
 
         Raises:
-            InfraError: The sandbox broke.
+            InfraError: The sandbox failed.
         """
         self._turn += 1
         command = extract_command(action)
@@ -148,7 +148,7 @@ class Terminal(World, SandboxOptions):
 def extract_command(action: str) -> str:
     """Return the bash code in an action: a fenced block, or the whole text if there is none.
 
-    Unpaired surrogates are replaced, and code that is too long is cut off.
+    Unpaired surrogates are replaced, and code that is too long is truncated.
     """
     text = action.encode(errors="replace").decode()
     for fence in _FENCES:

@@ -82,7 +82,7 @@ class Match:
 
 @dataclass(eq=False)
 class TwoPlayer(World):
-    """An environment for one seat of a `Match`; the opponent plays the other.
+    """An environment for one seat of a `Match`; the opponent plays the other seat.
 
     The reward is 1 for a win, 0 for a draw and −1 for a loss (in Kuhn poker, 0.5 per chip), and −0.1 for an answer
     without a legal move.
@@ -138,7 +138,7 @@ class TwoPlayer(World):
     def _play_opponent(self, note: str = "") -> Any:
         """Play the opponent's moves until it is the agent's turn or the game is over.
 
-        Return `note`, followed by a note for each of these moves that was illegal. The result is a coroutine if the
+        Returns `note`, followed by a note for each illegal move of the opponent. The result is a coroutine if the
         opponent is an async function.
         """
         if self._match.rewards is not None or self._match.turn == self._seat:

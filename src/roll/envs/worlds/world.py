@@ -23,7 +23,7 @@ class World:
 
     random: Random = field(default_factory=lambda: Random(0), init=False, repr=False)
     action_random: Random = field(default_factory=lambda: Random(0), init=False, repr=False)
-    """Generator for random actions only, so that sampling an action changes no episode."""
+    """Separate generator for random actions, so that sampling an action does not change an episode."""
 
     def begin(self, seed: int | None) -> None:
         """Seed a new episode's generators; without a seed, derive one from the previous episodes."""
@@ -64,7 +64,7 @@ def extract_answer(text: str, max_length: int = 1_000) -> str | None:
     r"""Return the content of the last `\boxed{…}` or `<answer>…</answer>`, stripped.
 
     Return `None` if the text has neither, or if the box is not closed within `max_length` characters. The content of
-    `<answer>` is cut off after `max_length` characters.
+    `<answer>` is truncated after `max_length` characters.
     """
     box, tag = text.rfind("\\boxed{"), text.rfind("<answer>")
     if max(box, tag) < 0:
@@ -80,9 +80,9 @@ def extract_answer(text: str, max_length: int = 1_000) -> str | None:
     return None
 
 
-def is_same_text(one: str, other: str) -> bool:
+def is_same_text(first: str, second: str) -> bool:
     """Return whether strings are equal, ignoring case, articles, punctuation and whitespace, as usual for QA."""
-    return _split_words(one) == _split_words(other)
+    return _split_words(first) == _split_words(second)
 
 
 def _split_words(text: str) -> list[str]:

@@ -48,7 +48,7 @@ def wrap(env: Any, name: str, options: Mapping[str, Any]) -> Any:
     """
     functions = get_wrapper_functions(name)
     if len(functions) != 1:
-        raise ConfigError(f"'{name}' is not the name of one wrapper: list several names separately.")
+        raise ConfigError(f"'{name}' must be the name of one wrapper: list several wrappers separately.")
     (function,) = functions
     try:
         return function(env, **options)

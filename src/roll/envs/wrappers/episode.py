@@ -14,8 +14,8 @@ __all__ = ["EpisodeTracking", "TimeLimit"]
 class EpisodeTracking(EnvWrapper):
     """Adds the episode's number of steps and sum of rewards to `info`, with GEM's names.
 
-    `step_counter` and `cumulative_rewards` are of this episode; on reset, `prev_ep_step_counter` and
-    `prev_ep_cumulative_rewards` are of the previous one. It must be the outermost wrapper.
+    `step_counter` and `cumulative_rewards` describe this episode; after a reset, `prev_ep_step_counter` and
+    `prev_ep_cumulative_rewards` describe the previous episode. It must be the outermost wrapper.
     """
 
     def __init__(self, env: Any) -> None:

@@ -22,13 +22,13 @@ class ObservationHistory(EnvWrapper):
     Args:
         env: The environment.
         actions: Whether to include the actions.
-        chat: Whether to apply the model's chat template: `always`, around all turns as messages, or `on_reset`, around
-            the first observation only, so that the rest continues the model's own text.
+        chat: When to apply the model's chat template: `always` to all turns as messages, or `on_reset` only to the
+            first observation, so that later observations continue the model's own text.
         last: Number of turns to keep before the newest observation.
         tokenizer: The model's tokenizer, for its chat template.
 
     Raises:
-        ConfigError: A chat template without a tokenizer or actions, or `last` below 1.
+        ConfigError: `chat` is set without a tokenizer or actions, or `last` is below 1.
     """
 
     shared_attributes: ClassVar[tuple[str, ...]] = ("_tokenizer",)

@@ -1,4 +1,4 @@
-"""Builds vLLM's arguments for an `EngineSpec`; its `options` add others, such as speculative decoding."""
+"""Builds vLLM's arguments from an `EngineSpec`, whose `options` add further arguments, such as speculative decoding."""
 
 from __future__ import annotations
 

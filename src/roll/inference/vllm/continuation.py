@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["POSITION", "register", "skip_numbers"]
+__all__ = ["POSITION_KEY", "register", "skip_random_numbers"]
 
-POSITION = "roll_position"
+POSITION_KEY = "roll_position"
 """Key in `extra_args` of vLLM's sampling parameters: `roll.types.SamplingParams.position`."""
 
 _registered = False
 
 
-def skip_numbers(generator: torch.Generator, count: int, vocab_size: int) -> None:
+def skip_random_numbers(generator: torch.Generator, count: int, vocab_size: int) -> None:
     """Advance a request's generator past the random numbers of `count` sampled tokens, in place.
 
     Args:
@@ -44,7 +44,7 @@ def skip_numbers(generator: torch.Generator, count: int, vocab_size: int) -> Non
 
 
 def register() -> None:
-    """Make vLLM's workers that are built later in this process skip the numbers of earlier tokens."""
+    """Patch vLLM's workers that are built later in this process to skip the random numbers of earlier tokens."""
     global _registered
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
@@ -56,9 +56,9 @@ def register() -> None:
     def add_after_skipping(self: InputBatch, request: CachedRequestState) -> int:
         arguments = request.sampling_params.extra_args if request.sampling_params is not None else None
         # Removed, because a preempted request is added again and keeps its generator.
-        position = arguments.pop(POSITION, 0) if arguments else 0
+        position = arguments.pop(POSITION_KEY, 0) if arguments else 0
         if position and request.generator is not None:
-            skip_numbers(request.generator, position, self.vocab_size)
+            skip_random_numbers(request.generator, position, self.vocab_size)
         return add_request(self, request)
 
     InputBatch.add_request = add_after_skipping

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from roll.errors import DataError, InfraError
-from roll.inference.vllm.continuation import POSITION
+from roll.inference.vllm.continuation import POSITION_KEY
 from roll.types import FinishReason, FloatArray, Generation, GenerationRequest, IntArray
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ __all__ = [
     "INITIAL_VERSION",
     "build_sampling_params",
     "build_scoring_params",
-    "check_fits",
+    "check_length",
     "check_tokens",
     "to_generation",
     "to_logprobs",
@@ -45,7 +45,7 @@ def check_tokens(label: str, token_ids: IntArray, vocab_size: int) -> None:
         )
 
 
-def check_fits(request: GenerationRequest, max_context: int) -> None:
+def check_length(request: GenerationRequest, max_context: int) -> None:
     """Reject a request that does not fit into the engine's context.
 
     Raises:
@@ -88,7 +88,7 @@ def build_sampling_params(request: GenerationRequest, excluded: Sequence[int] = 
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,
-        extra_args={POSITION: sampling.position} if sampling.position and sampling.seed is not None else None,
+        extra_args={POSITION_KEY: sampling.position} if sampling.position and sampling.seed is not None else None,
     )
 
 
@@ -160,7 +160,7 @@ def _pad_experts(experts: IntArray, length: int) -> IntArray:
 
 
 def _extract_choice_logprobs(flat: FlatLogprobs, choices: tuple[int, ...]) -> FloatArray | None:
-    """Return the log-prob of each choice at each generated token, shape [T, choices]; `None` without choices."""
+    """Return the log-prob of each choice at each generated token [T, choices]; `None` if there are no choices."""
     if not choices:
         return None
     logprobs = np.full((len(flat.start_indices), len(choices)), -np.inf, np.float32)

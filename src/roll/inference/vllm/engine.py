@@ -33,7 +33,7 @@ from roll.inference.vllm.conversion import (
     INITIAL_VERSION,
     build_sampling_params,
     build_scoring_params,
-    check_fits,
+    check_length,
     check_tokens,
     to_generation,
     to_logprobs,
@@ -127,7 +127,7 @@ class VLLMEngine:
         """
         reject_adapter("vllm", request.adapter)
         check_tokens(f"request {request.request_id}", request.token_ids, self._server.vocab_size)
-        check_fits(request, self._spec.max_context)
+        check_length(request, self._spec.max_context)
         params = build_sampling_params(request, () if self._media is None else self._media.processor.replaced_tokens)
         output = await self._run_request(request.request_id, request.token_ids, params, request.media, request.priority)
         experts = await self._read_experts(request, output) if self._routed_layers else None

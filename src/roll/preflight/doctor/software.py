@@ -83,10 +83,10 @@ def _is_satisfied(requirement: Requirement) -> bool:
 
 def _check_engine() -> Finding:
     kind = resolve_engine_kind("auto")
-    found, others = ENGINES.get(kind), [name for name in ENGINES if name not in ENGINES.built_in]
+    found, others = ENGINES.get(kind), [name for name in ENGINES if name not in ENGINES.built_in_names]
     version = found.version if isinstance(found, LazyEngine) else ""
     also = f"; installed packages add {', '.join(others)}" if others else ""
-    faster = list(ENGINES.built_in[: ENGINES.built_in.index(kind)])
+    faster = list(ENGINES.built_in_names[: ENGINES.built_in_names.index(kind)])
     hint = f"{faster[0]} generates faster: {build_install_command(faster[0])}" if faster else ""
     return report_ok("engine", (version or f"{kind}, which is built in") + also, hint)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from random import Random
 
-from roll.envs.worlds.terminal_tasks.finding import FILE_TASKS
+from roll.envs.worlds.terminal_tasks.files import FILE_TASKS
 from roll.envs.worlds.terminal_tasks.programs import PROGRAM_TASKS
 from roll.envs.worlds.terminal_tasks.settings import SETTINGS_TASKS
 from roll.envs.worlds.terminal_tasks.task import Check, Task

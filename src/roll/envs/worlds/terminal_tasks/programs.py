@@ -24,7 +24,7 @@ _BUGS: tuple[tuple[str, str, str, str], ...] = (
 def _evaluate(signature: str, body: str, call: str) -> object:
     """Define a function with this signature and body, and return the value of the expression `call`.
 
-    It executes only code that is written in this module, never a model's.
+    Only code from this module is executed, never code from a model.
     """
     names: dict[str, object] = {}
     exec(f"def {signature}:\n{body}\nvalue = {call}", names)

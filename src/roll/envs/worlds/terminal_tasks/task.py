@@ -28,7 +28,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One task. Paths are relative to the home directory."""
+    """A terminal task. Paths are relative to the home directory."""
 
     text: str
     files: Mapping[str, str | bytes]
