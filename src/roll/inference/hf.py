@@ -200,8 +200,7 @@ class HFEngine:
     # ---- control
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop decoding: `drain` finishes running requests, `abort` ends them, `keep` freezes them; new requests
-        wait."""
+        """Stop decoding. `drain` finishes earlier requests, `abort` ends them, `keep` freezes them; others wait."""
         self._get_decoder(synced=mode == "drain")
         if mode == "drain":
             self._queue.begin_wave()

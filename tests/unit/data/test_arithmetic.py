@@ -82,8 +82,8 @@ def test_data_arithmetic_sides_never_share_a_pair_and_together_hold_everything_o
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"max_operand": 1}, "none of the 1 operand pairs for evaluation"),
-        ({"max_operand": 2, "held_out": 0.99}, "none of the 4 operand pairs for training"),
+        ({"max_operand": 1}, "no operand pair .of 1. for evaluation"),
+        ({"max_operand": 2, "held_out": 0.99}, "no operand pair .of 4. for training"),
         ({"max_operand": 10_000}, "lower max_operand"),
     ],
 )

@@ -49,14 +49,14 @@ def test_plan_equal_answers_without_training_gain_nothing_from_asynchrony() -> N
     equal = SMALL | {"answer_tokens": {"type": "fixed", "value": 500}, "training": {"passes": 0.1, "overhead_s": 0.0}}
     plan = make_plan(steady(equal | {"training": {"passes": 0.1, "overhead_s": 0.0, "sync_s": 0.0}}))
     assert plan.no_gain_reason
-    assert plan.best.config.placement.colocated
+    assert plan.best.config.placement.is_colocated
     assert "asynchrony does not help" in render_plan(plan)
 
 
 def test_plan_divisions_that_train_longer_than_a_whole_step_are_not_simulated() -> None:
     """Training takes nearly all of a step, so that any part of the devices needs longer than all of a step."""
     plan = make_plan(steady(LONG_TAIL | {"training": {"passes": 4000.0}}))
-    assert all(candidate.config.placement.colocated for candidate in plan.candidates)
+    assert all(candidate.config.placement.is_colocated for candidate in plan.candidates)
     assert "of 8 devices training alone would take" in plan.no_gain_reason
     assert "asynchrony does not help" in render_plan(plan)
 

@@ -217,7 +217,7 @@ def test_examples_hostile_columns_that_python_cannot_hold_are_named(
 
 
 def test_examples_hostile_a_data_frame_is_told_what_to_be(tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(DataError, match="is a data frame: give its rows"):
+    with pytest.raises(DataError, match="is a data frame: pass its rows"):
         examples_of(pd.DataFrame({"text": ["a"]}), tokenizer)  # pyrefly: ignore[bad-argument-type]
 
 
