@@ -60,7 +60,7 @@ MEDIA_FIELDS: Mapping[MediaKind, tuple[str, ...]] = {
     "audio": ("array", "bytes", "audio", "base64", "data", "path", "url", "audio_url", "input_audio"),
     "video": ("frames", "bytes", "video", "base64", "data", "path", "url", "video_url"),
 }
-"""UnreadFields of an object that may contain its medium."""
+"""Fields of an object that may contain its medium."""
 MEDIA_NOUNS: Mapping[MediaKind, str] = {"image": "an image", "audio": "audio", "video": "a video"}
 """A noun for each kind of medium, for messages."""
 _PART_TYPES: Mapping[MediaKind, type[RowMedia]] = {"image": ImagePart, "audio": AudioPart, "video": VideoPart}

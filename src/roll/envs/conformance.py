@@ -203,7 +203,7 @@ async def _check_unusual_actions(build: Callable[[], Any], num_seeds: int) -> An
         await _reset(env, 0)
         await _step(env, text)
     for part in _REPEATED_TEXTS:
-        for length in _ACTION_LENGTHS:  # increasing, so that superlinear time is behavior before it takes forever
+        for length in _ACTION_LENGTHS:  # increasing, so that superlinear time is found before it takes forever
             text = part * (length // len(part))
             took = await _measure_seconds(partial(_step, env, text), before=partial(_reset, env, 0))
             if took > _SLOW_CALL_S:

@@ -73,8 +73,8 @@ def test_data_python_numbers_of_numpy_are_numbers():
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("3 + 4", "data of 'own' is of type str: give a list of dictionaries"),
-        (3, "data of 'own' is of type int: give a list"),
+        ("3 + 4", "data of 'own' must be a list of dictionaries"),
+        (3, "data of 'own' must be a list of dictionaries"),
         ([], "data of 'own' has no rows"),
         ([{"prompt": "a", "answer": "1"}, 3], "data of 'own', row 1 is of type int, but must be a dictionary"),
         ([{"question": "a", "answer": "1"}], "row 0: there is no column 'prompt'"),

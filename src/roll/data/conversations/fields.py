@@ -1,4 +1,4 @@
-"""UnreadFields of rows, messages and content parts that may be ignored; any other field that is not read is an error.
+"""Fields of rows, messages and content parts that may be ignored; any other field that is not read is an error.
 
 The tables in `docs/data-formats.md` list the same names; a test compares them.
 """
@@ -50,9 +50,9 @@ IGNORED_COLUMNS = frozenset(
 """Columns with IDs, descriptions or origins of rows, which do not change the question or the answer."""
 _MESSAGE_FIELDS = "message_id uuid idx turn turn_id turn_identifier timestamp created created_at date model model_name"
 IGNORED_MESSAGE_FIELDS = frozenset(f"id index source metadata cache_control {_MESSAGE_FIELDS}".split())
-"""UnreadFields of a message that do not change its content."""
+"""Fields of a message that do not change its content."""
 IGNORED_PART_FIELDS = frozenset(("id", "index", "cache_control", "signature", "format"))
-"""UnreadFields of a content part, a tool call or a reasoning detail that do not change its content."""
+"""Fields of a content part, a tool call or a reasoning detail that do not change its content."""
 MEDIA_TYPES: Mapping[MediaKind, tuple[str, ...]] = {
     "image": ("image", "images", "image_url", "input_image"),
     "audio": ("audio", "audios", "audio_url", "input_audio"),

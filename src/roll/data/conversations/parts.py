@@ -21,7 +21,7 @@ _MEDIA_FIELDS: Mapping[MediaKind, tuple[str, ...]] = {
     "audio": (*MEDIA_FIELDS["audio"], "sampling_rate"),
     "video": (*MEDIA_FIELDS["video"], "fps"),
 }
-"""UnreadFields of a content part that contain or describe its medium."""
+"""Fields of a content part that contain or describe its medium."""
 _KNOWN_FIELDS = ("type", "text", "thinking", "name", "input", "tool_use_id", "content")
 
 

@@ -188,7 +188,7 @@ def _load_sources(
 
 
 def _report_bad_rows(loaded: Sequence[_LoadedSource]) -> None:
-    """ExampleReport the bad rows of all sources at once, unless they are skipped.
+    """Report the bad rows of all sources at once, unless they are skipped.
 
     Raises:
         DataError: A source has bad rows that must not be skipped, or has no example to train on.

@@ -294,7 +294,7 @@ def test_conversation_unread_field_columns_with_a_long_text_are_compared_in_line
 
 def test_conversation_unread_field_the_documented_fields_are_those_that_are_ignored() -> None:
     page = (Path(__file__).parents[4] / "docs" / "data-formats.md").read_text(encoding="utf-8")
-    _, _, section = page.partition("## UnreadFields that ROLL ignores")
+    _, _, section = page.partition("## Fields that ROLL ignores")
     tables = section.split("\n## ")[0]
     for title, names in (
         ("columns", IGNORED_COLUMNS),

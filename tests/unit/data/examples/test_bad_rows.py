@@ -141,7 +141,7 @@ BAD: list[tuple[ExampleKind, dict[str, Any], str, str]] = [
         "1,002 messages, but at most 1,000",
     ),
     ("pair", {"prompt": "a", "chosen": "b"}, "missing column", "there is no column 'rejected'"),
-    ("pair", {"prompt": "a", "chosen": "b", "rejected": "b"}, "identical answers", "both answers are the same"),
+    ("pair", {"prompt": "a", "chosen": "b", "rejected": "b"}, "identical answers", "both answers are identical"),
     ("pair", {"prompt": "a", "chosen": "b", "rejected": ""}, "empty answer", "column 'rejected' is empty"),
     ("pair", {"chosen": "b", "rejected": "c"}, "missing column", "there is no column 'prompt'"),
     (
@@ -241,7 +241,7 @@ def test_examples_bad_row_an_example_longer_than_the_context_is_refused_cut_or_s
     skipped = world.examples(rows, "supervised", 100, too_long="skip")
     assert skipped.train.num_items == 1 and skipped.report.bad["file"].counts == {"too long": 1}
     cut = world.examples(rows, "supervised", 100, too_long="cut")
-    assert (cut.train.num_items, cut.report.num_cut, cut.report.longest) == (2, 1, 100)
+    assert (cut.train.num_items, cut.report.num_truncated, cut.report.longest) == (2, 1, 100)
     (sample,) = [s for draw in cut.train.draw(2) for s in cut.build_samples(draw) if len(s) == 100]
     assert world.tokenizer.decode(sample.token_ids[sample.loss_mask]).startswith("two, two, ")
     assert sample.loss_mask[-1] and int(sample.token_ids[-1]) != world.tokenizer.eos_token_id
