@@ -89,7 +89,7 @@ def check_judge(judge: JudgeConfig | None, data: Sequence[DataConfig], cluster: 
         (f"data.{i}.reward.{j}", reward)
         for i, entry in enumerate(data)
         for j, reward in enumerate(entry.reward)
-        if isinstance(reward, JudgeReward) and reward.asks_own_judge
+        if isinstance(reward, JudgeReward) and reward.uses_own_judge
     ]
     if judge is None:
         if asking:

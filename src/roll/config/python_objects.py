@@ -2,8 +2,8 @@
 
     config, data=rows, reward=function ──► a configuration whose `data` contain them (`PythonData`, `PythonReward`)
 
-Objects are not written to files: the run directory holds the configuration without them, and they must be passed again
-when a run is resumed. Rows are then compared with the checkpoint by their fingerprint, like those of any source.
+Objects are not written to files: the run directory contains the configuration without them, and they must be passed
+again when a run is resumed. Rows are then compared with the checkpoint by their fingerprint, like those of any source.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def load_with_python_objects(
         reward: replaces the reward of every source.
 
     Raises:
-        ConfigError: the arguments are incompatible; the message says how to pass them.
+        ConfigError: the arguments are incompatible; the message describes how to pass them.
     """
     if rows is None and held_out is not None:
         raise ConfigError("held_out= needs data=: pass the training rows as data= as well.")
@@ -69,7 +69,7 @@ def with_python_objects(
     """Return a copy of a loaded configuration with Python objects inserted.
 
     Raises:
-        ConfigError: there are rows, but no entry of `data` takes Python objects; or an entry's number of rewards of
+        ConfigError: there are rows, but no entry of `data` accepts Python objects; or an entry's number of rewards of
             type python without a function differs from the number of functions in `reward`.
     """
     rows, held_out = _convert_to_records(rows), _convert_to_records(held_out)
@@ -83,7 +83,7 @@ def with_python_objects(
             entry, used = entry.with_rows(rows, held_out), True
         entries.append(entry)
     if rows is not None and not used:
-        raise ConfigError("data= was given, but the data of this run are not Python objects: remove data=.")
+        raise ConfigError("data= is set, but this run does not read Python objects: remove data=.")
     return config.model_copy(update={"data": entries})
 
 

@@ -91,14 +91,14 @@ class ReinforcementRunConfig(RolloutRunConfig):
         imitation = self.algorithm.imitation
         if imitation != type(imitation)() and not self.has_demonstrations:
             raise ValueError(
-                "algorithm.imitation would change nothing, since no source under data has demonstrations: set "
+                "algorithm.imitation has no effect, because no source under data has demonstrations: set "
                 "expert_key to the column with demonstrations (or, with the pipeline agentic, set anchors), or remove "
                 "algorithm.imitation"
             )
 
     @property
     def required_engine_capabilities(self) -> list[EngineRequirement]:
-        """Capabilities that the run needs of its engines, including log-probs of sampled tokens."""
+        """Capabilities that the run requires from its engines, including log-probs of sampled tokens."""
         return [*super().required_engine_capabilities, LOGPROBS]
 
     @property
@@ -119,7 +119,7 @@ class ReinforcementRunConfig(RolloutRunConfig):
         if role == "reference":
             if not algorithm.uses_reference:
                 return "no reference is used: remove the key, or set algorithm.kl.coefficient"
-            if self.trainer_holds_reference:
+            if self.trainer_loads_reference:
                 return "with algorithm.kl.estimator full the policy's trainer holds the reference: remove the key"
             return "with model.lora the reference is the policy without its adapters: remove the key"
         return super().describe_missing_role(role)
@@ -135,11 +135,11 @@ class ReinforcementRunConfig(RolloutRunConfig):
         return roles
 
     @property
-    def trainer_holds_reference(self) -> bool:
+    def trainer_loads_reference(self) -> bool:
         """True if the policy's loss needs the reference model's whole distribution."""
         return self.algorithm.uses_reference and self.algorithm.kl.estimator == "full"
 
     @property
     def starts_reference(self) -> bool:
         """True if the reference model is a separate role, not the policy without adapters or part of the trainer."""
-        return self.algorithm.uses_reference and self.model.lora is None and not self.trainer_holds_reference
+        return self.algorithm.uses_reference and self.model.lora is None and not self.trainer_loads_reference

@@ -95,7 +95,7 @@ class RolloutRunConfig(RunConfig):
 
     @property
     def required_engine_capabilities(self) -> list[EngineRequirement]:
-        """Capabilities that the run needs of the engines in `inference`; a pipeline adds its own requirements."""
+        """Capabilities that the run requires from the engines in `inference`; a pipeline adds its own requirements."""
         inference, sync, replay = self.inference, self.weight_sync, self.training.router_replay
         required = {
             "updates_weights": (True, "a policy that is trained", ""),
@@ -156,7 +156,7 @@ class RolloutRunConfig(RunConfig):
 
     @property
     def judge_devices(self) -> list[int]:
-        """Devices of the run's own judge: those mapped to it, or the first of `actor_infer`."""
+        """Devices of the run's own judge: its mapped devices, or the first devices of `actor_infer`."""
         if self.judge is None:
             return []
         mapping = self.cluster.device_mapping
@@ -170,9 +170,9 @@ class RolloutRunConfig(RunConfig):
 
     @property
     def max_rollout_tokens(self) -> int:
-        """Maximum number of tokens after a prompt, for which the engines' context must have room.
+        """Maximum number of tokens after a prompt, which must fit into the engines' context.
 
-        These are all answers, and the observations that are not part of the prompt.
+        This number includes all answers, and the observations that are not part of the prompt.
         """
         between = self.rollout.episodes.observation_tokens
         return self.rollout.max_new_tokens + max(

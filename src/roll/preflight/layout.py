@@ -124,7 +124,7 @@ def _build_request(config: RunConfig, rank: int, *, with_step: bool) -> tuple[Tr
         model_path=str(_find_directory(config, or_config=with_step)),
         model=config.model,
         training=config.get_section("training", TrainingConfig),
-        holds_reference=getattr(config, "trainer_holds_reference", False),
+        holds_reference=getattr(config, "trainer_loads_reference", False),
         rank=rank,
         world_size=config.roles["actor_train"].count,
         device="cpu",

@@ -124,7 +124,7 @@ def _list_external_rewards(entry: DataConfig, prompt: Prompt) -> list[RewardConf
     if prompt.environment is not None:  # the reward of an environment needs an episode
         return []
     kinds = (PythonReward, JudgeReward, RemoteReward)
-    return [r for r in entry.reward if (isinstance(r, kinds) or r.needs_sandbox) and not r.asks_own_judge]
+    return [r for r in entry.reward if (isinstance(r, kinds) or r.needs_sandbox) and not r.uses_own_judge]
 
 
 def _build_answers(entry: DataConfig, prompt: Prompt) -> tuple[str, str]:

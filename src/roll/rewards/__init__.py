@@ -68,6 +68,6 @@ def build_reward(
         while name in {component.name for component in components}:
             count += 1
             name = f"{base}#{count}"
-        runs_in = sandboxes if config.needs_sandbox else judge if config.asks_own_judge else pool
+        runs_in = sandboxes if config.needs_sandbox else judge if config.uses_own_judge else pool
         components.append(Component(name=name, config=config, verifier=VERIFIERS.get(config.type)(config, runs_in)))
     return WeightedReward(components)

@@ -89,7 +89,7 @@ def test_config_python_objects_what_does_not_fit_is_refused_with_what_to_give(gi
 
 
 def test_config_python_objects_a_resumed_run_refuses_objects_that_it_has_no_place_for():
-    with pytest.raises(ConfigError, match="the data of this run are not Python objects: remove data="):
+    with pytest.raises(ConfigError, match="this run does not read Python objects: remove data="):
         with_python_objects(load_config(ARITHMETIC), ROWS, None, None)
     with pytest.raises(ConfigError, match=r"reward= has 1 functions, but 'arithmetic' has 0 rewards"):
         with_python_objects(load_config(ARITHMETIC), None, None, score)

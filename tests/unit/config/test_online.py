@@ -48,7 +48,7 @@ def test_config_online_what_none_of_them_does_is_refused(
         ({"distillation": {"limit": 2.0}}, r"limit bounds advantages, but `mode: loss` has no advantages"),
         ({"distillation": {"reward_weight": 1.0}, "rollout": {"group_size": 1}}, r"group_size is 1: raise group_size"),
         ({"teacher": ["a", "b"]}, r"teachers 'a' and 'b' both have no domains"),
-        ({"teacher": {"model": "a", "domains": ["x"]}}, r"names 'x', but the sources are arithmetic"),
+        ({"teacher": {"model": "a", "domains": ["x"]}}, r"contains 'x', which is not a source: choose from arithmetic"),
         ({"data": TWO, "teacher": {"model": "a", "domains": ["a"]}}, r"'b' has no teacher"),
         ({"data": TWO, "teacher": [{"model": "m", "domains": ["a"]}, {"model": "n", "domains": ["a", "b"]}]},
          r"'a' has 2 teachers"),

@@ -110,7 +110,7 @@ async def test_reward_format_a_schema_that_is_none_is_refused_at_once(pool: Loca
     ("settings", "words"),
     [
         ({}, "no format is required"),
-        ({"tags": ["a", "a"]}, "names a tag twice"),
+        ({"tags": ["a", "a"]}, "contains a tag twice"),
         ({"tags": ["<a>"]}, "is not the name of a tag"),
         ({"pattern": "x", "only_tags": True}, "need tags"),
         ({"tags": ["a"], "json_schema": {}, "json_tag": "b"}, "json_tag 'b' needs"),

@@ -82,7 +82,7 @@ class RewardSection(Section):
         return False
 
     @property
-    def asks_own_judge(self) -> bool:
+    def uses_own_judge(self) -> bool:
         """True if the reward uses the run's own judge; its verifier is then built with the judge, without a pool."""
         return False
 

@@ -15,7 +15,7 @@ LANGUAGES = ("python", "bash", "javascript", "cpp")
 
 
 class CodeReward(RewardSection):
-    """The answer's program runs in a sandbox on the test cases of its prompt: see docs/code-rewards.md."""
+    """Runs the answer's program in a sandbox on the prompt's test cases: see docs/code-rewards.md."""
 
     type: Literal["code"] = option(..., "Kind of reward.")
     reasoning: str = build_auto_reasoning_option()

@@ -13,7 +13,7 @@ __all__ = ["FormatReward", "InstructionsReward"]
 
 
 class InstructionsReward(RewardSection):
-    """Verifiable instructions, as the data set IFEval lists them in every row; each instruction has a metric."""
+    """Verifiable instructions in the format of the data set IFEval; each instruction has a metric."""
 
     type: Literal["instructions"] = option(..., "Kind of reward.")
     reasoning: str = build_auto_reasoning_option()
@@ -30,8 +30,8 @@ class InstructionsReward(RewardSection):
 
 
 class FormatReward(RewardSection):
-    """1 if the answer has the required format, otherwise 0; gives no verdict. With `gate: true`, the whole reward of an
-    answer without the format is 0.
+    """1 if the answer has the required format, otherwise 0, without a verdict. With `gate: true`, the whole reward of
+    an answer without the format is 0.
     """
 
     type: Literal["format"] = option(..., "Kind of reward.")
@@ -70,7 +70,7 @@ class FormatReward(RewardSection):
             if not tag or not tag.replace("_", "").replace("-", "").isalnum():
                 raise ValueError(f"'{tag}' is not the name of a tag: write the name without brackets, such as 'answer'")
         if len(set(value)) < len(value):
-            raise ValueError(f"{value} names a tag twice")
+            raise ValueError(f"{value} contains a tag twice: list each tag once")
         return value
 
     @field_validator("pattern")

@@ -47,7 +47,7 @@ class JudgeReward(RewardSection):
         "`{reference}` is replaced by the reference.",
         min_length=1,
     )
-    explain: bool = option(True, "Whether the judge explains the verdict before giving it, which takes longer.")
+    explain: bool = option(True, "Whether the judge writes an explanation before the verdict, which takes longer.")
     verdict: Literal["expected", "most_likely"] = option(
         "expected",
         "Verdict of the run's own judge. `expected`: mean of all verdicts, weighted by their probabilities (G-Eval). "
@@ -135,7 +135,7 @@ class JudgeReward(RewardSection):
         return True
 
     @property
-    def asks_own_judge(self) -> bool:
+    def uses_own_judge(self) -> bool:
         """True if the reward uses the run's own judge; its verifier is then built with the judge, without a pool."""
         return self.url is None
 

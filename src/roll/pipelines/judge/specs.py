@@ -44,7 +44,7 @@ def compute_judge_context(config: RolloutRunConfig, path: Path | str) -> int:
             "judge.max_context."
         )
     found = max_context or min(most, MAX_CONTEXT)
-    replies = [r.max_reply_tokens for e in config.data for r in e.reward if r.type == "judge" and r.asks_own_judge]
+    replies = [r.max_reply_tokens for e in config.data for r in e.reward if r.type == "judge" and r.uses_own_judge]
     if max(replies) >= found:
         raise ConfigError(
             f"the reward 'judge' may reply with max_reply_tokens {max(replies)}, which leaves no room for a question "

@@ -86,7 +86,7 @@ def estimate_extra_memory(
         roles.append(RoleMemory(role="critic", count=ranks * critics, parts=parts))
     if "reference" in config.roles:
         roles.append(estimate_frozen_memory(config, "reference", sizes, batch, on_accelerator=on_accelerator))
-    held = config.trainer_holds_reference and config.model.lora is None
+    held = config.trainer_loads_reference and config.model.lora is None
     element, parallel = get_element_bytes(config.model.dtype), config.training.parallel
     frozen = estimate_frozen_bytes(sizes, parallel, config.num_ranks, element)
     memory = {"reference": frozen} if held else {}

@@ -92,7 +92,7 @@ def build_policy_spec(config: ReinforcementRunConfig, model_path: Path) -> Train
         model=config.model,
         training=config.training,
         quantization=config.inference.quantization,
-        holds_reference=config.trainer_holds_reference,
+        holds_reference=config.trainer_loads_reference,
         value_head_learning_rate=algorithm.critic.head_learning_rate if algorithm.shares_critic else None,
         schedule=Schedule.from_config(
             config.training,
@@ -140,6 +140,6 @@ def build_reference(
 
     It is the separate reference, if `separate` has one, otherwise the policy without adapters.
     """
-    if not config.algorithm.uses_reference or config.trainer_holds_reference:
+    if not config.algorithm.uses_reference or config.trainer_loads_reference:
         return None
     return separate[0] if separate else BaseModelScorer(policy)

@@ -188,7 +188,7 @@ def build_judge_verifier(config: JudgeReward, runs_in: WorkerPool | JudgeModel |
     Raises:
         ConfigError: The environment variable for the API key is not set, or there is no judge.
     """
-    if not config.asks_own_judge:
+    if not config.uses_own_judge:
         judge = Judge(config, EndpointChat(config))
     elif isinstance(runs_in, JudgeModel):
         judge = Judge(config, EngineChat(config, runs_in), runs_in.usage)

@@ -307,7 +307,7 @@ def _try_rewards_on_examples(report: Report, config: RolloutRunConfig) -> None:
     entries = {entry.domain or entry.source: entry for entry in config.data}
     # the reward of an environment comes from playing: there is no answer to try
     examples = [(entries[domain], p) for domain, p in report.examples.items() if p.environment is None]
-    asking = sorted({p.domain for entry, p in examples if any(reward.asks_own_judge for reward in entry.reward)})
+    asking = sorted({p.domain for entry, p in examples if any(reward.uses_own_judge for reward in entry.reward)})
     if asking:
         report.notes.append(f"the judge answers only during a run, so the reward of {', '.join(asking)} is not tested.")
         examples = [(entry, p) for entry, p in examples if p.domain not in asking]
