@@ -59,17 +59,17 @@ def prepare_environment() -> None:
         os.environ.setdefault(name, value)
 
 
-def find_socket_directory(room: int) -> str:
+def find_socket_directory(relative_length: int) -> str:
     """Return a directory for sockets: the directory for temporary files, or `/tmp` if its path is too long.
 
     Args:
-        room: Length in bytes of the longest path below the directory.
+        relative_length: Length in bytes of the longest path below the directory.
 
     Raises:
         ConfigError: Neither directory can be used.
     """
     directory = tempfile.gettempdir()
-    if len(os.fsencode(directory)) + 1 + room <= MAX_SOCKET_PATH_LENGTH:
+    if len(os.fsencode(directory)) + 1 + relative_length <= MAX_SOCKET_PATH_LENGTH:
         return directory
     if os.path.isdir("/tmp") and os.access("/tmp", os.W_OK | os.X_OK):
         return "/tmp"
@@ -81,7 +81,7 @@ def find_socket_directory(room: int) -> str:
 
 @contextmanager
 def override_environment(variables: Mapping[str, str]) -> Generator[None]:
-    """Run the body with environment variables set, for child processes; restore the old values after it."""
+    """Set environment variables within this context, for child processes; restore the old values on exit."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -16,41 +16,41 @@ __all__ = ["read_record", "validate_record"]
 T = TypeVar("T")
 
 
-def read_record(kind: type[T], found: Mapping[str, Any]) -> T:
+def read_record(record_class: type[T], data: Mapping[str, Any]) -> T:
     """Return a record with the fields of a mapping.
 
     Keys that are not fields are ignored, and `None` counts as absent: the field's default is used.
 
     Args:
-        kind: A `NamedTuple` or dataclass whose field names are the keys.
-        found: The mapping to read.
+        record_class: A `NamedTuple` or dataclass whose field names are the keys.
+        data: The mapping to read.
 
     Raises:
         TypeError: A field without a default is absent.
     """
-    names = getattr(kind, "_fields", None) or [each.name for each in fields(kind)]  # type: ignore[arg-type]
-    return kind(**{name: found[name] for name in names if found.get(name) is not None})
+    names = getattr(record_class, "_fields", None) or [each.name for each in fields(record_class)]  # type: ignore[arg-type]
+    return record_class(**{name: data[name] for name in names if data.get(name) is not None})
 
 
-def validate_record(kind: type[T], found: object, what: str) -> T:
+def validate_record(record_class: type[T], data: object, label: str) -> T:
     """Validate untrusted data of a file and return the data as a record.
 
     Args:
-        kind: A `NamedTuple`, dataclass or other type with annotated fields.
-        found: Plain data, such as parsed JSON; keys that are not fields are ignored.
-        what: Origin of the data, for messages.
+        record_class: A `NamedTuple`, dataclass or other type with annotated fields.
+        data: Untrusted data, such as parsed JSON; keys that are not fields are ignored.
+        label: How messages refer to the data.
 
     Raises:
         DataError: A field is missing, or has another type; the message names the first one.
     """
     try:
-        return _build_adapter(kind).validate_python(found)
+        return _build_adapter(record_class).validate_python(data)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise DataError(f"{what}{f', {place}' if place else ''}: {first['msg']}.") from None
+        raise DataError(f"{label}{f', {place}' if place else ''}: {first['msg']}.") from None
 
 
 @cache
-def _build_adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+def _build_adapter(record_class: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(record_class)

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from roll.errors import ConfigError
 
-__all__ = ["Registry", "count_edits", "did_you_mean", "find_similar_names", "import_object", "search_directory_note"]
+__all__ = ["Registry", "count_edits", "did_you_mean", "find_similar_names", "format_search_directory", "import_object"]
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ def did_you_mean(name: str, known: Iterator[str] | list[str] | tuple[str, ...]) 
 
 
 def find_similar_names(name: str, known: Iterable[str], *, limit: int = 1, cutoff: float = 0.65) -> list[str]:
-    """Return the known names that `name` may be a misspelling of, closest first.
+    """Return the known names that are similar to `name`, closest first.
 
     Args:
         name: The name as written.
@@ -36,7 +36,7 @@ def find_similar_names(name: str, known: Iterable[str], *, limit: int = 1, cutof
 
 
 def count_edits(text: str, other: str) -> int:
-    """Return the number of insertions, deletions, substitutions and swaps of neighbors from one string to the other.
+    """Return the number of insertions, deletions, substitutions and swaps of adjacent characters between two strings.
 
     This is the optimal string alignment distance: `gpro` is one edit from `grpo` and two from `gspo`, which `difflib`
     does not distinguish, since it counts common letters.
@@ -53,7 +53,7 @@ def count_edits(text: str, other: str) -> int:
     return row[-1]
 
 
-def search_directory_note(path: str | Path) -> str:
+def format_search_directory(path: str | Path) -> str:
     """Return ` (looked for from '/here')` with the directory against which a relative path was resolved; empty if
     absolute.
     """

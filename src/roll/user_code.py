@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from roll.errors import ConfigError, find_raise_location, one_line_error
-from roll.registry import did_you_mean, import_object, search_directory_note
+from roll.registry import did_you_mean, format_search_directory, import_object
 
 __all__ = [
     "START_DIRECTORY_VARIABLE",
@@ -113,7 +113,7 @@ def _load(path: str, kind: str, directory: str) -> Callable[..., Any]:
     if file is not None and not file.is_file() and (there := Path(start_directory) / file).is_file():
         file = there
     if file is not None and not file.is_file():
-        raise ConfigError(f"{kind}: there is no file '{file}'{search_directory_note(file)}.")
+        raise ConfigError(f"{kind}: there is no file '{file}'{format_search_directory(file)}.")
     for each in (*([] if file is None else [str(file.resolve().parent)]), directory, start_directory):
         if each not in sys.path:
             sys.path.append(each)

@@ -217,7 +217,7 @@ def test_check_estimates_a_tower_takes_the_memory_that_was_estimated(
         "data": [{"source": "file", "path": str(path), "held_out": 0}],
         "training": {"num_steps": 3, "examples_per_step": 24, "max_tokens_per_micro_batch": 4096},
     }
-    with mock.patch("roll.pipelines.supervised.check.is_timeable", lambda sizes: False):
+    with mock.patch("roll.pipelines.supervised.check.can_measure_step_time", lambda sizes: False):
         memory, _ = looked_at(tmp_path, vision_model, changes, more)
     print(f"\ntower, frozen {frozen}: memory {memory:.3f} of the estimate")
     assert memory == pytest.approx(1.0, abs=TOLERANCE)
@@ -268,7 +268,7 @@ def test_check_estimates_less_memory_is_taken_as_estimated(tmp_path: Path, wide_
     """Within 10 %, at the width of SmolLM2-135M."""
     changes = SMALLER[name]
     more = of_texts(tmp_path, changes.get("training", {}))
-    with mock.patch("roll.pipelines.supervised.check.is_timeable", lambda sizes: False):
+    with mock.patch("roll.pipelines.supervised.check.can_measure_step_time", lambda sizes: False):
         before = SLOW_DISK if "checkpoint" in changes else ""
         memory, _ = looked_at(tmp_path, wide_model, {"pipeline": "sft", **changes}, more, before)
     print(f"\n{name}: memory {memory:.3f} of the estimate")
@@ -281,7 +281,7 @@ def test_check_estimates_a_mixture_takes_the_memory_that_was_estimated(
 ) -> None:
     """Within 10 %."""
     more = of_texts(tmp_path, MIXTURES[name])
-    with mock.patch("roll.pipelines.supervised.check.is_timeable", lambda sizes: False):
+    with mock.patch("roll.pipelines.supervised.check.can_measure_step_time", lambda sizes: False):
         memory, _ = looked_at(tmp_path, mixture, {"pipeline": "sft"}, more)
     print(f"\nmixture, {name}: memory {memory:.3f} of the estimate")
     assert memory == pytest.approx(1.0, abs=0.1)

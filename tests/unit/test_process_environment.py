@@ -57,11 +57,11 @@ def test_process_environment_temporary_variables_go_and_those_from_before_come_b
 
 def test_process_environment_sockets_go_where_their_paths_are_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert find_socket_directory(room=103 - 1 - len(str(tmp_path))) == str(tmp_path)
+    assert find_socket_directory(relative_length=103 - 1 - len(str(tmp_path))) == str(tmp_path)
     long = tmp_path / ("d" * 100)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    assert find_socket_directory(room=10) == "/tmp"
+    assert find_socket_directory(relative_length=10) == "/tmp"
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(ConfigError, match=r"a path of \d+ bytes.*Set TMPDIR to a directory with a shorter path"):
-        find_socket_directory(room=10)
+        find_socket_directory(relative_length=10)

@@ -196,7 +196,7 @@ async def open_agent_loop(
     async with AsyncExitStack() as stack:
         socket = None
         if config.sandbox:
-            place = find_socket_directory(room=40)
+            place = find_socket_directory(relative_length=40)
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="roll-agents-", dir=place)))
             directory.chmod(0o755)
             socket = directory / "endpoint"

@@ -19,7 +19,7 @@ from typing import Any
 
 from roll.errors import DataError, short
 from roll.registry import did_you_mean
-from roll.rewards.base import make_rollout
+from roll.rewards.base import build_rollout_from_answer
 from roll.types import Message, Prompt, Rollout
 
 __all__ = ["ANSWER_KEYS", "AnswerLine", "encode_words", "read_answers"]
@@ -109,7 +109,7 @@ def _parse_line(
     return AnswerLine(
         number=number,
         domain=prompt.domain,
-        rollout=make_rollout(prompt, response, tokenize(response), finished=finished),
+        rollout=build_rollout_from_answer(prompt, response, tokenize(response), finished=finished),
         expected=_read_expected(row, location),
     )
 

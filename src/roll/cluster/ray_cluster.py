@@ -103,7 +103,7 @@ def _connect(config: ClusterConfig, per_node: int) -> None:
         quiet["job_config"] = _build_job_config()
     if config.address:
         _check_address(config.address)
-    elif (directory := find_socket_directory(room=75)) != tempfile.gettempdir():
+    elif (directory := find_socket_directory(relative_length=75)) != tempfile.gettempdir():
         quiet["_temp_dir"] = os.path.join(directory, "ray")
     try:
         with _restore_sigterm():

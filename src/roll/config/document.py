@@ -125,9 +125,9 @@ def read(path: str | Path) -> Document:
         with Path(path).open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
     except FileNotFoundError:
-        from roll.registry import search_directory_note
+        from roll.registry import format_search_directory
 
-        where = search_directory_note(path)
+        where = format_search_directory(path)
         raise ConfigError(
             f"configuration file '{name}' does not exist{where}.{_suggest_similar_file(Path(path))}"
         ) from None

@@ -14,7 +14,7 @@ from roll.config.sources import FileTable
 from roll.data.cells import ArrowRow, BadRow, Row
 from roll.data.rows import Table
 from roll.errors import DataError, short
-from roll.registry import did_you_mean, search_directory_note
+from roll.registry import did_you_mean, format_search_directory
 
 __all__ = ["JsonlTable", "ParquetTable", "open_file_tables", "open_table"]
 
@@ -56,13 +56,13 @@ def _describe_missing_file(path: Path) -> str:
         return f"'{path}' is a directory: name a file in it, or use `source: huggingface` for a dataset's directory."
     if not path.parent.is_dir():
         return (
-            f"data file '{path}' does not exist, nor does its directory{search_directory_note(path)}: check the path."
+            f"data file '{path}' does not exist, nor does its directory{format_search_directory(path)}: check the path."
         )
     try:
         siblings = [entry.name for entry in path.parent.iterdir()]
     except OSError:
         siblings = []
-    return f"data file '{path}' does not exist{search_directory_note(path)}.{did_you_mean(path.name, siblings)}"
+    return f"data file '{path}' does not exist{format_search_directory(path)}.{did_you_mean(path.name, siblings)}"
 
 
 class JsonlTable:

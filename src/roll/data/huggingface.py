@@ -12,7 +12,7 @@ from roll.config.sources import HuggingFaceTable
 from roll.data.cells import ArrowRow, Row
 from roll.data.rows import Table
 from roll.errors import DataError
-from roll.registry import did_you_mean, search_directory_note
+from roll.registry import did_you_mean, format_search_directory
 
 __all__ = ["DatasetTable", "load_huggingface_tables"]
 
@@ -103,7 +103,7 @@ def _load_splits(config: HuggingFaceTable) -> Mapping[str, Any]:
             loaded = datasets.load_dataset(str(path) if path.is_dir() else config.path, name=config.name)
     except Exception as error:  # readers and the network may raise anything about the user's source
         raise DataError(
-            f"dataset '{config.path}'{search_directory_note(config.path)} cannot be loaded: "
+            f"dataset '{config.path}'{format_search_directory(config.path)} cannot be loaded: "
             f"{_get_first_line(error)} Give a "
             "directory (of `save_to_disk`, or with data files) or a hub id that this machine can reach."
         ) from error

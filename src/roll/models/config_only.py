@@ -13,7 +13,7 @@ from roll.models.quiet import silence_transformers
 from roll.models.resolve import find_model_directory
 from roll.models.sizes import get_text_config, get_thinker_config, read_config
 from roll.models.towers import is_tower_weight
-from roll.registry import did_you_mean, search_directory_note
+from roll.registry import did_you_mean, format_search_directory
 
 __all__ = ["count_kv_elements_per_token", "describe_config", "find_config"]
 
@@ -39,7 +39,7 @@ def find_config(name: str) -> Path:
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise ModelError(
             f"model '{name}' was not found: it is not a catalog name, a directory or a hub ID "
-            f"(owner/name){search_directory_note(name)}."
+            f"(owner/name){format_search_directory(name)}."
             f"{did_you_mean(path.name.lower(), list(CATALOGUE))}"
         )
     return _fetch_config_directory(name)

@@ -10,7 +10,7 @@ from roll.config.base import expand_path
 from roll.errors import ModelError
 from roll.models.catalogue import CATALOGUE, get_cached_directory, prepare
 from roll.models.directory import MissingFileError, check_directory
-from roll.registry import did_you_mean, search_directory_note
+from roll.registry import did_you_mean, format_search_directory
 
 __all__ = ["find_model", "find_model_directory", "resolve_model"]
 
@@ -130,7 +130,7 @@ def _raise_not_found(name: str, reason: str) -> NoReturn:
         listed = ", ".join(runs[:10]) + (f" and {len(runs) - 10} more" if len(runs) > 10 else "")
         hint += f" Runs in '{local.parent}': {listed}."
     raise ModelError(
-        f"model '{name}' {reason}{search_directory_note(name)}.{hint} Use a catalog name "
+        f"model '{name}' {reason}{format_search_directory(name)}.{hint} Use a catalog name "
         f"({', '.join(CATALOGUE)}), a run, a "
         "local Hugging Face directory, or, with network access, a hub id."
     )

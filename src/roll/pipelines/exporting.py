@@ -14,7 +14,7 @@ from roll.models import write_transformers4_settings
 from roll.models.directory import check_directory, read_tensor_headers
 from roll.pipelines.checkpoint_files import find_checkpoint, find_model_directory, list_checkpoints
 from roll.pipelines.model_card import build_model_card
-from roll.registry import search_directory_note
+from roll.registry import format_search_directory
 
 __all__ = ["check_hub", "export", "upload"]
 
@@ -38,7 +38,7 @@ def export(source: Path, target: Path, *, adapter: bool = False) -> Path:
     if model is None:
         saved = ", ".join(path.name for path in list_checkpoints(source).values())
         raise RunDirectoryError(
-            f"'{source}' is neither a run with a checkpoint nor a checkpoint{search_directory_note(source)}. "
+            f"'{source}' is neither a run with a checkpoint nor a checkpoint{format_search_directory(source)}. "
             + (f"Its checkpoints: {saved}." if saved else "Give a run directory or `RUN/checkpoints/step-N`.")
         )
     if adapter:

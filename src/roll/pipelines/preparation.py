@@ -63,9 +63,9 @@ class PreparedRun:
 
 @contextmanager
 def open_media_dir(config: RunConfig) -> Iterator[Path]:
-    """Yield a temporary media store for an evaluation, which has no run directory; it is deleted at the end.
+    """Yield a temporary media directory for an evaluation without a run directory; delete it at the end.
 
-    All nodes of a Ray cluster share it, as they share the directory of the runs.
+    It is next to the run directories, which all nodes of a Ray cluster share.
     """
     place = None
     if config.cluster.type != "local":
@@ -183,5 +183,5 @@ def build_engine_specs(
 
 
 def select_probe_draws(data: PromptData) -> list[PromptDraw]:
-    """Return the few prompts that trainer and engines score after each sync; they are the same for the whole run."""
+    """Return the probe prompts, which trainer and engines score after each weight sync."""
     return data.get_evaluation_draws(NUM_PROBES) or render_held_out(data.train.peek(NUM_PROBES), data.renderer)

@@ -1,8 +1,8 @@
 """Registry of pipelines: how each one runs, evaluates a model, and is checked before it starts.
 
 The names are those of `roll.config.pipelines`; each pipeline has a package here, with a `pipeline` and a `check`. A
-user-defined pipeline is a class with both and its `config`, given as `pipeline: path/to/file.py:Class`.
-"""
+user-defined pipeline is a class with `pipeline`, `check` and `config`; users select it with `pipeline:
+path/to/file.py:Class`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Pipeline:
     evaluate: Callable[[Any], Coroutine[Any, Any, dict[str, float]]]
     """Evaluates the configuration's model, without training."""
     state: type[RunState] = RunState
-    """Class of its runs' state between steps."""
+    """Class of a run's state between steps."""
 
 
 PIPELINES: PipelineRegistry[Pipeline] = PipelineRegistry(

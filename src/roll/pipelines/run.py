@@ -39,7 +39,7 @@ LAST_SAVE_TIMEOUT_S = 1800.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
-    """The objects that a process uses to work on a run."""
+    """The objects that a process needs for a session of a run."""
 
     directory: RunDirectory
     """Run directory, locked by this process."""
@@ -53,25 +53,25 @@ class Session:
 def restore_state(
     saved: SavedRun[S] | None,
     stream: WeightedStream[Any, Any],
-    kind: type[S] = RunState,
-    unchanging: Mapping[str, str] | None = None,
+    state_class: type[S] = RunState,
+    fingerprints: Mapping[str, str] | None = None,
 ) -> S:
     """Return the initial state of a session, and restore the stream to it.
 
     Args:
         saved: Checkpoint from which the session resumes.
         stream: Stream of the training data.
-        kind: Class of the state.
-        unchanging: Digests of `roll.pipelines.fingerprints.compute_fingerprints`; not compared if omitted.
+        state_class: Class of the state.
+        fingerprints: Digests of `roll.pipelines.fingerprints.compute_fingerprints`; not compared if omitted.
 
     Raises:
         CheckpointError: PromptData or code have changed since the checkpoint.
     """
-    state = saved.state if saved else kind(data=stream.state())
+    state = saved.state if saved else state_class(data=stream.state())
     stream.restore(state.data)
-    if unchanging is not None:
-        check_fingerprints(state.unchanging, unchanging)
-        state.unchanging = dict(unchanging)
+    if fingerprints is not None:
+        check_fingerprints(state.unchanging, fingerprints)
+        state.unchanging = dict(fingerprints)
     return state
 
 
@@ -92,10 +92,10 @@ class Run(Generic[S]):
     began_at: int
     """Step after which this session began."""
     mid_update: bool = False
-    """True if trainers may differ from the last boundary, so that no consistent checkpoint can be saved until the next.
+    """True if trainers may have changed since the last boundary, so no consistent checkpoint can be saved.
     """
     has_trained: bool = False
-    """True if a trainer's weights differ from the initial model: from a checkpoint, or after an update."""
+    """True if a trainer's weights differ from the initial model, after an update or from a checkpoint."""
 
     @classmethod
     def create(
@@ -187,7 +187,7 @@ async def run_steps(run: Run[Any], step: Callable[[], Awaitable[list[str]]]) -> 
     """Run the remaining steps: the common loop of every pipeline that trains.
 
     Existing objects are frozen, so that the garbage collector skips them: scanning all objects of torch takes a quarter
-    of a second, during which the event loop is blocked. If the caller has frozen objects, that is not changed.
+    of a second, during which the event loop is blocked. Objects that the caller has frozen stay frozen.
 
     Args:
         run: Run at a step's boundary.
@@ -222,7 +222,7 @@ async def _do_nothing() -> None:
 
 @asynccontextmanager
 async def run_session(run: Run[Any], close: Callable[[], Awaitable[None]] = _do_nothing) -> AsyncIterator[None]:
-    """Run the body, a whole session, and save a checkpoint when it ends, if possible also after an error.
+    """Save a checkpoint when the session in this context ends, if possible also after an error.
 
     Args:
         run: The run to save.

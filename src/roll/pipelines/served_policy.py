@@ -1,8 +1,7 @@
 """Engines that serve the policy while it is trained: they generate rollouts, and get the new weights.
 
-If engines hand memory over to trainers (`offload_colocated`), they sleep and lose their weights when trainers
-start to compute, and `sync` restores all weights: engines are not called before that.
-"""
+With `offload_colocated`, engines sleep and drop their weights when trainers start to compute. `sync` restores all
+weights; engines are not called before it."""
 
 from __future__ import annotations
 
@@ -47,15 +46,15 @@ class ServedPolicy:
     """Background evaluation of an asynchronous run."""
 
     def __post_init__(self) -> None:
-        """Attach the engines to the shared devices; let individual engines go to sleep only between weight syncs."""
+        """Attach the engines to the shared devices; allow single engines to sleep only between weight syncs."""
         self.generation.proxy.transitions.between_syncs = self.weights.pause_pushes
         if self.devices is not None:
             self.devices.attach_engines(self.generation.proxy)
 
     @asynccontextmanager
     async def open_session(self, stall_s: float) -> AsyncIterator[None]:
-        """Run the body, all steps, with synced engines and a watchdog; save a checkpoint when it ends, if possible also
-        after an error.
+        """Sync the engines and start a watchdog for all steps; save a checkpoint on exit, if possible also after an
+        error.
 
         Args:
             stall_s: Seconds without progress of any rollout after which a warning is logged.
@@ -72,19 +71,19 @@ class ServedPolicy:
 
     @asynccontextmanager
     async def enter_training(self) -> AsyncIterator[None]:
-        """Give the shared devices to trainers, and run the body, in which trainers may compute and change weights."""
+        """Switch the shared devices to training. Within this context, trainers may compute and change weights."""
         await self.release_devices()
         async with self.weights.begin_update():
             yield
 
     async def release_devices(self) -> None:
-        """Give the shared devices to trainers; the engines sleep until the next `sync`."""
+        """Switch the shared devices to training; the engines sleep until the next `sync`."""
         if self.devices is not None and self.devices.phase == "generation":
             with self.run.spans.phase("offload"):
                 await self.devices.switch_to_training()
 
     async def wake(self) -> None:
-        """Make sure that engines can answer; engines that have slept since the last sync get the weights again."""
+        """Wake the engines, and sync the weights again if engines have slept since the last sync."""
         if self.devices is not None and self.devices.phase == "training":
             await self.sync()
 
@@ -126,12 +125,12 @@ class ServedPolicy:
         return self.generation.collect_metrics()
 
     def get_verifier_states(self) -> dict[str, Any]:
-        """Return the rewards' states on which later scores depend, by domain."""
+        """Return the states of stateful rewards, by domain."""
         states = {domain: reward.state() for domain, reward in self.generation.rewards.items()}
         return {domain: state for domain, state in states.items() if state}
 
     def trace(self) -> None:
-        """Write to the trace which steps the engines have run since the last call."""
+        """Write the engines' steps since the last call to the trace."""
         trace_engine_steps(self.generation.proxy.engines, self.run.spans.add_event)
 
     async def wait_for_evaluation(self) -> None:

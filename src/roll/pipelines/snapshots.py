@@ -27,16 +27,16 @@ Float64Array = NDArray[np.float64]
 
 
 class PolicySnapshots:
-    """Snapshots of the last versions of a policy, held by its trainer.
+    """Snapshots of a policy's latest versions, which its trainer stores.
 
     Args:
         policy: The trainer.
-        num: Number of earlier policy versions that are kept, that is the maximum age of a token in a batch.
+        num_versions: Number of earlier policy versions to keep, which is the maximum staleness of a token in a batch.
     """
 
-    def __init__(self, policy: TrainerGroup, num: int) -> None:
+    def __init__(self, policy: TrainerGroup, num_versions: int) -> None:
         self._policy = policy
-        self._num = num
+        self._num = num_versions
         self.versions: tuple[int, ...] = ()
         """Versions of the snapshots, ascending."""
 
@@ -67,8 +67,8 @@ class PolicySnapshots:
         missing = sorted(versions - set(self.versions))
         if missing:
             logger.warning(
-                "no snapshot of policy versions %s is kept (a resumed run or a replay begins without any): tokens "
-                "of these versions count as sampled by the current version %d, see train_inference/known_share",
+                "snapshots of policy versions %s are missing (a resumed run or a replay begins without snapshots): "
+                "tokens of these versions count as sampled by the current version %d, see train_inference/known_share",
                 missing,
                 version,
             )

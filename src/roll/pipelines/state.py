@@ -24,7 +24,7 @@ OLDEST_FORMAT = 4
 
 @dataclass(kw_only=True, slots=True)
 class RunState:
-    """State of a run at a step's boundary. All fields are plain data."""
+    """State of a run at a step's boundary. All fields are JSON-serializable."""
 
     step: int = 0
     """Number of completed steps."""
@@ -41,7 +41,7 @@ class RunState:
     best_step: int | None = None
     """Step with the best evaluation score, except step 0; ties go to the earliest step."""
     alarms: dict[str, int] = field(default_factory=dict)
-    """Number of steps in a row for each alarm."""
+    """Number of consecutive steps of each alarm."""
     unchanging: dict[str, str] = field(default_factory=dict)
     """Digests of held-out rows and of the user's code (`roll.pipelines.fingerprints`)."""
 
@@ -59,7 +59,7 @@ class RunState:
             self.best_step = step
 
     def to_json(self) -> dict[str, Any]:
-        """Return the state as plain data, with the format's number and the version of ROLL."""
+        """Return the state as JSON-serializable data, with the format's number and the version of ROLL."""
         return {"format": FORMAT, "roll": __version__, **asdict(self)}
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Lossless stop on a signal: Ctrl-C, SIGTERM and SIGHUP request the loop to stop at a boundary."""
+"""Stops a run on a signal without losing steps: Ctrl-C, SIGTERM and SIGHUP request a stop at a step's boundary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DUPLICATE_SIGNAL_S = 1.0
 
 
 class Interrupted(RollError):
-    """A signal ended the run at a step's boundary; everything up to there is saved."""
+    """A signal ended the run at a step's boundary; all steps up to the boundary are saved."""
 
     def __init__(self, signal_name: str) -> None:
         super().__init__(signal_name)
@@ -77,11 +77,12 @@ class StopRequest:
 
     @contextlib.contextmanager
     def cancel_on_stop(self) -> Iterator[None]:
-        """Run the body so that a stop request cancels its task; unlike with `run_unless_stopped`, context variables
-        that it sets stay set.
+        """Cancel the current task if a stop is requested in this context.
+
+        Unlike with `run_unless_stopped`, context variables that are set in the context keep their values.
 
         Raises:
-            Interrupted: A stop was requested; the body has ended.
+            Interrupted: A stop was requested; the context has ended.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -99,8 +100,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signals(stop: StopRequest, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """Run the body with SIGINT, SIGTERM and SIGHUP (a closed terminal) setting `stop`; a second signal ends the
-    process.
+    """Set `stop` on SIGINT, SIGTERM or SIGHUP (a closed terminal); a second signal ends the process.
 
     The same signal within `DUPLICATE_SIGNAL_S` does not count as a second signal: `timeout`, and Slurm, send it to a
     process and again to its process group. SIGHUP stays ignored if it is ignored already (`nohup`). Outside the main

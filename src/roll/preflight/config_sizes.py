@@ -49,7 +49,8 @@ def read_model_sizes(name: str) -> ModelDescription:
 
 
 def find_cached_config(name: str) -> Path | None:
-    """Return the directory in the hub's cache that has a model's config.json, perhaps only this file; else `None`."""
+    """Return the directory with a model's config.json in the hub's cache, which may lack other files; `None` if not
+    cached."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

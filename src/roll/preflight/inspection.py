@@ -131,12 +131,12 @@ def _describe_shortage(location: str, needed: int, free: int) -> str:
 
 
 def check_disk(report: Report, config: RunConfig) -> None:
-    """Check that the run directory is unused, and that the disk can hold the run.
+    """Check that the run directory is unused, and that the disk has enough space for the run.
 
-    A run that is there already is a problem in the report. Too little space is only a note if the run can start.
+    An existing run is reported as a problem. Too little space is reported as a note if the run can start.
 
     Raises:
-        RunDirectoryError: the directory has other files, or the disk cannot hold the checkpoints of the run.
+        RunDirectoryError: the directory has other files, or the disk has too little space for the checkpoints.
     """
     run_dir = config.run_dir
     if (run_dir / "config.yaml").exists():

@@ -38,7 +38,7 @@ _BACKEND_PACKAGES = {"deepspeed": "deepspeed", "megatron": "megatron"}
 def check_layout(report: Report, config: RunConfig) -> None:
     """Check that the model can be sharded over the ranks, and has the linear layers that adapters and FP8 need.
 
-    Nothing is built if nothing can fail: on one rank, without FP8, and without adapters on selected layers.
+    The check is skipped if it cannot fail: on one rank, without FP8, and without adapters on selected layers.
 
     Raises:
         ModelError: the model cannot be sharded this way, lacks these layers, or the backend is not installed.
@@ -47,10 +47,10 @@ def check_layout(report: Report, config: RunConfig) -> None:
     backend = training.backend
     package = _BACKEND_PACKAGES.get(backend)
     if package is not None and find_spec(package) is None:
-        said = f"training.backend is '{backend}', which is not installed here: {build_install_command(backend)}"
+        problem = f"training.backend is '{backend}', which is not installed here: {build_install_command(backend)}"
         if config.cluster.type == "local":
-            raise ModelError(f"{said}, or set training.backend to 'torch'")
-        report.notes.append(f"{said} on every machine of the run.")
+            raise ModelError(f"{problem}, or set training.backend to 'torch'")
+        report.notes.append(f"{problem} on every machine of the run.")
     is_adapted_in_part = lora is not None and lora.target_modules != "all-linear"
     can_fail = config.roles["actor_train"].count > 1 or is_adapted_in_part or training.fp8 != "none"
     is_rejected = report.model is None  # or the model is not downloaded yet
@@ -74,7 +74,7 @@ def dry_run_step(report: Report, config: RunConfig, report_progress: Callable[[s
     """
     if not _is_dry_run_supported(config):
         raise ModelError("--dry-run supports only training.backend=torch without 4-bit weights (model.lora.base)")
-    if not (_find_directory(config, or_config=True) / "config.json").is_file():
+    if not (_find_directory(config, allow_config_only=True) / "config.json").is_file():
         raise ModelError(
             f"--dry-run needs the model's config.json, but '{config.model.path}' is not on this machine: download the "
             "model first"
@@ -103,8 +103,9 @@ def _is_downloaded(config: RunConfig) -> bool:
     return (_find_directory(config) / "config.json").is_file()
 
 
-def _find_directory(config: RunConfig, *, or_config: bool = False) -> Path:
-    """Return the model's directory; with `or_config`, if need be one of the hub's cache that has only config.json."""
+def _find_directory(config: RunConfig, *, allow_config_only: bool = False) -> Path:
+    """Return the model's directory; with `allow_config_only`, it may be a directory of the hub's cache with only
+    config.json."""
     from roll.models import CATALOGUE, find_model, find_model_directory
     from roll.preflight.config_sizes import find_cached_config
 
@@ -114,14 +115,14 @@ def _find_directory(config: RunConfig, *, or_config: bool = False) -> Path:
     if local.is_dir():
         return find_model_directory(local) or local
     found = find_model(config.model.path)
-    return found or (find_cached_config(config.model.path) if or_config else None) or local
+    return found or (find_cached_config(config.model.path) if allow_config_only else None) or local
 
 
 def _build_request(config: RunConfig, rank: int, *, with_step: bool) -> tuple[TrainerSpec, bool]:
     from roll.training import TrainerSpec
 
     spec = TrainerSpec(
-        model_path=str(_find_directory(config, or_config=with_step)),
+        model_path=str(_find_directory(config, allow_config_only=with_step)),
         model=config.model,
         training=config.get_section("training", TrainingConfig),
         holds_reference=getattr(config, "trainer_loads_reference", False),

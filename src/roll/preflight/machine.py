@@ -90,7 +90,7 @@ def _query_accelerators() -> tuple[int, ...]:
 
 
 def find_nearest_directory(path: Path) -> Path:
-    """Return `path` if it exists, otherwise the closest parent directory that does.
+    """Return `path` if it exists, otherwise its closest existing parent directory.
 
     Raises:
         RunDirectoryError: a part of the path is a file.

@@ -1,6 +1,6 @@
-"""Scores the reference answers of a run's prompts as if they were answers, before the run starts.
+"""Scores the reference answers of a run's prompts before the run starts.
 
-A reference that does not score as correct makes every answer to the prompt wrong.
+If the reference answer of a prompt is scored as wrong, no answer to the prompt can be correct.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ class ReferenceCheck:
     Args:
         domain: domain of the source.
         num_checked: number of checked prompts.
-        bad: the prompts whose reference answer is wrong when it is scored as an answer.
+        invalid: the prompts whose reference answer is scored as wrong.
     """
 
-    def __init__(self, domain: str, num_checked: int, bad: Sequence[InvalidReference]) -> None:
-        self.domain, self.num_checked, self.bad = domain, num_checked, bad
+    def __init__(self, domain: str, num_checked: int, invalid: Sequence[InvalidReference]) -> None:
+        self.domain, self.num_checked, self.invalid = domain, num_checked, invalid
 
     @property
     def is_rejected(self) -> bool:
-        """True if the share of bad references is so high that the run is rejected."""
-        return len(self.bad) > MAX_BAD_SHARE * self.num_checked
+        """True if the share of invalid references is so high that the run is rejected."""
+        return len(self.invalid) > MAX_BAD_SHARE * self.num_checked
 
     def __str__(self) -> str:
-        examples = "; ".join(f"'{each.uid}': {each.problem}" for each in self.bad[:MAX_LISTED])
-        more = f"; and {len(self.bad) - MAX_LISTED} more" if len(self.bad) > MAX_LISTED else ""
+        examples = "; ".join(f"'{each.uid}': {each.problem}" for each in self.invalid[:MAX_LISTED])
+        more = f"; and {len(self.invalid) - MAX_LISTED} more" if len(self.invalid) > MAX_LISTED else ""
         return (
-            f"the reference answers of {len(self.bad)} of {self.num_checked} prompts of '{self.domain}' are wrong when "
-            f"they are scored as answers, so every answer to these prompts is wrong: {examples}{more}. Correct or "
+            f"the reference answers of {len(self.invalid)} of {self.num_checked} prompts of '{self.domain}' are scored "
+            f"as wrong, so no answer to these prompts can be correct: {examples}{more}. Correct or "
             "remove these rows, or extract the answer from the column with answer_key and answer_pattern."
         )
 
@@ -54,7 +54,7 @@ class ReferenceCheck:
 async def find_bad_references(
     data: Sequence[DataConfig], prompts: Mapping[str, Iterable[Prompt]]
 ) -> list[ReferenceCheck]:
-    """Score the reference answers of prompts as answers, and return the sources with references that are wrong.
+    """Score the reference answers of prompts, and return the sources with references that are scored as wrong.
 
     Args:
         data: the data sources.
@@ -67,14 +67,14 @@ async def find_bad_references(
         for entry in data:
             domain = entry.domain or entry.source
             checked = [prompt for prompt in prompts.get(domain, ()) if prompt.environment is None]
-            bad = await find_invalid_references(pool, [(entry.reward, prompt) for prompt in checked])
-            if bad:
-                found.append(ReferenceCheck(domain, len(checked), bad))
+            invalid = await find_invalid_references(pool, [(entry.reward, prompt) for prompt in checked])
+            if invalid:
+                found.append(ReferenceCheck(domain, len(checked), invalid))
     return found
 
 
 async def check_references(data: Sequence[DataConfig], prompts: Mapping[str, Iterable[Prompt]]) -> None:
-    """Warn of reference answers that are wrong when they are scored as answers.
+    """Log a warning about reference answers that are scored as wrong.
 
     Raises:
         DataError: more than a tenth of the checked references of a source are wrong.

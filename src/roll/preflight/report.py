@@ -24,24 +24,24 @@ __all__ = ["Report", "RewardTrial", "align_rows", "render"]
 class RewardTrial:
     """The rewards for a correct and for a wrong answer to a prompt of a domain.
 
-    If the prompt has no reference answer, `right` is empty, and `wrong` an arbitrary text.
+    If the prompt has no reference answer, `correct_answer` is empty, and `wrong_answer` is an arbitrary text.
     """
 
     domain: str
-    right: str
-    right_value: float
-    wrong: str
-    wrong_value: float
+    correct_answer: str
+    correct_reward: float
+    wrong_answer: str
+    wrong_reward: float
 
     @property
     def prefers_correct(self) -> bool:
         """True if the correct answer has a higher reward than the wrong one, or no correct answer is known."""
-        return not self.right or self.right_value > self.wrong_value
+        return not self.correct_answer or self.correct_reward > self.wrong_reward
 
 
 @dataclass(kw_only=True)
 class Report:
-    """What `roll check` found about a run; `None` for what could not be determined because of a problem."""
+    """The results of `roll check` for a run; a field is `None` if a problem prevented its check."""
 
     config: RunConfig
     method: str
@@ -58,7 +58,7 @@ class Report:
     """The run's own judge, if it has one on this machine."""
     longest_prompt: int | None = None
     media_per_prompt: int = 0
-    """Feature tokens of the different images of the prompt or episode with most of them."""
+    """Maximum number of feature tokens per prompt or episode; repeated images count once."""
     max_context: int | None = None
     """Longest context of the engines in tokens: a prompt, all answers, and the environment's observations."""
     sample: tuple[Prompt, str, int] | None = None
@@ -181,10 +181,12 @@ def _format_prompt(report: Report) -> Iterator[str]:
 
 def _format_rewards(report: Report) -> Iterator[str]:
     for trial in report.trials:
-        right, wrong = ("correct", "wrong") if trial.right else ("empty answer", "the reference answer is not known")
+        right, wrong = (
+            ("correct", "wrong") if trial.correct_answer else ("empty answer", "the reference answer is not known")
+        )
         yield (
-            f"{trial.domain}: {short(trial.right)} ({right}) scores {trial.right_value:g}, "
-            f"{short(trial.wrong)} ({wrong}) scores {trial.wrong_value:g}"
+            f"{trial.domain}: {short(trial.correct_answer)} ({right}) scores {trial.correct_reward:g}, "
+            f"{short(trial.wrong_answer)} ({wrong}) scores {trial.wrong_reward:g}"
         )
 
 

@@ -19,7 +19,7 @@ from roll.data.build import load_source
 from roll.errors import ConfigError, InfraError, UnscorableError
 from roll.media import MediaStore
 from roll.preflight.report import RewardTrial
-from roll.rewards.base import make_rollout
+from roll.rewards.base import build_rollout_from_answer
 from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.tasks import MalformedTestsError
 from roll.rewards.code.unsupported_tests import describe_unsupported, find_importable_modules
@@ -60,7 +60,7 @@ async def try_rewards(
             reward = rewards[prompt.domain]
             right, wrong = _build_answers(entry, prompt)
             try:
-                values = [(await reward(make_rollout(prompt, text))).value for text in (right, wrong)]
+                values = [(await reward(build_rollout_from_answer(prompt, text))).value for text in (right, wrong)]
             except InfraError as error:
                 if isinstance(error.__cause__, ServiceUnreachableError):
                     add_note(f"the reward of '{prompt.domain}' is not tried: {error.__cause__}.")
@@ -70,7 +70,11 @@ async def try_rewards(
                 continue  # no correct program is known, so the two values cannot be compared
             trials.append(
                 RewardTrial(
-                    domain=prompt.domain, right=right, right_value=values[0], wrong=wrong, wrong_value=values[1]
+                    domain=prompt.domain,
+                    correct_answer=right,
+                    correct_reward=values[0],
+                    wrong_answer=wrong,
+                    wrong_reward=values[1],
                 )
             )
     return trials
@@ -109,7 +113,7 @@ async def check_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConf
                 failure: InfraError | None = None
                 for text in _build_answers(entry, prompt):
                     try:
-                        await rewards[prompt.domain](make_rollout(prompt, text))
+                        await rewards[prompt.domain](build_rollout_from_answer(prompt, text))
                         break
                     except UnscorableError:  # the reward works; the run drops prompts that cannot be scored
                         break

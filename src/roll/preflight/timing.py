@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from roll.training.backend import TorchBackend
     from roll.types import TrainingBatch
 
-__all__ = ["StepTime", "is_timeable", "measure_step_time"]
+__all__ = ["StepTime", "can_measure_step_time", "measure_step_time"]
 
 NUM_FEW_LAYERS, NUM_MORE_LAYERS = 1, 8
 """Numbers of layers of the two models whose steps are timed."""
@@ -54,7 +54,7 @@ class StepTime(NamedTuple):
         return StepTime(*(mine + share * (more - mine) for mine, more in zip(self, other, strict=True)))
 
 
-def is_timeable(sizes: ModelDescription) -> bool:
+def can_measure_step_time(sizes: ModelDescription) -> bool:
     """Return whether `measure_step_time` can time a model: it has enough layers, and smaller copies fit into memory."""
     outside = 2 * sizes.vocab_size * sizes.hidden_size
     layer = max(sizes.num_parameters - outside, 0) // sizes.num_layers
@@ -94,7 +94,7 @@ def measure_step_time(spec: TrainerSpec, num_layers: int, batch: TrainingBatch, 
 def _time_few_and_more_layers(spec: TrainerSpec, batch: TrainingBatch, path: str) -> list[StepTime]:
     """Return the measured step times of a model with few layers and of one with more, in this order."""
     loss: Any = import_object(path)
-    backends = [_build_shallow(spec, number) for number in (NUM_FEW_LAYERS, NUM_MORE_LAYERS)]
+    backends = [_build_shallow_model(spec, number) for number in (NUM_FEW_LAYERS, NUM_MORE_LAYERS)]
     # The models take turns, so that other load of the machine affects both equally.
     found: list[list[StepTime]] = [[], []]
     for _ in range(1 + NUM_REPEATS):
@@ -108,16 +108,16 @@ def _time_few_and_more_layers(spec: TrainerSpec, batch: TrainingBatch, path: str
     return [StepTime(*map(min, zip(*times[1:], strict=True))) for times in found]
 
 
-def _build_shallow(spec: TrainerSpec, num_layers: int) -> TorchBackend:
+def _build_shallow_model(spec: TrainerSpec, num_layers: int) -> TorchBackend:
     from roll.training.backend import TorchBackend
 
     with tempfile.TemporaryDirectory(prefix="roll-check-") as directory:
-        _write_shallow(Path(spec.model_path), Path(directory), num_layers, spec.model.dtype)
+        _write_shallow_model(Path(spec.model_path), Path(directory), num_layers, spec.model.dtype)
         return TorchBackend(replace(spec, model_path=directory))
 
 
-def _write_shallow(source: Path, target: Path, num_layers: int, dtype: str) -> None:
-    """Write a model to `target` that is like the model in `source`, but with `num_layers` layers and random weights."""
+def _write_shallow_model(source: Path, target: Path, num_layers: int, dtype: str) -> None:
+    """Write a copy of the model in `source` to `target`, with `num_layers` layers and random weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -32,7 +32,7 @@ class Draw(Protocol):
 
 @runtime_checkable
 class Items(Protocol[Item_co]):
-    """A finite sequence of prompts or examples, whose order and content depend only on its settings."""
+    """A finite sequence of prompts or examples; order and content depend only on the sequence's settings."""
 
     def __len__(self) -> int: ...
 

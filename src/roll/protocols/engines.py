@@ -32,7 +32,8 @@ class InferenceEngine(Protocol):
         ...
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Run one request to its end; an aborted request returns the tokens so far, with `finish_reason="abort"`.
+        """Run one request until it finishes; an aborted request returns the tokens so far, with
+        `finish_reason="abort"`.
 
         Raises:
             EngineDiedError: The engine died; the request may be sent to another engine.

@@ -47,7 +47,7 @@ class LossFn(Protocol):
 
 @runtime_checkable
 class WeightSource(Protocol):
-    """An iterable of the weights with their names in the HF checkpoint, of which one tensor is in memory at a time.
+    """An iterable of (name in the HF checkpoint, weight); only one tensor is in memory at a time.
 
     It can be iterated repeatedly. With several ranks, iteration is collective: every rank iterates, rank 0 gets the
     full tensors, and the other ranks get `None`.
@@ -171,7 +171,7 @@ class Scorer(Protocol):
     """A model that computes outputs of a batch: a trainer, a reference, or a policy without its adapters."""
 
     async def forward(self, batch: TrainingBatch, outputs: Outputs) -> Mapping[Output, list[Any]]:
-        """See `TrainBackend.forward`."""
+        """Compute outputs of a batch; see `TrainBackend.forward`."""
         ...
 
 

@@ -12,7 +12,7 @@ from roll.errors import InfraError, RewardInfraError, UserError, WorkerDiedError
 from roll.protocols import WorkerPool
 from roll.types import Prompt, Rollout
 
-__all__ = ["MAX_TEXT_LENGTH", "TIMEOUT", "Judgement", "Verifier", "make_rollout", "run_in_pool"]
+__all__ = ["MAX_TEXT_LENGTH", "TIMEOUT", "Judgement", "Verifier", "build_rollout_from_answer", "run_in_pool"]
 
 MAX_TEXT_LENGTH = 20_000
 """Number of characters that verifiers of final answers read, from the end of an answer."""
@@ -55,11 +55,11 @@ class Verifier:
     `UnscorableError` if a retry cannot help. Any other exception is a failure of the infrastructure for this one
     answer."""
     decides: bool
-    """True if the verifier decides if the task was solved."""
+    """True if the verifier decides whether the task was solved."""
     close: Callable[[], Awaitable[None]] = _do_nothing
     """Closes the verifier's connections and processes; calling it twice is allowed."""
     state: Callable[[], Any] = _return_no_state
-    """Returns the state that later judgements depend on, as plain data for JSON; `None` if there is none."""
+    """Returns the state that later judgements depend on, as JSON-serializable data; `None` for a stateless verifier."""
     restore: Callable[[Any], None] = _ignore_state
     """Restores the state that `state` returned."""
 
@@ -86,8 +86,10 @@ async def run_in_pool(pool: WorkerPool, function: Callable[..., Any], *args: Any
         raise RewardInfraError(f"the verifier crashed{place}: {type(error).__name__}: {error}") from error
 
 
-def make_rollout(prompt: Prompt, text: str, token_ids: Sequence[int] = (), *, finished: bool = True) -> Rollout:
-    """Make a rollout from a given answer, so that a reward can score it; no engine generates anything."""
+def build_rollout_from_answer(
+    prompt: Prompt, text: str, token_ids: Sequence[int] = (), *, finished: bool = True
+) -> Rollout:
+    """Build a rollout from a given answer, so that a reward can score it without an engine."""
     ids = np.asarray(token_ids, np.int32)
     return Rollout(
         draw_id=0,

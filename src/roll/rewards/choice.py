@@ -230,8 +230,8 @@ def score_choice(text: str, answer: str, letters: str, question: str = "") -> bo
         question: The prompt; an answer may repeat the text of an option that the prompt lists.
 
     Returns:
-        Whether both letters are equal; `None` if the answer chooses no letter, `NO_LETTER` if the reference names none.
-    """
+        True if both letters are equal; `None` if the answer chooses no letter, `NO_LETTER` if the reference has no
+    letter."""
     options = parse_options(question, letters)
     right = extract_letter(answer, letters, options)
     if right is None:

@@ -22,7 +22,7 @@ from roll.models import (
     describe_model,
     find_config,
 )
-from roll.registry import did_you_mean, search_directory_note
+from roll.registry import did_you_mean, format_search_directory
 
 __all__ = ["Device", "MeasuredEngine", "Model", "load_device", "load_model_sizes", "read_shipped_entries"]
 
@@ -295,7 +295,7 @@ def _load_entry(kind: type[T], what: str, name: str, file: str) -> T:
         document = Document(name=name, tree={"name": name} | shipped[name])
     elif Path(name).suffix in {".yaml", ".yml"}:
         if not Path(name).exists():
-            raise ConfigError(f"{what} file '{name}' cannot be read: it does not exist{search_directory_note(name)}.")
+            raise ConfigError(f"{what} file '{name}' cannot be read: it does not exist{format_search_directory(name)}.")
         written = read(name)
         document = Document(name=name, tree={"name": Path(name).stem} | written.tree, origins=written.origins)
     else:

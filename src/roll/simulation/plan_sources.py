@@ -22,7 +22,7 @@ from roll.config.simulation import SimulationConfig, load_simulation
 from roll.config.supervised import SupervisedConfig
 from roll.errors import ConfigError, ModelError
 from roll.preflight.machine import inspect_machine
-from roll.registry import search_directory_note
+from roll.registry import format_search_directory
 from roll.simulation.data_lengths import measure_examples, measure_prompts
 from roll.simulation.experts import choose_expert_parallel
 from roll.simulation.hardware import Device, Model, load_device, load_model_sizes, read_shipped_entries
@@ -268,7 +268,7 @@ def _find_run_model(config: RunConfig, file: Path) -> tuple[str, list[Constant]]
         earlier = _find_run_that_writes(path, file.parent)
         if earlier is None or earlier in chain:
             raise ModelError(
-                f"model '{path}' does not exist{search_directory_note(path)}: train the run that writes the "
+                f"model '{path}' does not exist{format_search_directory(path)}: train the run that writes the "
                 "model first, or name a model of the same sizes with model=NAME."
             )
         chain.append(earlier)

@@ -82,7 +82,7 @@ class RecordedWorkload(Workload):
     @property
     def has_turns(self) -> bool:
         """Whether any rollout had several turns."""
-        return bool(self.work.between)
+        return bool(self.work.tokens_between_turns)
 
     def draw(self, draw_id: int) -> PromptDraw:
         """Return the recorded prompt of a draw; the first draw of the simulation is the first recorded draw."""
@@ -166,7 +166,7 @@ class RecordedTurns:
         work = self._workload.work
         own = RolloutId(purpose=TRAIN, draw_id=draw.draw_id, index=index)
         source = replace(own, index=self._workload.find_matching_index(draw.draw_id, index))
-        between = work.between.get(source, ())
+        between = work.tokens_between_turns.get(source, ())
         said = [np.ones(len(tokens), np.int32) for tokens in between]
         context, position = draw.token_ids, 0
         generations: list[Generation] = []

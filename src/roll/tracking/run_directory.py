@@ -20,7 +20,7 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 
 from roll.errors import RunDirectoryError
-from roll.registry import did_you_mean, search_directory_note
+from roll.registry import did_you_mean, format_search_directory
 from roll.tracking import atomic
 
 __all__ = ["RunDirectory", "convert_write_errors", "describe_missing_run"]
@@ -335,7 +335,7 @@ def describe_missing_run(path: Path) -> str:
     what = (
         f"'{path}' is not a run: it has no config.yaml."
         if path.is_dir()
-        else f"there is no run '{path}'{search_directory_note(path)}."
+        else f"there is no run '{path}'{format_search_directory(path)}."
     )
     place, runs = next(((place, found) for place in (path, path.parent) if (found := _list_runs(place))), (path, []))
     if not runs:

@@ -12,7 +12,7 @@ from typing import Any
 
 from roll.config.document import parse
 from roll.errors import ConfigError
-from roll.registry import search_directory_note
+from roll.registry import format_search_directory
 
 __all__ = ["find_shell_parts", "read_keys"]
 
@@ -47,7 +47,7 @@ def read_keys(path: str | Path) -> dict[str, Any]:
             content = file.read(_MAX_FILE_BYTES + 1)
         text = content[:_MAX_FILE_BYTES].decode("utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"file '{path}' does not exist{search_directory_note(path)}.") from None
+        raise ConfigError(f"file '{path}' does not exist{format_search_directory(path)}.") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"'{path}' cannot be read: {reason}.") from None

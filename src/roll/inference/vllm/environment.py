@@ -42,5 +42,5 @@ def prepare_environment() -> None:
     """Set the environment variables of vLLM. Must be called before vLLM is imported; may be called again."""
     for name, value in (_COMMON_VARIABLES | (_CPU_VARIABLES if is_cpu_build() else {})).items():
         os.environ.setdefault(name, value)
-    if (directory := find_socket_directory(room=60)) != tempfile.gettempdir():
+    if (directory := find_socket_directory(relative_length=60)) != tempfile.gettempdir():
         os.environ.setdefault("VLLM_RPC_BASE_PATH", directory)

@@ -101,8 +101,8 @@ async def _open(config: DiffusionConfig, session: Session) -> AsyncIterator[Call
     tracker, saved = session.tracker, session.saved
     tracker.note("reading the data")
     prepared = await run_in_thread(_prepare, config)
-    unchanging = compute_fingerprints(config, prepared.rows.fingerprints)
-    state = restore_state(saved, prepared.rows.train, unchanging=unchanging)
+    fingerprints = compute_fingerprints(config, prepared.rows.fingerprints)
+    state = restore_state(saved, prepared.rows.train, fingerprints=fingerprints)
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)
         stack.push_async_callback(cluster.close)

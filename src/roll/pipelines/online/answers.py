@@ -59,7 +59,7 @@ class AnswersObjective:
             results = await train_policy(run, policy, batch, self.loss, self.online.config.updates)
         return UpdateOutcome(
             metrics=compute_learning_metrics(batch, results, ()) | self.measure(batch),
-            stepped=any(result.stepped for result in results),
+            has_new_weights=any(result.stepped for result in results),
             advantages=compute_mean_advantages(batch) if self.has_advantages else {},
         )
 

@@ -43,11 +43,11 @@ async def train(online: StepRun, objective: Objective[T]) -> None:
             return UpdateOutcome()
         async with policy_engines.enter_training():
             update = await objective.learn(collected)
-            if not update.stepped:
+            if not update.has_new_weights:
                 return update
             online.advance_policy_version()
             metrics = {**update.metrics, **await policy_engines.push()}
-        return UpdateOutcome(metrics=metrics, stepped=True, advantages=update.advantages, tokens=update.tokens)
+        return UpdateOutcome(metrics=metrics, has_new_weights=True, advantages=update.advantages, tokens=update.tokens)
 
     async def step() -> list[str]:
         await policy_engines.wake()

@@ -58,7 +58,7 @@ async def open_online(
     config: C,
     session: Session,
     prepared: PreparedRun,
-    placed: Sequence[RoleSpec],
+    role_specs: Sequence[RoleSpec],
     build_learner: Callable[[Sequence[Any]], Learner],
     *,
     make_controller: Callable[..., AsyncController] = build_controller,
@@ -72,8 +72,8 @@ async def open_online(
         config: Configuration of the run.
         session: Session of this process.
         prepared: The model's files and the prompts.
-        placed: Roles to start, without the policy's engines and the judge; the policy's trainer is the first.
-        build_learner: Builds the learner from the started roles of `placed`, in the same order.
+        role_specs: Roles to start, except the policy's engines and the judge; the policy's trainer comes first.
+        build_learner: Builds the learner from the started roles of `role_specs`, in the same order.
         make_controller: Builds the controller; called with the arguments of `build_controller`.
         build_recorder: Builds the recorder of the run.
         proxy_type: Class of the proxy.
@@ -83,11 +83,11 @@ async def open_online(
         UserError: The run cannot start; the message has the reason.
     """
     tracker, data = session.tracker, prepared.data
-    state = await _begin(config, session, prepared, placed, state_type)
+    state = await _check_and_restore_state(config, session, prepared, role_specs, state_type)
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)
         stack.push_async_callback(cluster.close)
-        roles, started, devices = await _start(config, session, cluster, prepared, placed, stack)
+        roles, started, devices = await _start(config, session, cluster, prepared, role_specs, stack)
         learner = build_learner(started)
         run = Run.create(config, config.training.num_steps, session, state, data.train, learner.policy, learner.critics)
         weights = build_weight_sync(cluster, config, data, learner.policy, roles.engines, devices)
@@ -116,17 +116,17 @@ async def open_online(
         )
 
 
-async def _begin(
+async def _check_and_restore_state(
     config: RolloutRunConfig,
     session: Session,
     prepared: PreparedRun,
-    placed: Sequence[RoleSpec],
+    role_specs: Sequence[RoleSpec],
     state_type: type[LearningState],
 ) -> LearningState:
-    """Run all checks that are possible before a role starts, and return the state with which the session begins."""
+    """Run all checks that need no role, and return the initial state of the session."""
     check_engines(config)
     check_back_end(config.training.backend)
-    data, trainers = prepared.data, [each.spec for each in placed if isinstance(each.spec, TrainerSpec)]
+    data, trainers = prepared.data, [each.spec for each in role_specs if isinstance(each.spec, TrainerSpec)]
     state = restore_state(
         session.saved, data.train, state_type, compute_fingerprints(config, data.held_out_fingerprints)
     )
@@ -141,14 +141,14 @@ async def _start(
     session: Session,
     cluster: Cluster,
     prepared: PreparedRun,
-    placed: Sequence[RoleSpec],
+    role_specs: Sequence[RoleSpec],
     stack: AsyncExitStack,
 ) -> tuple[StartedRoles, list[Any], SharedDevices | None]:
     """Start all roles.
 
     Returns:
-        Engines, reward workers and judge; the started roles of `placed`, in order; and the devices that trainers and
-        engines share, or `None` if they share none.
+        Engines, reward workers and judge; the started roles of `role_specs`, in order; and the devices that trainers
+        and engines share, or `None` if they share none.
     """
     session.tracker.save_tokenizer(prepared.tokenizer)
     offload_colocated = should_offload_colocated(config, accelerated=count_accelerators() > 0)
@@ -169,17 +169,17 @@ async def _start(
         stack,
         run=session.directory,
         tracker=session.tracker,
-        trainers=[("policy" if role == "actor_train" else role, start(role, spec)) for role, spec in placed],
+        trainers=[("policy" if role == "actor_train" else role, start(role, spec)) for role, spec in role_specs],
         offload_colocated=offload_colocated,
     )
-    sharing = [trainer for (role, _), trainer in zip(placed, started, strict=True) if role in colocated]
+    sharing = [trainer for (role, _), trainer in zip(role_specs, started, strict=True) if role in colocated]
     return roles, started, SharedDevices(started[0], sharing) if offload_colocated else None
 
 
 async def _restore(run: Run[Any], learner: Learner, policy_engines: ServedPolicy, saved: SavedRun[Any] | None) -> None:
     """Load the checkpoint `saved` into the trainers, if there is one.
 
-    Trainers get the shared devices before a checkpoint is loaded, and from now on before every save.
+    Trainers are onloaded before a checkpoint is loaded, and before every later save.
     """
     run.checkpointer.before_writing = policy_engines.release_devices
     if saved is not None:
@@ -219,7 +219,7 @@ def build_weight_sync(
 
 
 def _list_held_out_draws(config: RolloutRunConfig, data: PromptData) -> list[PromptDraw]:
-    """Return the prompt draws of every evaluation."""
+    """Return the held-out prompt draws, which every evaluation uses."""
     draws = data.get_evaluation_draws(config.evaluation.num_prompts)
     if not draws:
         best = ", and keep_best cannot compare checkpoints" if config.checkpoint.keep_best else ""

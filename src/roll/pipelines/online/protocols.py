@@ -23,7 +23,7 @@ class CollectedBatch(Generic[T]):
     choice: T
     """The objective's choice of rollouts."""
     rollouts: tuple[Rollout, ...]
-    """All rollouts that are trained; if empty, no weight changes."""
+    """All rollouts to train on; if empty, the weights do not change."""
     draw_outcomes: Mapping[int, tuple[DrawOutcome, str]]
     """Outcomes of all draws of the batch, by draw id, with the reason if a draw is not trained."""
     demonstrations: tuple[Rollout, ...] = ()
@@ -36,7 +36,7 @@ class UpdateOutcome:
     """The results of a step's updates: metrics, advantages, and whether the weights changed."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
-    stepped: bool = False
+    has_new_weights: bool = False
     """True if the policy's weights changed."""
     advantages: Mapping[str, float] = field(default_factory=dict)
     """Mean advantage of each rollout, by sample id."""
@@ -45,7 +45,7 @@ class UpdateOutcome:
 
 
 class Objective(Protocol[T]):
-    """A pipeline's objective: how it trains on a batch."""
+    """A pipeline's objective, which defines how to train on a batch."""
 
     async def collect(self, batch: Batch) -> CollectedBatch[T]:
         """Choose the rollouts to train on; may be canceled at any moment."""
@@ -61,10 +61,10 @@ class Objective(Protocol[T]):
 
 
 class Engines(Protocol):
-    """The policy's engines, as the loop uses them; implemented by `ServedPolicy`."""
+    """The training loop's interface to the policy's engines; `ServedPolicy` implements it."""
 
     async def wake(self) -> None:
-        """Make sure that the engines can answer."""
+        """Wake sleeping engines, so that they can serve requests."""
         ...
 
     def enter_training(self) -> AbstractAsyncContextManager[None]:
@@ -77,7 +77,7 @@ class Engines(Protocol):
 
 
 class StepRun(Protocol):
-    """A run, as the loop uses it; implemented by `OnlineRun`."""
+    """The training loop's interface to a run; `OnlineRun` implements it."""
 
     @property
     def policy_engines(self) -> Engines:
@@ -85,9 +85,8 @@ class StepRun(Protocol):
         ...
 
     def open_session(self) -> AbstractAsyncContextManager[None]:
-        """Return a context for all steps, in which engines have the current weights; a checkpoint is saved when it
-        ends, if possible also after an error.
-        """
+        """Return a context for all steps, in which engines have the current weights. A checkpoint is saved on exit, if
+        possible also after an error."""
         ...
 
     async def run_steps(self, step: Callable[[], Awaitable[list[str]]]) -> None:

@@ -19,7 +19,7 @@ class DrawSource(Protocol):
     """Source of a controller's draws; `PromptStream` implements it."""
 
     def draw(self, count: int, domain: str | None = None) -> Sequence[PromptDraw]:
-        """Return the next draws, of one domain if it is given."""
+        """Return the next draws; if `domain` is given, only from this domain."""
         ...
 
     def redraw(self, draw_id: int, domain: str, position: int) -> PromptDraw:
@@ -47,7 +47,7 @@ def build_controller(
         ledger: Ledger that records every draw.
         generation: Engines and rewards.
         plan: Sampling settings of groups.
-        companions: How companion groups of the same prompts are sampled.
+        companions: Sampling settings of companion groups for the same prompts.
         draws: Source of draws; by default `data.train`.
         filters: Filters of finished groups, as in `BatchSpec`.
     """

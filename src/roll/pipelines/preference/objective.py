@@ -29,7 +29,7 @@ ANSWER_TIMING_LOSS = LikelihoodLoss()
 
 
 def get_timing_loss(section: PreferenceSection) -> LossFn:
-    """Return a loss for measuring time: it needs no reference, and samples are packed as for the method's loss."""
+    """Return a loss for time estimates; it needs no reference, and samples are packed as for the method's loss."""
     return PAIR_TIMING_LOSS if section.method.compares_pairs else ANSWER_TIMING_LOSS
 
 
@@ -90,7 +90,7 @@ def _scatter_loss_tokens(sample: TrainingSample, logprobs: FloatArray) -> FloatA
 
 
 def _sum_logprobs(samples: Sequence[TrainingSample], logprobs: Sequence[FloatArray]) -> list[float]:
-    """Return the sum of the log-probs of each sample's loss tokens, that is of its whole answer."""
+    """Return the log-prob of each sample's answer, which is the sum over its loss tokens."""
     return [float(p[s.loss_mask].sum(dtype=np.float64)) for s, p in zip(samples, logprobs, strict=True)]
 
 
@@ -102,7 +102,7 @@ def mismatch_answers(samples: Sequence[TrainingSample], max_tokens: int | None) 
 
     Args:
         samples: A batch of single answers.
-        max_tokens: Token limit of a sample; the end of a longer answer is cut off.
+        max_tokens: Token limit of a sample; longer answers are truncated.
     """
     if len(samples) < 2:
         return ()

@@ -2,9 +2,8 @@
 
 sample → rewards → a better and a worse answer → reference log-probs → update → sync → evaluate → sample …
 
-As everywhere, log-probs are those of the sampling distribution, at `rollout.temperature`. The loss compares the current
-log-probs with the reference's; the staleness of an answer does not matter.
-"""
+Log-probs are computed at `rollout.temperature`, as in all pipelines. The loss compares the current log-probs with the
+reference's, so the staleness of an answer does not matter."""
 
 from __future__ import annotations
 

@@ -31,22 +31,22 @@ __all__ = ["RecordedBatches", "build_draw_without_prompt", "restore_prompts"]
 
 @dataclass(eq=False)
 class RecordedBatches:
-    """Returns recorded batches; has the methods of `AsyncController` that a loop uses."""
+    """Returns recorded batches; implements `BatchSource`."""
 
     recording: Recording
-    """The recording."""
+    """Recording of the run that is replayed."""
     data: PromptData
     """The prompts; the recording has only their UIDs."""
     state: LearningState
     """State of the run, at a step's boundary."""
     ledger: DataLedger
-    """Ledger in which draws are opened as recorded."""
+    """Ledger in which the recorded draws are opened."""
     demonstrations: tuple[Rollout, ...] = field(init=False, default=())
     """Expert rollouts of the last batch's prompts."""
     _current: RecordedStep | None = field(init=False, default=None)
 
     async def next_batch(self) -> Batch:
-        """Return the batch of the step after the state's step.
+        """Return the recorded batch of step `state.step + 1`.
 
         Raises:
             DataError: The step is not recorded, the recording is damaged, or the data's prompts have changed.
@@ -79,7 +79,7 @@ class RecordedBatches:
         self.data.train.restore(dict(self._current.stream))
 
     def list_in_flight(self) -> list[PromptDraw]:
-        """Return the draws in flight as recorded at the last boundary."""
+        """Return the recorded draws in flight at the last boundary."""
         pending = () if self._current is None else self._current.pending
         return [
             build_draw_without_prompt(draw_id, domain=domain, position=position)
@@ -87,7 +87,7 @@ class RecordedBatches:
         ]
 
     def get_counts(self) -> dict[str, int]:
-        """Return the counts of engines and requests as recorded at the last boundary."""
+        """Return the recorded counts of engines and requests at the last boundary."""
         assert self._current is not None, "a step has a batch"
         return {"hung": 0, **self._current.counters}  # older recordings count hung engines only as replaced
 

@@ -1,4 +1,4 @@
-"""Checks of a replay: everything that the recording determines is compared before anything slow starts."""
+"""Checks of a replay before it starts: compares the configuration, the model and the data with the recording."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ from roll.pipelines.recording.records import RecordedSession
 from roll.pipelines.reinforcement.sampling import GREEDY_PURPOSE
 from roll.tracking import RunDirectory
 
-__all__ = ["check_prepared", "check_steps", "check_training", "copy_media", "find_start_checkpoint", "open_recording"]
+__all__ = [
+    "check_recorded_inputs",
+    "check_steps",
+    "check_training",
+    "copy_media",
+    "find_start_checkpoint",
+    "open_recording",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +61,7 @@ def open_recording(config: RLVRConfig) -> Recording:
 def copy_media(recording: Recording, directory: RunDirectory) -> None:
     """Copy the images of the recorded run to the run that replays it, without decoding them.
 
-    Images of environments and agents are stored only there; images of the data would be stored again anyway.
+    Images of environments and agents are stored only in the recorded run.
     """
     copy_store(recording.directory.parent / directory.media_dir.name, directory.media_dir)
 
@@ -64,7 +71,7 @@ def check_steps(recording: Recording, first: int, last: int) -> None:
 
     Raises:
         ConfigError: A step is not recorded.
-        DataError: A file is missing or cut off.
+        DataError: A file is missing or truncated.
     """
     if last > recording.last_step:
         raise ConfigError(
@@ -81,8 +88,8 @@ def check_steps(recording: Recording, first: int, last: int) -> None:
     recording.check(range(first, last + 1))
 
 
-def check_prepared(recorded: RecordedSession, prepared: PreparedRun) -> None:
-    """Check that model, tokenizer and data are those of the recorded session.
+def check_recorded_inputs(recorded: RecordedSession, prepared: PreparedRun) -> None:
+    """Check that model, tokenizer and data are the same as in the recorded session.
 
     Raises:
         ModelError: The model or the tokenizer differs.

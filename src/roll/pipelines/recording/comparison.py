@@ -18,9 +18,7 @@ __all__ = ["Comparison"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Timing:
-    """Seconds of waiting and of the whole step, in the recording and in the replay, and the number of generated
-    tokens.
-    """
+    """The wait and step times of recording and replay, in seconds, and the number of generated tokens."""
 
     recorded_wait_s: float
     wait_s: float
@@ -68,7 +66,7 @@ class Comparison:
         )
 
     def compute_totals(self) -> dict[str, float]:
-        """Return the sum of each time over all steps, and by how much waiting for batches became faster."""
+        """Return the sum of each time over all steps, and the speedup of waiting for batches."""
         sums = self._sum_timings()
         return {**asdict(sums), "speed_up": sums.speed_up}
 

@@ -33,7 +33,7 @@ def load_replay_config(
     only: Literal["train", "rollout"] = "train",
     checkpoint: str | None = None,
 ) -> RunConfig:
-    """Load the configuration of a replay: the one of the first recorded session, with another name and the overrides.
+    """Load the configuration of a replay: the first recorded session's, with another name and the overrides.
 
     If the overrides choose another algorithm, settings of the recorded run's preset are dropped and the user's own are
     kept.
@@ -63,7 +63,7 @@ def load_replay_config(
 
 
 def _select_user_keys(algorithm: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the algorithm settings that differ from the preset, that is the keys that the user set."""
+    """Return the algorithm settings that the user set, which are those that differ from the preset."""
     try:
         usual = AlgorithmConfig(type=algorithm.get("type", "grpo")).model_dump(mode="json")
     except ValidationError:  # the preset does not exist
@@ -89,7 +89,7 @@ def check_replayable(config: RunConfig, recorded: Mapping[str, Any]) -> None:
         recorded: Resolved configuration of the recorded session.
 
     Raises:
-        ConfigError: Such a setting was changed; the message lists all changed settings with both values.
+        ConfigError: A recorded setting was changed; the message lists all changed settings with both values.
     """
     replay = config.get_section("replay", ReplayConfig)
     only = replay.only

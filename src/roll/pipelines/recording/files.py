@@ -3,9 +3,9 @@
     tables, facts ──► .step-000007.….tmp/ ──► fsync ──► rename to step-000007/ ──► a line in index.jsonl, fsync
 
 Invariants:
-    - a step is recorded if and only if the index has its line, and then its directory is complete: a crash leaves at
-      most one torn line at the end, and directories that no line names;
-    - `truncate_recording` leaves exactly the steps up to a checkpoint, before the run resumes from it;
+    - a step is recorded if and only if the index has a line for it, and its directory is then complete. A crash leaves
+      at most one incomplete last line, and directories without a line;
+    - `truncate_recording` keeps exactly the steps up to a checkpoint, before the run resumes from it;
     - only unchanged bytes are parsed: the index has each file's size, and a checksum for each of its blocks (readers of
       Parquet may crash on damaged bytes).
 """
@@ -54,7 +54,7 @@ _DICTIONARY_COLUMNS = [
 
 
 def truncate_recording(directory: Path, step: int) -> None:
-    """Remove the steps after `step` and the remains of a crash; -1 removes everything.
+    """Remove the steps after `step`, and incomplete files of a crash; -1 removes everything.
 
     Raises:
         DataError: The index is damaged, so the recorded steps are unknown.
@@ -82,7 +82,7 @@ class RecordingWriter:
 
     Raises:
         DataError: The index is damaged.
-        OSError: The recording cannot be written, here or later.
+        OSError: The recording cannot be written; methods raise this error as well.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -185,8 +185,7 @@ class Recording:
         """Read a step.
 
         Raises:
-            DataError: The step is not recorded, or one of its files is missing, cut off, or damaged; the message says
-                where.
+            DataError: The step is not recorded, or one of its files is missing, truncated, or damaged.
         """
         if step not in self.files:
             raise DataError(
@@ -275,7 +274,7 @@ class _IndexLine(NamedTuple):
 
 
 def _read_lines(path: Path) -> Iterator[_IndexLine]:
-    """Yield the lines of an index; an incomplete last line, which a crash left, is skipped.
+    """Yield the lines of an index; skip an incomplete last line, which may remain after a crash.
 
     Raises:
         DataError: A line before the end is malformed, or has another format.

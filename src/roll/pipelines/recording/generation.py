@@ -6,8 +6,7 @@
 
 Engines keep the weights that they loaded. With `lengths: recorded` every answer that the recorded run finished gets the
 recorded number of tokens and turns, and the recorded reward; the verifier still runs, for its time. Answers that the
-recorded run did not finish (redundant ones that were stopped) have the length that the model gives them.
-"""
+recorded run did not finish (stopped redundant rollouts) have no prescribed length."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from roll.pipelines.generation import GenerationParts, build_episode_plan, open_
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.preparation import build_sampling_plans, prepare
 from roll.pipelines.recording.batches import build_draw_without_prompt
-from roll.pipelines.recording.checks import check_prepared, check_steps, copy_media, open_recording
+from roll.pipelines.recording.checks import check_recorded_inputs, check_steps, copy_media, open_recording
 from roll.pipelines.recording.comparison import Comparison
 from roll.pipelines.recording.recorded_work import RecordedWork
 from roll.pipelines.reinforcement.sampling import build_controller
@@ -82,7 +81,7 @@ async def open_rollout_replay(config: RLVRConfig, session: Session) -> AsyncIter
     start, tracker = recording.first_session, session.tracker
     check_steps(recording, recording.first_step, config.training.num_steps)
     prepared = await run_in_thread(prepare, config, session.directory.media_dir)
-    check_prepared(start, prepared)
+    check_recorded_inputs(start, prepared)
     steps = range(recording.first_step, recording.last_step + 1)
     work = await run_in_thread(RecordedWork.from_steps, map(recording.read, steps))
     state = LearningState(data=dict(start.stream), step=start.step, pending=[list(entry) for entry in start.pending])
@@ -201,7 +200,7 @@ class RecordedLengthsLoop:
         generate_recorded = functools.partial(self._generate_recorded, generate)
         recorded = RolloutId(purpose=TRAIN, draw_id=draw.draw_id, index=index)
         trains = first.request_id == recorded.request_id()
-        if trains and self.user_loop is None and recorded in self.work.between:
+        if trains and self.user_loop is None and recorded in self.work.tokens_between_turns:
             return await self._replay_turns(recorded, draw, first, generate_recorded, renderer)
         loop = self.user_loop or choose_loop(draw.prompt, plan=self.episodes)
         return await loop(draw, index, first, generate_recorded, renderer)
@@ -223,7 +222,7 @@ class RecordedLengthsLoop:
         generate_recorded: Generate,
         renderer: Renderer,
     ) -> Rollout:
-        between, turn_rewards = self.work.between[recorded], self.work.turn_rewards[recorded]
+        between, turn_rewards = self.work.tokens_between_turns[recorded], self.work.turn_rewards[recorded]
         generations: list[Generation] = []
         rollout_media: list[MediaSpan] = []
         contexts = self.work.contexts.get(recorded, {})

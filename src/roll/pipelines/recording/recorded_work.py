@@ -22,18 +22,18 @@ class RecordedWork:
     tokens: dict[str, int] = field(default_factory=dict)
     """Number of generated tokens of answers that stopped or reached their limit, by request id."""
     stopped: dict[str, bool] = field(default_factory=dict)
-    """Flags by request id: whether the answer ended before the token limit."""
+    """True for answers that ended before the token limit, by request ID."""
     environment_s: dict[str, float] = field(default_factory=dict)
-    """Seconds between the end of the previous turn and a turn, by request id of the turn."""
+    """Seconds tokens_between_turns the end of the previous turn and the start of a turn, by the turn's request ID."""
     answers: dict[RolloutId, int] = field(default_factory=dict)
-    """Tokens of the first answer of every rollout whose first answer ended, including rollouts in no batch."""
+    """Length in tokens of each rollout's first answer, if it ended; includes rollouts outside any batch."""
     rewards: dict[RolloutId, RewardResult] = field(default_factory=dict)
-    between: dict[RolloutId, tuple[IntArray, ...]] = field(default_factory=dict)
-    """Tokens between the turns of a rollout; only for rollouts with several turns."""
+    tokens_between_turns: dict[RolloutId, tuple[IntArray, ...]] = field(default_factory=dict)
+    """Tokens tokens_between_turns the turns of a rollout; only for rollouts with several turns."""
     contexts: dict[RolloutId, dict[int, EncodedText]] = field(default_factory=dict)
     """Rewritten context of a turn, by number of the turn; only for rollouts with branches."""
     media: dict[RolloutId, tuple[MediaSpan, ...]] = field(default_factory=dict)
-    """Images between the turns of a rollout, with positions in its tokens; only for rollouts with any."""
+    """Spans of images tokens_between_turns the turns of a rollout; only for rollouts with such images."""
     turn_rewards: dict[RolloutId, tuple[tuple[float, str], ...]] = field(default_factory=dict)
     """Reward and state of each turn; only for rollouts with turns."""
     prompt_tokens: dict[int, int] = field(default_factory=dict)
@@ -43,9 +43,9 @@ class RecordedWork:
     sync_s: dict[int, float] = field(default_factory=dict)
     """Seconds of the weight sync, by step."""
     wait_s: dict[int, float] = field(default_factory=dict)
-    """Seconds of the wait for the batch, by step: in a synchronous run, generation and scoring."""
+    """Seconds of waiting for the batch, by step; in a synchronous run, the time of generation and scoring."""
     step_s: dict[int, float] = field(default_factory=dict)
-    """Seconds of the whole step, by step."""
+    """Seconds of each whole step, by step."""
 
     @classmethod
     def from_steps(cls, steps: Iterable[RecordedStep]) -> RecordedWork:
@@ -63,7 +63,7 @@ class RecordedWork:
                 work.prompt_tokens[group.draw.draw_id] = len(group.draw.token_ids)
                 for rollout in group.rollouts:
                     work._add(rollout)
-            seen |= {move.rollout_id.request_id(): move.rollout_id for move in step.moves}
+            seen |= {move.rollout_id.request_id(): move.rollout_id for move in step.transitions}
             seen |= {r.rollout_id.request_id(): r.rollout_id for group in step.groups for r in group.rollouts}
             times = step.timings_s
             work.wait_s[step.step] = sum(times.get(name, 0.0) for name in WAIT_PHASES)
@@ -85,7 +85,7 @@ class RecordedWork:
         if not turns:
             return
         self.turn_rewards[name] = tuple((turn.reward, turn.state) for turn in turns)
-        self.between[name] = tuple(rollout.token_ids[a.end : b.start].copy() for a, b in pairwise(turns))
+        self.tokens_between_turns[name] = tuple(rollout.token_ids[a.end : b.start].copy() for a, b in pairwise(turns))
         if rollout.branches:
             numbers = {turn.start: number for number, turn in enumerate(turns)}
             self.contexts[name] = {

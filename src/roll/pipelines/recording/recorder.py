@@ -56,7 +56,7 @@ class Recorder:
     ledger: DataLedger
     """Ledger of the run."""
     _proxy: LLMProxy | None = field(init=False, default=None)
-    _moves: list[RecordedTransition] = field(init=False, default_factory=list)
+    _transitions: list[RecordedTransition] = field(init=False, default_factory=list)
     _requests: list[RecordedRequest] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class Recorder:
     def on_transition(self, event: Transition) -> None:
         """Record a transition; a listener of `LifeCycle`."""
         before = "" if event.before is None else str(event.before)
-        self._moves.append(
+        self._transitions.append(
             RecordedTransition(event.time - self.origin, event.rollout_id, before, str(event.after), event.detail)
         )
 
@@ -91,7 +91,7 @@ class Recorder:
         """
         with self.tracker.spans.phase("recording"):
             step = self._build_step(state, batch, demonstrations)
-            self._moves, self._requests = [], []
+            self._transitions, self._requests = [], []
             self._num_draws, self.policy_version = step.num_draws, step.next_policy_version
             await asyncio.to_thread(self._write, step)
 
@@ -127,7 +127,7 @@ class Recorder:
             pending=_list_pending(state),
             counters=proxy.get_counters(),
             timings_s=times,
-            moves=tuple(self._moves),
+            transitions=tuple(self._transitions),
             requests=tuple(self._requests),
         )
 

@@ -57,14 +57,14 @@ class RecordedDraw(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedSession:
-    """One start or resumption of the run, with the data that all steps of this session share."""
+    """One session of the run, from a start or a resumption, with the data that all of its steps share."""
 
     number: int
     """Number of the session, from 1."""
     step: int
     """Number of steps completed before the session."""
     started: float
-    """Unix time in seconds, from which all times of the session's steps count."""
+    """Start of the session, as Unix time in seconds; the times of all its steps are relative to it."""
     version: str
     """Version of ROLL that wrote the session."""
     config: Mapping[str, Any]
@@ -82,7 +82,7 @@ class RecordedSession:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedStep:
-    """One step of a run. Of a prompt, only UID and domain are stored; its content is read from the data source."""
+    """One step of a run. For prompts, only UID and domain are stored; the content is read from the data source."""
 
     step: int
     session: int
@@ -91,14 +91,14 @@ class RecordedStep:
     next_policy_version: int
     """Policy version after the step's update."""
     groups: tuple[Group, ...]
-    """All groups of the batch, including those that were left out."""
+    """All groups of the batch, including replaced groups."""
     companions: Mapping[str, tuple[Group, ...]] = field(default_factory=dict)
     """Companion groups by purpose, such as greedy answers."""
     demonstrations: tuple[Rollout, ...] = ()
     left_out: Mapping[int, str] = field(default_factory=dict)
-    """Reasons by draw id for which a group of the batch was replaced by another group."""
+    """Reasons why groups of the batch were replaced, by draw ID."""
     expired: Mapping[int, str] = field(default_factory=dict)
-    """Reasons by draw id for which a draw will never be trained."""
+    """Reasons why draws will never be trained, by draw ID."""
     expired_lengths: tuple[int, ...] = ()
     """Lengths in tokens of finished rollouts that were discarded with their groups."""
     num_refills: int = 0
@@ -108,7 +108,7 @@ class RecordedStep:
     staleness: tuple[int, ...] = ()
     """Staleness of each trained group, in policy versions."""
     selection_bias: Mapping[str, Any] = field(default_factory=dict)
-    """Statistics of counted and launched rollouts (fields of `SelectionBias`), if the scheduling chose among them."""
+    """Statistics of selected and launched rollouts (fields of `SelectionBias`), if the schedule selects rollouts."""
     draws: tuple[RecordedDraw, ...] = ()
     """Draws that were opened since the last step's boundary."""
     stream: Mapping[str, Any] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class RecordedStep:
     """Counts of engines and requests over the session: replaced, reissued, continued."""
     timings_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each phase of the step, and of the `step`."""
-    moves: tuple[RecordedTransition, ...] = ()
+    transitions: tuple[RecordedTransition, ...] = ()
     """State transitions since the last boundary."""
     requests: tuple[RecordedRequest, ...] = ()
     """Requests that ended since the last boundary."""

@@ -145,7 +145,7 @@ def build_tables(step: RecordedStep) -> dict[str, pa.Table]:
             ),
             *(_build_rollout_row(EXPERT, rollout, None) for rollout in step.demonstrations),
         ],
-        "moves": (cast(Any, move)._replace(rollout_id=str(move.rollout_id)) for move in step.moves),
+        "moves": (cast(Any, move)._replace(rollout_id=str(move.rollout_id)) for move in step.transitions),
         "requests": step.requests,
     }
     return {
@@ -254,7 +254,7 @@ def build_step(metadata: StepMetadata, tables: dict[str, pa.Table]) -> RecordedS
         groups=groups.pop(TRAIN, ()),
         companions=groups,
         demonstrations=tuple(shown),
-        moves=tuple(starmap(_build_transition, _iterate_rows(tables["moves"]))),
+        transitions=tuple(starmap(_build_transition, _iterate_rows(tables["moves"]))),
         requests=tuple(starmap(RecordedRequest, _iterate_rows(tables["requests"]))),
     )
 
@@ -290,7 +290,7 @@ def _is_list_of_records(expected: pa.DataType, found: pa.DataType) -> bool:
 def _build_transition(time_s: float, rollout: str, before: str, after: str, detail: str) -> RecordedTransition:
     """Build a transition from the columns of its row; `rollout` is the rollout id as text.
 
-    No other function parses rollout ids, since only files store them as text.
+    Only files store rollout IDs as text, so they are parsed only here.
     """
     purpose, _, place = rollout.rpartition("-")
     draw_id, _, index = place.partition(".")

@@ -29,7 +29,7 @@ from roll.pipelines.online.online_run import OnlineRun
 from roll.pipelines.preparation import prepare
 from roll.pipelines.recording.batches import RecordedBatches
 from roll.pipelines.recording.checks import (
-    check_prepared,
+    check_recorded_inputs,
     check_steps,
     check_training,
     copy_media,
@@ -60,7 +60,7 @@ async def open_training_replay(config: RLVRConfig, session: Session) -> AsyncIte
     check_steps(recording, (saved.state.step if saved else 0) + 1, config.training.num_steps)
     check_user_functions(config.algorithm)
     prepared = await run_in_thread(prepare, config, session.directory.media_dir, scores=False)
-    check_prepared(recording.first_session, prepared)
+    check_recorded_inputs(recording.first_session, prepared)
     check_training(config, recording, recording.first_session)
     data = prepared.data
     state = restore_state(saved, data.train, LearningState)
@@ -100,7 +100,7 @@ class RecordedEngines:
         """Do nothing, since there are no engines."""
 
     def measure_wait(self, name: str) -> AbstractContextManager[None]:
-        """Return the context of a wait for a recorded batch."""
+        """Return a context that measures the wait for a recorded batch."""
         return self.run.spans.phase("read")
 
     def enter_training(self) -> AbstractAsyncContextManager[None]:
@@ -123,7 +123,7 @@ class RecordedEngines:
         return {"rollout/retries": 0.0}
 
     def get_verifier_states(self) -> None:
-        """Return `None`, since nothing is judged."""
+        """Return `None`, since no answer is scored."""
 
     def trace(self) -> None:
         """Do nothing, since there are no engines."""

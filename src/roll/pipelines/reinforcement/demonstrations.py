@@ -60,9 +60,8 @@ async def play_demonstrations(
 def build_anchor_demonstration(draw: PromptDraw, anchor: Anchor, index: int) -> Rollout:
     """Return the turns before an anchor as an expert rollout.
 
-    Turns after the anchor keep their rewards and lose their tokens, so that a turn's return is that of the whole
-    episode: for example G_k = gamma^(K-1-k) R of IPA's eq. 7.
-    """
+    Turns after the anchor have rewards but no tokens, so each turn's return includes the rewards of the whole episode:
+    for example, G_k = gamma^(K-1-k) R in IPA's eq. 7."""
     record, num = anchor.trajectory, anchor.num_turns
     end = record.turns[num - 1].end
     turns = [turn if i < num else replace(turn, start=end, end=end) for i, turn in enumerate(record.turns)]
@@ -118,13 +117,13 @@ async def play_demonstration(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ScriptedEngine:
-    """Replaces an engine in a demonstration: returns the expert's answers one after the other."""
+    """Replaces an engine in a demonstration: returns the expert's answers in order."""
 
     renderer: ChatRenderer
     answers: Iterator[str]
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Return the next answer; after the last one, an empty answer that is cut off, which ends an episode."""
+        """Return the next answer; after the last answer, return an empty truncated answer, which ends the episode."""
         text = next(self.answers, None)
         tokens = np.zeros(0, np.int32) if text is None else self.renderer.tokenize_answer(text)
         return Generation(

@@ -73,7 +73,7 @@ class ReinforcementObjective(Generic[C]):
         seed, updates = (run.seed, run.state.step), config.algorithm.updates
         return UpdateOutcome(
             metrics=metrics,
-            stepped=learned.has_new_weights,
+            has_new_weights=learned.has_new_weights,
             advantages=compute_mean_advantages(learned.batch),
             tokens=build_token_columns(learned.batch, learned.results, updates, seed) if is_recorded else {},
         )

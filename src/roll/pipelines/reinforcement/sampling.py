@@ -1,4 +1,4 @@
-"""The rollouts that an algorithm needs: how they are sampled, and which groups pass the filters."""
+"""Sampling plans and group filters of runs with an `algorithm`."""
 
 from __future__ import annotations
 

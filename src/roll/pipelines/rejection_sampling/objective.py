@@ -2,9 +2,8 @@
 
 sample → verify → keep the best → fine-tune on them → sync → evaluate → sample …
 
-As everywhere, log-probs are those of the sampling distribution, at `rollout.temperature`. The loss is the likelihood
-under the current weights; the staleness of an answer does not matter.
-"""
+Log-probs are computed at `rollout.temperature`, as in all pipelines. The loss is the likelihood under the current
+weights, so the staleness of an answer does not matter."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from roll.preflight.inspection import check_backend_and_placement, check_disk, c
 from roll.preflight.layout import check_layout
 from roll.preflight.machine import inspect_machine
 from roll.preflight.report import Report
-from roll.preflight.timing import is_timeable, measure_step_time
+from roll.preflight.timing import can_measure_step_time, measure_step_time
 from roll.training import Role
 from roll.training.packing.blocks import Block
 from roll.training.packing.micro_batches import pack
@@ -51,7 +51,7 @@ class FrozenModelCost:
     """Cost of models other than the trained one."""
 
     paths: tuple[str, ...] = ()
-    """Paths of models that the trainer holds."""
+    """Paths of models that the trainer loads in addition."""
     kept_token_bytes: int = 0
     """Bytes stored on disk per trained token."""
     passes_before: float = 0.0
@@ -152,7 +152,7 @@ def _count_tokens(config: SupervisedConfig, batch: TrainingBatch) -> int:
 
 
 def _count_media(config: SupervisedConfig, prepared: PreparedRun, batch: TrainingBatch) -> int:
-    """Return the largest number of feature tokens of the different media of a micro-batch."""
+    """Return the maximum number of feature tokens per micro-batch; repeated media count once."""
     inputs = prepared.examples.sample_builder.renderer.media_inputs
     if inputs is None or not any(sample.media for sample in batch.samples):
         return 0
@@ -255,8 +255,8 @@ def _estimate_time(
 ) -> None:
     sizes, ranks = report.model, config.roles["actor_train"].count
     assert sizes is not None
-    if ranks > 1 or not is_timeable(sizes):
-        report.notes.append("a step's time is not estimated: it would need the devices of the run.")
+    if ranks > 1 or not can_measure_step_time(sizes):
+        report.notes.append("the time of a step is not estimated, because the estimate needs the devices of the run.")
         return
     usual = min(
         steps, key=lambda batch: abs(_count_tokens(config, batch) - fmean(_count_tokens(config, b) for b in steps))
@@ -267,7 +267,7 @@ def _estimate_time(
     try:
         found = measure_step_time(spec, sizes.num_layers, probe, loss)
     except ChildProcessError as error:
-        report.notes.append(f"a step's time is not estimated: {error}.")
+        report.notes.append(f"the time of a step is not estimated: {error}.")
         return
     training, evaluation, pass_s = prepared.training, config.evaluation, share * found.measure_s
     step_s = share * found.learn_s + found.optimizer_s + other_models.passes_per_step * pass_s

@@ -42,7 +42,7 @@ class EvaluationParts:
     stack: AsyncExitStack
 
     async def start(self, role: Role, *, teachers: tuple[str, ...] = ()) -> TrainerGroup:
-        """Start a frozen trainer with the configured model, which also holds the teachers of a distillation loss."""
+        """Start a frozen trainer with the configured model, and with the teachers of a distillation loss."""
         config, prepared = self.config, self.prepared
         spec = TrainerSpec.for_frozen_model(prepared.model_path, config.model, prepared.training, config.seed)
         trainer = await self.cluster.start_trainer(replace(spec, role=role, teachers=teachers), "actor_train")
@@ -91,16 +91,18 @@ def compute_held_out_metrics(measured: ForwardBackwardResult, batch: TrainingBat
     return {**found, "eval/num_examples": float(batch.num_units)}
 
 
-def merge_metrics(on_examples: Mapping[str, float], on_answers: Mapping[str, float]) -> dict[str, float]:
+def merge_metrics(example_metrics: Mapping[str, float], answer_metrics: Mapping[str, float]) -> dict[str, float]:
     """Merge the metrics of held-out examples and of answers.
 
-    If both have a metric of the same name, the one of the examples gets the prefix `eval/examples/`.
+    If both have a metric of the same name, the examples' metric gets the prefix `eval/examples/`.
     """
     taken = {
-        k for k in on_examples if k in on_answers or (k.startswith("eval/accuracy") and "eval/accuracy" in on_answers)
+        k
+        for k in example_metrics
+        if k in answer_metrics or (k.startswith("eval/accuracy") and "eval/accuracy" in answer_metrics)
     }
-    moved = {f"eval/examples/{k.removeprefix('eval/')}" if k in taken else k: v for k, v in on_examples.items()}
-    return moved | dict(on_answers)
+    moved = {f"eval/examples/{k.removeprefix('eval/')}" if k in taken else k: v for k, v in example_metrics.items()}
+    return moved | dict(answer_metrics)
 
 
 async def measure_model(

@@ -64,7 +64,7 @@ async def compute_missing_outputs(
     missing = {id(sample) for sample in store.find_missing(chain.from_iterable(batches))}
     if not missing:
         return
-    note: Callable[[str], object] = session.tracker.note if session else _ignore
+    note: Callable[[str], object] = session.tracker.note if session else _discard_note
     note(f"starting {model_name} to score {len(missing):,} examples")
     trainer = await cluster.start_trainer(spec, "actor_train")
     try:
@@ -95,7 +95,7 @@ def list_remaining_steps(
     Args:
         prepared: Prepared data of the run; afterwards its stream is at the position where the run resumes.
         session: Session with the checkpoint from which the run resumes.
-        repeat_examples: Whether a step includes examples that an earlier step also has.
+        repeat_examples: Whether to include examples that an earlier step already has.
     """
     stream = prepared.examples.train
     state = restore_state(session.saved, stream)
@@ -115,5 +115,5 @@ def list_remaining_steps(
     return steps
 
 
-def _ignore(text: str) -> None:
+def _discard_note(text: str) -> None:
     """Do nothing with a message; replaces the tracker's notes outside a run."""

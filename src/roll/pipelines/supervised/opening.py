@@ -49,10 +49,10 @@ async def open_supervised(
     initial = saved.state if saved else RunState()
     media_dir = session.directory.media_dir
     prepared = await run_in_thread(prepare, config, kind, initial, score_at_end=score_at_end, media_dir=media_dir)
-    unchanging = compute_fingerprints(config, prepared.examples.held_out_fingerprints)
+    fingerprints = compute_fingerprints(config, prepared.examples.held_out_fingerprints)
     check_back_end(prepared.training.backend)
     check_disk(config, prepared.training, prepared.model_path, session)
-    state = restore_state(saved, prepared.examples.train, unchanging=unchanging)
+    state = restore_state(saved, prepared.examples.train, fingerprints=fingerprints)
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)
         stack.push_async_callback(cluster.close)

@@ -43,7 +43,7 @@ def prepare(
     Args:
         config: Configuration of the run.
         kind: Kind of the run's examples.
-        state: State of the run; by default its beginning.
+        state: State of the run; by default a new run.
         score_at_end: Argument of `build_examples`.
         media_dir: The run's media store; `None` keeps images in memory, for a check.
 
@@ -105,7 +105,8 @@ def count_planned_steps(config: SupervisedConfig, kind: ExampleKind, state: RunS
 
 
 def build_held_out_batch(config: SupervisedConfig, examples: ExampleData) -> TrainingBatch:
-    """Return the batch of every evaluation: always the same held-out examples, without those that cannot be rendered.
+    """Return the evaluation batch, which always has the same held-out examples. Examples that cannot be rendered are
+    left out.
 
     Raises:
         DataError: No held-out example can be rendered.

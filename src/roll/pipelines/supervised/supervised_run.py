@@ -43,7 +43,7 @@ class ExampleBatch:
     draws: Sequence[ExampleDraw]
     samples: tuple[TrainingSample, ...]
     left_out: dict[int, str] = field(default_factory=dict)
-    """Reasons by draw id for which an example cannot be trained on."""
+    """Reasons why examples cannot be trained on, by draw ID."""
 
 
 def draw_next_examples(examples: ExampleData, training: SupervisedTraining) -> list[ExampleDraw]:
@@ -171,7 +171,7 @@ class SupervisedRun:
         return compute_held_out_metrics(await self.policy.measure(batch, await _build_loss(loss, batch.samples)), batch)
 
     async def build_held_out_batch(self) -> TrainingBatch:
-        """Return the batch of held-out examples of every evaluation."""
+        """Return the batch of held-out examples, which every evaluation uses."""
         if self._held_out is None:
             self._held_out = await self.add_columns(
                 await asyncio.to_thread(build_held_out_batch, self.config, self.examples)

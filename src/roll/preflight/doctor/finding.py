@@ -35,7 +35,7 @@ class Finding:
 
 
 def report_ok(name: str, found: str, advice: str = "") -> Finding:
-    """Return a finding with the verdict `ok`; `advice` may report_progress what else is possible."""
+    """Return a finding with the verdict `ok`; `advice` is optional."""
     return Finding(name=name, verdict="ok", found=found, advice=advice)
 
 

@@ -217,7 +217,7 @@ def answer_peers(
 ) -> int:
     """Listen on all interfaces, and answer nodes that run `check_peer`, one after another.
 
-    A node receives versions, the time, and a payload of zeros; what it sends is not read.
+    Each node receives versions, the time, and a payload of zeros; data from the node is not read.
 
     Args:
         port: port to listen on; 0 chooses a free one.

@@ -319,9 +319,9 @@ def _try_rewards_on_examples(report: Report, config: RolloutRunConfig) -> None:
     for trial in report.trials:
         if not trial.prefers_correct:
             report.notes.append(
-                f"the reward of '{trial.domain}' gives the reference answer {trial.right!r} "
-                f"{trial.right_value:g} and {trial.wrong!r} {trial.wrong_value:g}: check whether the reward requires "
-                "a format that the bare answer does not have."
+                f"the reward of '{trial.domain}' gives the reference answer {trial.correct_answer!r} "
+                f"{trial.correct_reward:g} and {trial.wrong_answer!r} {trial.wrong_reward:g}: check whether the "
+                "reward requires a format that the bare answer does not have."
             )
 
 
