@@ -108,7 +108,7 @@ def test_cli_chat_a_conversation_that_is_too_long_is_refused_and_stays_as_it_was
         ("/temperature warm", "'warm' is not a number from 0 to 1,000,000"),
         ("/tokens 0", "'0' is not a number from 1 to 1,000,000"),
         ("/tokens nan", "'nan' is not a number from 1 to 1,000,000"),
-        ("/again", "there is no message to answer again"),
+        ("/again", "the conversation has no message yet"),
     ],
 )
 def test_cli_chat_a_mistyped_command_gets_one_message_and_the_conversation_goes_on(

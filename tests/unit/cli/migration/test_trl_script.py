@@ -161,8 +161,8 @@ def test_migration_trl_script_constants_are_read(tmp_path: Path, text: str, valu
         ("{1: 2}", "the key `1` is not a string"),
         ("{**1}", "is not a dictionary"),
         ("-'a'", "is not a number"),
-        ("1 / 0", "has no value (division by zero)"),
-        ("[1][3]", "has no value that can be read"),
+        ("1 / 0", "cannot be evaluated (division by zero)"),
+        ("[1][3]", "cannot be evaluated without running the script"),
         ("f'{1:>3}'", "formatted when the script runs"),
         ("nowhere", "`nowhere` is not assigned in the script"),
         ("load_dataset", "`load_dataset` is imported (line 1)"),
@@ -336,7 +336,7 @@ def test_migration_trl_script_classes_of_the_same_name_from_elsewhere_are_listed
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x = 1", "does not call a supported trainer of TRL: GRPOTrainer, SFTTrainer, DPOTrainer, Reward"),
+        ("x = 1", "does not call a supported trainer of TRL. Supported: GRPOTrainer, SFTTrainer, DPOTrainer, Reward"),
         ("KTOTrainer(model)", r"train\.py:1: KTOTrainer is not supported"),
         ("SFTTrainer(a)\nDPOTrainer(b)", r"creates 2 trainers \(lines 1, 2\)"),
         ("SFTConfig()\nSFTConfig()", r"creates 2 configurations \(lines 1, 2\)"),
@@ -405,7 +405,7 @@ def test_migration_trl_script_problems_are_all_listed_with_what_was_not_read(tmp
     ):
         assert message.count(part) == 1, part
     said = {"model_name_or_path": "some/model", "temperature": 1, "learning_rate": 1e-5, "max_steps": 5}
-    result = from_trl(path, further={**said, "reward_funcs": "accuracy_reward", "dataset_name": "a/b"})
+    result = from_trl(path, extra_values={**said, "reward_funcs": "accuracy_reward", "dataset_name": "a/b"})
     assert load_config(result.tree).training.learning_rate == 1e-5
     assert "learning_rate" not in {one.key for one in result.unsupported_keys}
 
