@@ -11,6 +11,7 @@ from roll.config.base import option
 from roll.config.cluster import RoleDevices
 from roll.config.engines import LOGPROBS, EngineRequirement
 from roll.config.rollout_run import RolloutRunConfig
+from roll.config.streaming import find_streaming_problem
 from roll.config.truncation import find_truncation_problem
 
 __all__ = ["ReinforcementRunConfig"]
@@ -27,6 +28,8 @@ class ReinforcementRunConfig(RolloutRunConfig):
         self._check_lengths()
         self._check_demonstrations()
         problem = find_truncation_problem(self.algorithm, self.rollout)
+        if self.rollout.scheduling.stream_training:
+            problem = problem or find_streaming_problem(self)
         if problem:
             raise ValueError(problem)
         if self.num_snapshots and self.training.backend != "torch":
@@ -37,6 +40,11 @@ class ReinforcementRunConfig(RolloutRunConfig):
                 "correction.corrects to both"
             )
         return self
+
+    @property
+    def can_stream_training(self) -> bool:
+        """Whether the pipeline can train with `rollout.scheduling.stream_training`."""
+        return True
 
     @property
     def num_snapshots(self) -> int:

@@ -48,6 +48,11 @@ class RolloutRunConfig(RunConfig):
         check_judge(self.judge, self.data, self.cluster, self.num_judges)
         self._check_quotas()
         ahead = self.rollout.scheduling.async_ratio
+        if self.rollout.scheduling.stream_training and not self.can_stream_training:
+            raise ValueError(
+                f"rollout.scheduling.stream_training needs an `algorithm`, but pipeline {self.pipeline} has none: "
+                "remove the key, or use the pipeline rlvr or agentic"
+            )
         if self.cluster.offload_colocated is True and ahead > 0:
             raise ValueError(
                 f"cluster.offload_colocated is true, but with rollout.scheduling.async_ratio {ahead:g} engines "
@@ -135,6 +140,11 @@ class RolloutRunConfig(RunConfig):
             for name, (is_needed, reason, alternative) in required.items()
             if is_needed
         ]
+
+    @property
+    def can_stream_training(self) -> bool:
+        """Whether the pipeline can train with `rollout.scheduling.stream_training`."""
+        return False
 
     @property
     def num_ranks(self) -> int:

@@ -88,6 +88,12 @@ class SchedulingConfig(Section):
         "than others. In synchronous runs this holds exactly for every step, in long and in short rounds. With an "
         "`async_ratio` above 0 it holds for the launched prompts, and therefore over all steps.",
     )
+    stream_training: bool = option(
+        False,
+        "Whether the trainer computes the gradients of finished groups while the other groups of a synchronous step "
+        "are still generated (RollPacker's stream trainer). The updates differ from those without it only by rounding, "
+        "which depends on the order in which groups finish, so runs are not repeated bit by bit.",
+    )
     max_kv_used: float = option(
         0.95, "Share of the KV cache above which a busy engine gets no further request.", gt=0, le=1
     )
@@ -100,6 +106,11 @@ class SchedulingConfig(Section):
                 raise ValueError(
                     f"`type: {self.type}` is synchronous, but async_ratio is {self.async_ratio:g}: set async_ratio to "
                     "0, or type to queue, with which a slow prompt does not delay a step"
+                )
+            if self.stream_training:
+                raise ValueError(
+                    f"stream_training shortens synchronous steps, but async_ratio is {self.async_ratio:g}, with which "
+                    "training already runs while engines generate: remove one of the two"
                 )
             if redundant:
                 raise ValueError(

@@ -39,8 +39,10 @@ def should_offload_colocated(config: RolloutRunConfig, *, accelerated: bool) -> 
     setting = config.cluster.offload_colocated
     if setting != "auto":
         return setting
-    can, ahead = get_engine_capabilities(config.inference.engine).can_sleep, config.rollout.scheduling.async_ratio > 0
-    return can and accelerated and not ahead and bool(config.find_colocated_trainers("actor_infer"))
+    scheduling = config.rollout.scheduling
+    overlap = scheduling.async_ratio > 0 or scheduling.stream_training
+    can = get_engine_capabilities(config.inference.engine).can_sleep
+    return can and accelerated and not overlap and bool(config.find_colocated_trainers("actor_infer"))
 
 
 class SleepingEngines(Protocol):

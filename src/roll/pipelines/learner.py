@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,18 @@ from roll.pipelines.checkpoint_files import SavedRun
 from roll.pipelines.run import Run
 from roll.pipelines.snapshots import PolicySnapshots
 from roll.protocols import LossFn, Scorer, TrainerGroup
-from roll.types import ForwardOptions, Output, Outputs, StepResult, TrainingBatch
+from roll.types import (
+    BatchCounts,
+    ForwardBackwardResult,
+    ForwardOptions,
+    OptimResult,
+    Output,
+    Outputs,
+    StepResult,
+    TrainingBatch,
+)
 
-__all__ = ["BaseModelScorer", "Learner", "train_policy", "update"]
+__all__ = ["BaseModelScorer", "Learner", "accumulate_gradients", "apply_gradients", "train_policy", "update"]
 
 
 class BaseModelScorer:
@@ -57,16 +67,45 @@ async def update(run: Run[Any], trainer: TrainerGroup, batch: TrainingBatch, los
 
     `run.mid_update` is reset if the first step since the boundary fails, on a single rank, before it changes a weight.
     """
+    with _mark_mid_update(run, trainer):
+        result = await trainer.train_step(batch, loss)
+    run.has_trained |= result.stepped
+    return result
+
+
+async def accumulate_gradients(
+    run: Run[Any], trainer: TrainerGroup, batch: TrainingBatch, loss: LossFn, counts: BatchCounts, *, last: bool
+) -> ForwardBackwardResult:
+    """Add the gradient of a batch, which changes no weight; the last boundary can still be saved afterwards.
+
+    After an error with several ranks it cannot be saved, because the other ranks may wait for the failed one.
+    """
+    try:
+        return await trainer.forward_backward(batch, loss, counts, last=last)
+    except Exception:
+        run.mid_update |= trainer.num_ranks > 1
+        raise
+
+
+async def apply_gradients(run: Run[Any], trainer: TrainerGroup, scale: float) -> OptimResult:
+    """Update the weights with the accumulated gradients times `scale`, and set `run.mid_update` as `update` does."""
+    with _mark_mid_update(run, trainer):
+        result = await trainer.optim_step(scale=scale)
+    run.has_trained |= result.stepped
+    return result
+
+
+@contextmanager
+def _mark_mid_update(run: Run[Any], trainer: TrainerGroup) -> Iterator[None]:
+    """Set `run.mid_update` before the body, an optimizer step; reset it if the body failed and changed no weight."""
     is_first, run.mid_update = not run.mid_update, True
     try:
-        result = await trainer.train_step(batch, loss)
+        yield
     except (HalfUpdatedError, InfraError):
         raise
     except Exception:
         run.mid_update = not (is_first and trainer.num_ranks == 1)  # other ranks would wait for the failed one
         raise
-    run.has_trained |= result.stepped
-    return result
 
 
 async def train_policy(

@@ -41,10 +41,10 @@ from roll.rollout.group_run import GroupRun
 from roll.rollout.lifecycle import RolloutState, Transition
 from roll.rollout.proxy import LLMProxy
 from roll.rollout.quotas import Quotas
-from roll.rollout.rounds import Round, choose_groups, plan_next_round, pop_first_draws
+from roll.rollout.rounds import Round, choose_groups, list_certain_groups, plan_next_round, pop_first_draws
 from roll.rollout.scheduler import RolloutScheduler
 from roll.rollout.selection_bias import SelectionBias
-from roll.types import PromptDraw, RolloutId
+from roll.types import Group, PromptDraw, RolloutId
 
 __all__ = ["AsyncController"]
 
@@ -117,6 +117,25 @@ class AsyncController:
             chosen = choose_groups(self.buffer, self._round, self._spec.batch_size, self._quota)
             if chosen is not None:
                 return await self._close_round(chosen)
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def wait_for_certain_groups(self, known: Collection[int], count: int) -> list[Group]:
+        """Wait for finished groups that the batch of `next_batch` will contain whatever the other groups do.
+
+        Args:
+            known: Ids of draws whose groups are not returned again.
+            count: Number of groups to wait for.
+
+        Returns:
+            All such groups, at least `count`. If fewer will be certain before the batch is complete, the call does not
+            end: cancel it when `next_batch` returns.
+        """
+        while True:
+            found = list_certain_groups(self.buffer, self._round, self._spec.batch_size, self._quota)
+            new = [live.run.group for live in found if live.draw_id not in known]
+            if len(new) >= count:
+                return new
             self._changed.clear()
             await self._changed.wait()
 

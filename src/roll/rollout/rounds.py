@@ -29,7 +29,7 @@ from roll.config.scheduling import SchedulingConfig
 from roll.rollout.buffer import LiveGroup, SampleBuffer
 from roll.types import PromptDraw
 
-__all__ = ["CountsByDomain", "Round", "choose_groups", "plan_next_round", "pop_first_draws"]
+__all__ = ["CountsByDomain", "Round", "choose_groups", "list_certain_groups", "plan_next_round", "pop_first_draws"]
 
 CountsByDomain: TypeAlias = Mapping[str | None, int]
 """Number of prompts by domain; if the domain mix is free, the only key is `None`."""
@@ -161,6 +161,24 @@ def choose_groups(buffer: SampleBuffer, current: Round, num_wanted: int, quota: 
         if len(taken) == num_wanted or not buffer.running_groups
         else None
     )
+
+
+def list_certain_groups(buffer: SampleBuffer, current: Round, num_wanted: int, quota: Counter[str]) -> list[LiveGroup]:
+    """Return the finished groups that `choose_groups` will choose for this step, whatever the other groups do.
+
+    A later event only removes groups (a filter rejects them) or adds groups behind these, so a group that is certain
+    stays certain. Arguments as in `choose_groups`.
+    """
+    if not current.is_speculative:
+        ready = sorted(buffer.ready_groups, key=lambda live: live.launch_order)
+        return ready if len(buffer) <= num_wanted else []
+    if current.first_finished:
+        mandatory = [live for live in buffer if not live.taken and live.draw_id in current.mandatory]
+        others = [live for live in buffer.ready_groups if live.draw_id not in current.mandatory]
+        order = [*mandatory, *others]
+    else:
+        order = [live for live in buffer if not live.taken]
+    return [live for live in _take_within_quotas(order, num_wanted, quota) if live.finish_order is not None]
 
 
 def _pick_first_launched(buffer: SampleBuffer, num_wanted: int, quota: Counter[str]) -> list[LiveGroup] | None:

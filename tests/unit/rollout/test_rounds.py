@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from roll.config.scheduling import SchedulingConfig
 from roll.rollout.buffer import SampleBuffer
-from roll.rollout.rounds import Round, choose_groups, plan_next_round
+from roll.rollout.rounds import Round, choose_groups, list_certain_groups, plan_next_round
 from roll.types import Prompt, PromptDraw
 
 TAIL = SchedulingConfig(type="tail_batching", prompt_redundancy=1.5, rollout_redundancy=1.5)
@@ -60,12 +62,17 @@ def test_rollout_selection_deferred_prompts_come_first_and_new_ones_only_if_they
 
 def launched(*domains: str) -> SampleBuffer:
     buffer = SampleBuffer(4, 0)
-    for draw_id, domain in enumerate(domains):
-        prompt = Prompt(uid=str(draw_id), domain=domain, messages=())
-        draw = PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=np.zeros(1, np.int32))
-        buffer.admit(SimpleNamespace(draw=draw), 99)  # type: ignore[arg-type]
-        buffer.record_start(draw_id)
+    for domain in domains:
+        launch(buffer, domain)
     return buffer
+
+
+def launch(buffer: SampleBuffer, domain: str) -> None:
+    draw_id = max((live.draw_id for live in buffer), default=-1) + 1
+    prompt = Prompt(uid=str(draw_id), domain=domain, messages=())
+    draw = PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=np.zeros(1, np.int32))
+    buffer.admit(SimpleNamespace(draw=draw), 99)  # type: ignore[arg-type]
+    buffer.record_start(draw_id)
 
 
 def taken(buffer: SampleBuffer, current: Round, quota: dict[str, int] | None = None) -> list[int] | None:
@@ -100,3 +107,61 @@ def test_rollout_selection_a_domain_that_has_its_quota_does_not_end_the_choice(f
         buffer.record_finish(draw_id)
     current = Round(num_groups={"a": 1, "b": 3}, num_rollouts=2, first_finished=first_finished, spare={"a": 1, "b": 1})
     assert taken(buffer, current, {"a": 1, "b": 3}) == [0, 2, 3, 4]
+
+
+@st.composite
+def rounds_with_events(draw: st.DrawFn) -> tuple[str, Round, dict[str, int], list[tuple[int, bool]]]:
+    """A round of 4 groups, and the ends of groups in random order: (which of the running ones, whether a filter
+    rejects it).
+    """
+    kind = draw(st.sampled_from(["plain", "launch order", "first finished"]))
+    spare = 0 if kind == "plain" else draw(st.integers(1, 4))
+    domains = draw(st.text("ab", min_size=4 + spare, max_size=4 + spare))
+    mandatory = set(draw(st.sets(st.integers(0, 3), max_size=2))) if kind == "first finished" else set()
+    current = Round(
+        num_groups={None: 4},
+        num_rollouts=2,
+        first_finished=kind == "first finished",
+        spare={None: spare},
+        mandatory=mandatory,
+    )
+    quota = draw(st.sampled_from([{}, {"a": min(domains.count("a"), 2), "b": 2}]))
+    return domains, current, quota, draw(st.lists(st.tuples(st.integers(0, 7), st.booleans()), max_size=40))
+
+
+@given(rounds_with_events())
+def test_certain_groups_are_chosen_whatever_follows(
+    drawn: tuple[str, Round, dict[str, int], list[tuple[int, bool]]],
+) -> None:
+    domains, current, quota, events = drawn
+    buffer, certain = launched(*domains), set[int]()
+    for which, rejected in [*events, *[(0, False)] * 40]:
+        now = {live.draw_id for live in list_certain_groups(buffer, current, 4, Counter(quota))}
+        assert certain <= now  # never taken back
+        certain = now
+        chosen = taken(buffer, current, quota)
+        if chosen is not None:
+            assert certain == set(chosen)
+            return
+        running = buffer.running_groups
+        live = running[which % len(running)]
+        if rejected:
+            buffer.discard(live.draw_id)
+            launch(buffer, live.run.draw.prompt.domain)
+        else:
+            buffer.record_finish(live.draw_id)
+    raise AssertionError("the round never ended")
+
+
+def test_certain_groups_by_hand() -> None:
+    buffer = launched(*"aaaaaa")
+    spare = Round(num_groups={None: 4}, num_rollouts=2, spare={None: 2})
+    for draw_id in (5, 4, 2):
+        buffer.record_finish(draw_id)
+    ids = lambda current: [live.draw_id for live in list_certain_groups(buffer, current, 4, Counter())]  # noqa: E731
+    assert ids(spare) == [2]  # 4 and 5 replace an earlier group only if a filter rejects it
+    assert ids(Round(num_groups={None: 4}, num_rollouts=2, spare={None: 2}, first_finished=True)) == [5, 4, 2]
+    waits = Round(num_groups={None: 4}, num_rollouts=2, spare={None: 2}, first_finished=True, mandatory={0, 1})
+    assert ids(waits) == [5, 4]  # 0, 1, 5 and 4 fill the step
+    buffer.discard(0)
+    assert ids(spare) == [2, 4]

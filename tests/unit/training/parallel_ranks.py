@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from critic_helpers import VALUE_LOSS, valued
-from training_helpers import grads_of, logprobs_of, make_batch, make_spec, values_of
+from training_helpers import grads_of, logprobs_of, make_batch, make_spec, relative_error, values_of
 
 from roll.algorithms.correction import Correction
 from roll.algorithms.losses import AttentionCreditLoss, DistillationLoss, PolicyAndValueLoss, PolicyLoss
@@ -18,7 +19,7 @@ from roll.config.parallel import ParallelConfig
 from roll.training import TorchBackend
 from roll.training.engine_weights import build_engine_weights
 from roll.training.precision import Precision
-from roll.types import AttentionRange, Divergence, ForwardOptions, TrainingBatch
+from roll.types import AttentionRange, BatchCounts, Divergence, ForwardOptions, TrainingBatch
 
 DOUBLE = Precision(compute=torch.float64, master=torch.float64)
 LORA = LoRAConfig(rank=2)
@@ -56,6 +57,25 @@ NUM_RANKS = 4
 def whole_grads(backend: TorchBackend) -> dict[str, torch.Tensor]:
     """The gradients of the step before, of all stages."""
     return backend.ranks.merge_stages(grads_of(backend))
+
+
+def compute_norms_in_double() -> Any:
+    """Compute Llama's norms in float64: transformers computes them in float32, which rounds gradients at 1e-7."""
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    def forward(norm: Any, x: torch.Tensor) -> torch.Tensor:
+        return norm.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.variance_epsilon))
+
+    return mock.patch.object(LlamaRMSNorm, "forward", forward)
+
+
+def accumulate_by_unit(backend: TorchBackend, batch: TrainingBatch, loss: Any, factor: float = 3.3) -> None:
+    """Update with the gradients of one unit after the other, which divide by the counts of the batch x `factor`."""
+    counts = BatchCounts(**{name: count * factor for name, count in dataclasses.asdict(batch.counts).items()})
+    for unit in sorted({sample.unit for sample in batch.samples}, reverse=True):
+        own = tuple(sample for sample in batch.samples if sample.unit == unit)
+        backend.forward_backward(dataclasses.replace(batch, samples=own), loss, counts)
+    backend.optim_step(scale=factor)
 
 
 def in_codes(backend: TorchBackend) -> dict[str, torch.Tensor]:
@@ -107,6 +127,13 @@ def work(
     adapted = build(lora=LORA)
     result = adapted.train_step(batch, FULL)
     found["lora"] = {"result": result, "grads": whole_grads(adapted)}
+
+    for name, lora in (("streamed", None), ("streamed lora", LORA)):
+        plain, streamed = (build(lora=lora, holds_reference=lora is None) for _ in range(2))
+        with compute_norms_in_double():
+            plain.train_step(batch, FULL)
+            accumulate_by_unit(streamed, batch, FULL)
+        found[name] = relative_error(whole_grads(streamed), whole_grads(plain))
 
     two_headed = build(holds_reference=True, value_head_learning_rate=1e-3)
     result = two_headed.train_step(valued(batch), BOTH)

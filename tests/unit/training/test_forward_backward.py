@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from training_helpers import make_batch, make_spec
+from parallel_ranks import DOUBLE, LORA, accumulate_by_unit, compute_norms_in_double
+from training_helpers import grads_of, make_batch, make_spec, relative_error
 
 from roll.algorithms.losses import PolicyLoss
 from roll.errors import UnsupportedError
@@ -42,6 +44,20 @@ def test_forward_backward_counts_of_two_batches_add_up() -> None:
     halves = [dataclasses.replace(batch, samples=batch.samples[part]) for part in (slice(0, 8), slice(8, None))]
     assert halves[0].counts + halves[1].counts == batch.counts
     assert batch.counts == BatchCounts(num_tokens=batch.num_loss_tokens, num_sequences=16, num_units=4)
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant_length", "sequence_sum"])
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_forward_backward_of_single_groups_with_other_counts_scales_to_the_gradient_of_the_batch(
+    tiny_model: Path, aggregation: Any, lora: Any
+) -> None:
+    batch, loss = make_batch(groups=5), PolicyLoss(aggregation=aggregation, entropy_coefficient=0.2)
+    unequal = dataclasses.replace(batch, samples=batch.samples[:-3])  # a group of one
+    whole, parts = (TorchBackend(make_spec(tiny_model, lora=lora), precision=DOUBLE) for _ in range(2))
+    with compute_norms_in_double():
+        whole.train_step(unequal, loss)
+        accumulate_by_unit(parts, unequal, loss)
+    assert relative_error(grads_of(parts), grads_of(whole)) <= 1e-12
 
 
 def test_forward_backward_of_nothing_to_learn_needs_counts(tiny_model: Path) -> None:

@@ -71,6 +71,7 @@ def _compare(
         assert found.loss == pytest.approx(alone.loss, rel=1e-9)
         assert found.metrics == pytest.approx(alone.metrics, rel=1e-9, abs=1e-12)
         assert found.metrics == last[step]["result"].metrics
+    assert max(first["streamed"], first["streamed lora"]) <= 1e-12  # errors of the gradient
     assert min(values.min() for values in expected["sharp"]) < -1e4
     for name in ("logprobs", "sharp", "values", "top"):
         for own, other in zip(first[name], expected[name], strict=True):

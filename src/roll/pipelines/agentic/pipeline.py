@@ -24,7 +24,7 @@ from roll.pipelines.online.loop import train
 from roll.pipelines.online.opening import RoleSpec, build_facts, open_online
 from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline, RunFacts
-from roll.pipelines.reinforcement.objective import build_demonstration_player
+from roll.pipelines.reinforcement.objective import build_demonstration_player, open_gradient_stream
 from roll.pipelines.reinforcement.sampling import build_controller
 from roll.pipelines.reinforcement.trainers import build_learner, build_trainer_specs, get_device_role
 from roll.pipelines.run import Session
@@ -54,9 +54,11 @@ async def _open(config: AgenticConfig, session: Session) -> AsyncIterator[Callab
         state_type=AgenticState,
     ) as online:
         await play_demonstrations(online, prepared.data.train, shown)
-        yield partial(
-            train, online, AgenticObjective(online=online, get_demonstrations=build_demonstration_player(online))
+        online, stream = open_gradient_stream(online)
+        objective = AgenticObjective(
+            online=online, get_demonstrations=build_demonstration_player(online), stream=stream
         )
+        yield partial(train, online, objective)
 
 
 def _build_agentic_controller(

@@ -8,7 +8,7 @@ updates, else from the single update's own forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from roll.pipelines.learning.engine_routing import (
     drop_recorded_experts,
     score_with_own_routing,
 )
+from roll.pipelines.learning.gradient_stream import GradientStream
 from roll.pipelines.learning.losses import build_policy_loss, build_value_loss, get_attention_range
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.run import Run
@@ -53,7 +54,12 @@ class UpdateResults:
 
 
 async def learn(
-    run: Run[LearningState], learner: Learner, algorithm: AlgorithmConfig, selection: Selection, sampling: RolloutConfig
+    run: Run[LearningState],
+    learner: Learner,
+    algorithm: AlgorithmConfig,
+    selection: Selection,
+    sampling: RolloutConfig,
+    stream: GradientStream | None = None,
 ) -> UpdateResults:
     """Compute the columns that the algorithm needs, then update critics and policy; the step is `run.state.step + 1`.
 
@@ -63,9 +69,10 @@ async def learn(
         algorithm: The algorithm's settings.
         selection: Selected rollouts of the step.
         sampling: Sampling settings of the rollouts.
+        stream: Stream that has added the gradients of some groups already.
     """
     batch = build_batch(selection.rollouts, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens)
-    columns = await _compute_logprobs(run, learner, algorithm, batch)
+    columns = await _compute_logprobs(run, learner, algorithm, batch, stream.ref_logprobs if stream else {})
     own = await score_with_own_routing(learner.policy, batch) if learner.replays_engine else ([], [])
     coefficient = run.state.kl_coefficient
     coefficient = algorithm.kl.coefficient if coefficient is None else coefficient
@@ -90,7 +97,10 @@ async def learn(
                 await snapshots.store_weights(version)
         with run.spans.phase("train"):
             loss = build_policy_loss(algorithm, coefficient)
-            learned.results += await train_policy(run, learner.policy, batch, loss, algorithm.updates)
+            if stream is not None:
+                learned.results.append(await stream.apply(batch, loss))
+            else:
+                learned.results += await train_policy(run, learner.policy, batch, loss, algorithm.updates)
     learned.metrics |= compute_train_inference_metrics(batch, learned.results, version)
     if learner.replays_engine:
         replayed = columns.get("old_logprobs") or (learned.results[0].logprobs if learned.results else ())
@@ -109,10 +119,17 @@ def needs_old_logprobs(algorithm: AlgorithmConfig) -> bool:
 
 
 async def _compute_logprobs(
-    run: Run[LearningState], learner: Learner, algorithm: AlgorithmConfig, batch: TrainingBatch
+    run: Run[LearningState],
+    learner: Learner,
+    algorithm: AlgorithmConfig,
+    batch: TrainingBatch,
+    known: Mapping[str, FloatArray],
 ) -> dict[str, Sequence[Any]]:
     """Return the columns `old_logprobs` and `ref_logprobs` if they are used, and other outputs of their forward
-    passes."""
+    passes.
+
+    `known` has the log-probs of the reference that are not computed again, by sample id.
+    """
     columns: dict[str, Sequence[Any]] = {}
     if needs_old_logprobs(algorithm):
         observed = get_attention_range(algorithm)
@@ -125,7 +142,10 @@ async def _compute_logprobs(
     if learner.reference is not None:
         with run.spans.phase("reference"):
             plain = drop_recorded_experts(batch)
-            columns["ref_logprobs"] = (await learner.reference.forward(plain, ["logprobs"]))["logprobs"]
+            rest = replace(plain, samples=tuple(s for s in plain.samples if s.sample_id not in known))
+            computed = (await learner.reference.forward(rest, ["logprobs"]))["logprobs"] if rest.samples else []
+            ref_logprobs = {**known, **{s.sample_id: x for s, x in zip(rest.samples, computed, strict=True)}}
+            columns["ref_logprobs"] = [ref_logprobs[s.sample_id] for s in batch.samples]
     return columns
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from roll.algorithms.selection import Selection, select_training_rollouts
 from roll.config.reinforcement_run import ReinforcementRunConfig
+from roll.pipelines.learning.gradient_stream import GradientStream
 from roll.pipelines.learning.measures import compute_learning_metrics, compute_mean_advantages
 from roll.pipelines.learning.token_columns import build_token_columns
 from roll.pipelines.learning.updates import learn
@@ -20,7 +21,7 @@ from roll.pipelines.served_policy import ServedPolicy
 from roll.rollout import Batch
 from roll.types import Rollout
 
-__all__ = ["DemonstrationSource", "ReinforcementObjective", "build_demonstration_player"]
+__all__ = ["DemonstrationSource", "ReinforcementObjective", "build_demonstration_player", "open_gradient_stream"]
 
 C = TypeVar("C", bound=ReinforcementRunConfig)
 
@@ -34,6 +35,8 @@ class ReinforcementObjective(Generic[C]):
 
     online: OnlineRun[C, Any]
     get_demonstrations: DemonstrationSource
+    stream: GradientStream | None = None
+    """Stream that adds gradients while a batch is collected; `None` without `stream_training`."""
 
     async def collect(self, batch: Batch) -> CollectedBatch[Selection]:
         """Select the rollouts to train on; may be canceled at any moment.
@@ -65,7 +68,7 @@ class ReinforcementObjective(Generic[C]):
         """Update critics and policy; the step is `state.step + 1`."""
         online, config, selection = self.online, self.online.config, collected.choice
         run = online.run
-        learned = await learn(run, online.learner, config.algorithm, selection, config.rollout)
+        learned = await learn(run, online.learner, config.algorithm, selection, config.rollout, self.stream)
         metrics = compute_learning_metrics(learned.batch, learned.results, learned.critic_results) | learned.metrics
         if config.has_demonstrations:
             metrics["data/demonstrations"] = float(len(selection.demonstrations))
@@ -94,3 +97,15 @@ def build_demonstration_player(online: OnlineRun[C, ServedPolicy]) -> Demonstrat
             return await play_demonstrations(online.config, online.policy_engines, repeated)
 
     return play
+
+
+def open_gradient_stream(
+    online: OnlineRun[C, ServedPolicy],
+) -> tuple[OnlineRun[C, ServedPolicy], GradientStream | None]:
+    """Return the run, with a gradient stream as the source of its batches if `stream_training` is set."""
+    config, controller = online.config, online.policy_engines.controller
+    if not config.rollout.scheduling.stream_training:
+        return online, None
+    assert controller is not None, "a run that trains has a controller"
+    stream = GradientStream(controller, online.run, online.learner, config.algorithm, config.rollout)
+    return replace(online, batches=stream), stream

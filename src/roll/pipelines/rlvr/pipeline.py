@@ -18,7 +18,11 @@ from roll.pipelines.recording.generation import open_rollout_replay
 from roll.pipelines.recording.recorder import RecordingProxy, open_recorder
 from roll.pipelines.recording.training import open_training_replay
 from roll.pipelines.registry import Pipeline, RunFacts
-from roll.pipelines.reinforcement.objective import ReinforcementObjective, build_demonstration_player
+from roll.pipelines.reinforcement.objective import (
+    ReinforcementObjective,
+    build_demonstration_player,
+    open_gradient_stream,
+)
 from roll.pipelines.reinforcement.sampling import build_controller
 from roll.pipelines.reinforcement.trainers import build_learner, build_trainer_specs, get_device_role
 from roll.pipelines.run import Run, Session
@@ -64,9 +68,11 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
         build_recorder=build_recorder if records else None,
         proxy_type=RecordingProxy if records else LLMProxy,
     ) as online:
-        yield partial(
-            train, online, ReinforcementObjective(online=online, get_demonstrations=build_demonstration_player(online))
+        online, stream = open_gradient_stream(online)
+        objective = ReinforcementObjective(
+            online=online, get_demonstrations=build_demonstration_player(online), stream=stream
         )
+        yield partial(train, online, objective)
 
 
 def _build_run_facts(config: RLVRConfig, state: RunState) -> RunFacts:
