@@ -129,8 +129,8 @@ def work(
     found["lora"] = {"result": result, "grads": whole_grads(adapted)}
 
     for name, lora in (("streamed", None), ("streamed lora", LORA)):
-        plain, streamed = (build(lora=lora, holds_reference=lora is None) for _ in range(2))
-        with compute_norms_in_double():
+        with compute_norms_in_double():  # also while tensor parallelism wraps the norms
+            plain, streamed = (build(lora=lora, holds_reference=lora is None) for _ in range(2))
             plain.train_step(batch, FULL)
             accumulate_by_unit(streamed, batch, FULL)
         found[name] = relative_error(whole_grads(streamed), whole_grads(plain))
