@@ -53,6 +53,12 @@ GIVE_BACK = "    def _release_slot(self, engine_id: str) -> None:\n        self.
 
 BUGS = (
     Bug(
+        "streamed training uses finished groups that another group can still displace",
+        "rounds.py",
+        "[live for live in _take_within_quotas(order, num_wanted, quota) if live.finish_order is not None]",
+        "list(buffer.ready_groups)",
+    ),
+    Bug(
         "a lost wake-up: the controller does not hear that a group ended",
         "controller.py",
         "        self._changed.set()\n        if run.error",

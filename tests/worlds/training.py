@@ -192,6 +192,8 @@ class World:
     moves: list[tuple[RolloutId, RolloutState | None, RolloutState]] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     """Seen where an exception would go to a rollout that nobody waits for."""
+    num_certain: int = 0
+    """Number of groups that were known to be in a batch before it was complete."""
     chance: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -368,6 +370,26 @@ class World:
             raise
 
     async def _next_batch(self) -> Batch:
+        if self.settings.scheduling.async_ratio > 0:
+            return await self._collect()
+        certain: dict[int, Group] = {}
+        watch = asyncio.create_task(self._watch_certain_groups(certain))
+        try:
+            batch = await self._collect()
+        finally:
+            watch.cancel()
+        chosen = {group.draw.draw_id: group for group in batch.groups}
+        for draw_id, group in certain.items():
+            if chosen.get(draw_id) != group:
+                self.violations.append(f"group {draw_id} was certain to be in the batch, and is not in it as it was")
+        self.num_certain += len(certain)
+        return batch
+
+    async def _watch_certain_groups(self, found: dict[int, Group]) -> None:
+        while True:
+            found |= {group.draw.draw_id: group for group in await self.controller.wait_for_certain_groups(found, 1)}
+
+    async def _collect(self) -> Batch:
         while self.chance.random() < self.settings.impatience:
             try:
                 async with asyncio.timeout(self.chance.uniform(0, 20)):
