@@ -29,7 +29,7 @@ class ReinforcementRunConfig(RolloutRunConfig):
         self._check_demonstrations()
         problem = find_truncation_problem(self.algorithm, self.rollout)
         if self.rollout.scheduling.stream_training:
-            problem = problem or find_streaming_problem(self)
+            problem = problem or self._find_streaming_problem()
         if problem:
             raise ValueError(problem)
         if self.num_snapshots and self.training.backend != "torch":
@@ -50,6 +50,18 @@ class ReinforcementRunConfig(RolloutRunConfig):
     def num_snapshots(self) -> int:
         """Number of earlier policy versions whose weights the policy's trainer keeps in host memory."""
         return self.rollout.scheduling.max_staleness if self.algorithm.uses_snapshots else 0
+
+    def _find_streaming_problem(self) -> str:
+        key = "rollout.scheduling.stream_training does not support"
+        if self.has_demonstrations:
+            return f"{key} demonstrations: remove expert_key or anchors from data, or set stream_training to false"
+        if self.cluster.offload_colocated is True:
+            return (
+                f"{key} cluster.offload_colocated true, because trainers compute while engines generate: map "
+                "actor_train and actor_infer to different devices (cluster.device_mapping), and set offload_colocated "
+                "to auto"
+            )
+        return find_streaming_problem(self.algorithm, self.training, self.rollout.scheduling.type)
 
     def _check_groups(self) -> None:
         size, advantage, critic = self.rollout.group_size, self.algorithm.advantage, self.algorithm.critic

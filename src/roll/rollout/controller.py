@@ -38,11 +38,12 @@ from roll.config.scheduling import SchedulingConfig
 from roll.rollout.batch import Batch, BatchSpec
 from roll.rollout.buffer import LiveGroup, SampleBuffer
 from roll.rollout.group_run import GroupRun
-from roll.rollout.lifecycle import RolloutState, Transition
+from roll.rollout.lifecycle import RolloutState
 from roll.rollout.proxy import LLMProxy
 from roll.rollout.quotas import Quotas
 from roll.rollout.rounds import Round, choose_groups, list_certain_groups, plan_next_round, pop_first_draws
 from roll.rollout.scheduler import RolloutScheduler
+from roll.rollout.scoring_gate import ScoringGate
 from roll.rollout.selection_bias import SelectionBias
 from roll.types import Group, PromptDraw, RolloutId
 
@@ -91,15 +92,15 @@ class AsyncController:
         self._expired: dict[int, tuple[GroupRun, str]] = {}
         self._expired_lengths: list[int] = []
         self._selection_bias = SelectionBias()
-        self._num_refills = self._num_generating = 0
+        self._num_refills = 0
         self._refills_due: list[str] = []
         """Domains of the replacement groups to launch after the current round, for the scheduling type `batch`."""
-        self._scoring = asyncio.Event() if config.type == "batch" else None
+        self._gate = ScoringGate({plan.purpose for plan in spec.plans}) if config.type == "batch" else None
         self._changed = asyncio.Event()
         self._error: BaseException | None = None
         self._stopping: set[asyncio.Task[None]] = set()
-        if self._scoring is not None:
-            scheduler.lifecycle.add_listener(self._watch_generation)
+        if self._gate is not None:
+            scheduler.lifecycle.add_listener(self._gate.on_transition)
 
     # ---- called by the training loop
 
@@ -121,15 +122,9 @@ class AsyncController:
             await self._changed.wait()
 
     async def wait_for_certain_groups(self, known: Collection[int], count: int) -> list[Group]:
-        """Wait for finished groups that the batch of `next_batch` will contain whatever the other groups do.
+        """Wait for `count` finished groups that the next batch will contain whatever the other groups do; return all.
 
-        Args:
-            known: Ids of draws whose groups are not returned again.
-            count: Number of groups to wait for.
-
-        Returns:
-            All such groups, at least `count`. If fewer will be certain before the batch is complete, the call does not
-            end: cancel it when `next_batch` returns.
+        Groups whose draw ids are in `known` do not count. The call may never end: cancel it when `next_batch` returns.
         """
         while True:
             found = list_certain_groups(self.buffer, self._round, self._spec.batch_size, self._quota)
@@ -237,8 +232,6 @@ class AsyncController:
 
     def _launch(self, draws: Sequence[PromptDraw]) -> None:
         spec, current = self._spec, self._round
-        if self._scoring is not None:
-            self._scoring.clear()
         for draw in draws:
             run = GroupRun(
                 draw,
@@ -249,11 +242,11 @@ class AsyncController:
                 early_stop=spec.early_stop,
                 on_start=lambda run: self.buffer.record_start(run.draw.draw_id),
                 on_end=self._on_end,
-                before_reward=self._scoring,
+                before_reward=self._gate.opened if self._gate is not None else None,
             )
             self.buffer.admit(run, max(self._limit, current.num_prompts))
-            if self._scoring is not None:
-                self._num_generating += len(run.tasks)
+            if self._gate is not None:
+                self._gate.add(len(run.tasks))  # before any of these tasks runs
 
     def _on_end(self, run: GroupRun) -> None:
         """Handle the end of a group: store its error, mark it as finished, or filter it out and maybe replace it."""
@@ -290,19 +283,6 @@ class AsyncController:
         if run.stopped_early:
             return "early stopping: no reward of the missing rollouts could make the group pass the filters"
         return self._spec.left_out(run.group) if self._spec.left_out is not None else ""
-
-    def _watch_generation(self, event: Transition) -> None:
-        """Count the rollouts that are being generated; start scoring when none is left (scheduling type `batch`)."""
-        assert self._scoring is not None
-        if event.rollout_id.purpose not in {plan.purpose for plan in self._spec.plans}:
-            return
-        states = (RolloutState.QUEUED, RolloutState.GENERATING)
-        if event.before in states and event.after not in states:
-            self._num_generating -= 1
-            if self._num_generating == 0:
-                self._scoring.set()
-        elif event.before not in (None, *states) and event.after in states:
-            self._num_generating += 1
 
     # ---- closing
 
