@@ -244,7 +244,7 @@ async def play(case: Case, world: World, stop_token_ids: tuple[int, ...] = ()) -
         plans=(SamplingPlan(purpose="train", group_size=case.group_size, sampling=sampling),),
         batch_size=case.prompts_per_step,
         num_steps=case.num_steps,
-        left_out=_left_out if case.filters else None,
+        get_rejection_reason=_left_out if case.filters else None,
         max_refills=20 if case.filters else 0,
         early_stop=doomed,
     )
@@ -254,7 +254,7 @@ async def play(case: Case, world: World, stop_token_ids: tuple[int, ...] = ()) -
         at = loop.time()
         batch = await controller.next_batch()
         played.wait_s.append(loop.time() - at)
-        groups = [group for group in batch.groups if group.draw.draw_id not in batch.left_out]
+        groups = [group for group in batch.groups if group.draw.draw_id not in batch.rejection_reasons]
         rollouts = [rollout for group in groups for rollout in group.scored_rollouts]
         played.trained += len(rollouts)
         played.trained_tokens += sum(len(rollout.token_ids) for rollout in rollouts)

@@ -102,7 +102,7 @@ class Renderer:
     def parse_answer(self, answer: IntArray, context: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
         return self.decode(answer), False
 
-    def encode_suffix(self, text: str, ended: bool) -> EncodedText | None:
+    def encode_suffix(self, text: str, has_end_token: bool) -> EncodedText | None:
         return self.encode(text)
 
     def escape_special_tokens(self, text: str) -> str:
@@ -199,9 +199,9 @@ async def played(
     begun = loop.time()
     groups = await scheduler.collect(draws, plan)
     assert all(len(rollout.turns) == num_turns for group in groups for rollout in group.rollouts)
-    ended = loop.time()
+    has_end_token = loop.time()
     await proxy.close()
-    return ended - begun
+    return has_end_token - begun
 
 
 def stepping(*, real: bool) -> float:

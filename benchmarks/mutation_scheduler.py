@@ -140,7 +140,7 @@ BUGS = (
         "leftovers go on running",
         "controller.py",
         "            await self._release_leftovers("
-        "[live for live in self.buffer if not live.taken and live not in chosen])",
+        "[live for live in self.buffer if not live.is_taken and live not in chosen])",
         "            pass",
     ),
     Bug(
@@ -306,7 +306,7 @@ BUGS = (
     Bug(
         "a hung engine is ignored",
         "hang_detector.py",
-        "        return now - self.since > self.timeout_s",
+        "        return now - self.last_progress > self.timeout_s",
         "        return False",
     ),
     Bug(
@@ -324,8 +324,8 @@ BUGS = (
     Bug(
         "a rollout that fails before an engine has it cannot be queued again",
         "lifecycle.py",
-        "frozenset({_S.GENERATING, _S.QUEUED}) | _GIVEN_UP",
-        "frozenset({_S.GENERATING}) | _GIVEN_UP",
+        "frozenset({_S.GENERATING, _S.QUEUED}) | _DISCARDED_STATES",
+        "frozenset({_S.GENERATING}) | _DISCARDED_STATES",
     ),
     Bug(
         "whoever waits for a lost engine hears nothing",
@@ -343,7 +343,7 @@ BUGS = (
     Bug(
         "an engine is retired with its requests",
         "transitions.py",
-        "        await self._drain(engine_id, leaving)\n        await self._fleet.remove(engine_id)",
+        "        await self._drain(engine_id, request_handling)\n        await self._fleet.remove(engine_id)",
         "        await self._fleet.remove(engine_id)",
     ),
     Bug(

@@ -160,7 +160,7 @@ def sensitivity(name: str, config: SimulationConfig) -> list[dict[str, Any]]:
             }
         )
         for what, changed in moved(short, Path(directory)):
-            results = simulate_variants(changed, only=tuple(dict.fromkeys(itertools.chain(*compared))))
+            results = simulate_variants(changed, variant_names=tuple(dict.fromkeys(itertools.chain(*compared))))
             for over, of in compared:
                 ratios[over, of][what] = results.compute_ratio(over, of).mean
             print(f"  {what}: {', '.join(f'{ratios[pair][what]:.2f}' for pair in compared)}", flush=True)

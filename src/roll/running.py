@@ -1,7 +1,7 @@
-"""Run coroutines from synchronous code, even inside a running loop (a notebook), and threads that outlive callers.
+"""Run coroutines from synchronous code, even inside a running event loop, and run functions in detached threads.
 
-A thread cannot be stopped from outside. When a coroutine that waits for a thread is canceled, the thread is left to
-finish, and a process need not wait for it when it exits: see `has_detached_threads`.
+A thread cannot be stopped. If a coroutine that waits for a thread is canceled, the thread continues in the background,
+and the process may exit without waiting for the thread: see `has_detached_threads`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 __all__ = [
-    "SIGNALS_AFTER_S",
+    "MAX_SIGNAL_DELAY_S",
+    "handle_interrupt",
     "has_detached_threads",
-    "interruptible",
     "is_cancelled",
     "run_detached",
     "run_in_thread",
@@ -28,33 +28,34 @@ __all__ = [
     "wait_for_future",
 ]
 
-SIGNALS_AFTER_S = 0.2
+MAX_SIGNAL_DELAY_S = 0.2
 """Maximum duration of a single wait. A signal that arrives just before the main thread begins to wait for a lock or a
 thread, or in another thread, is handled only after that wait."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_left: set[Future[Any]] = set()
+_detached_futures: set[Future[Any]] = set()
 """Futures of threads whose callers were canceled."""
-atexit.register(lambda: wait(_left))  # a thread that still computes while Python exits may crash the process
+# A thread that still computes while Python exits may crash the process.
+atexit.register(lambda: wait(_detached_futures))
 
-_requests: dict[int, Callable[[], object]] = {}
-"""Functions that ask the work in a thread to stop, by thread id."""
+_interrupt_handlers: dict[int, Callable[[], object]] = {}
+"""Interrupt handlers, by thread id."""
 
 
 def is_cancelled() -> bool:
-    """Return whether the running task itself is being canceled, as opposed to an object that it awaits."""
+    """Return whether the running task itself is being canceled, and not only an object that it awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end; inside a running loop, in a separate thread while the caller waits.
+    """Run a coroutine and return its result; inside a running event loop, run it in a separate thread and wait.
 
-    SIGINT (Ctrl-C in a shell, "interrupt" in a notebook) asks `interruptible` work to stop, and the caller keeps
-    waiting. A second SIGINT, or the first if the work is not `interruptible`, cancels the work. The caller itself does
-    not raise, since it could be anywhere between starting the thread and waiting for it.
+    SIGINT (Ctrl-C in a shell, "interrupt" in a notebook) calls the handler of `handle_interrupt`, and the caller
+    continues to wait. A second SIGINT, or the first if no handler is set, cancels the work. The signal handler itself
+    raises nothing in the caller.
     """
     try:
         asyncio.get_running_loop()
@@ -74,22 +75,22 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
 def wait_for_future(work: Future[T]) -> T:
     """Wait for a future of another thread and return its result.
 
-    A signal that arrives while the caller waits is handled within `SIGNALS_AFTER_S`.
+    A signal that arrives while the caller waits is handled within `MAX_SIGNAL_DELAY_S`.
     """
     while not work.done():
-        wait([work], SIGNALS_AFTER_S)
+        wait([work], MAX_SIGNAL_DELAY_S)
     return work.result()
 
 
 class _InterruptForwarder:
-    """Forwards an interrupt of the waiting caller to the work in another thread."""
+    """Forwards SIGINT from the waiting main thread to the work in another thread."""
 
     def __init__(self) -> None:
         self._work: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any], int] | None = None
         self._interrupted = False
 
     def begin(self) -> None:
-        """Record the current task as the work; an interrupt that came earlier cancels it at its first await."""
+        """Record the current task as the work; cancel it if an interrupt has already arrived."""
         task = asyncio.current_task()
         assert task is not None
         self._work = asyncio.get_running_loop(), task, threading.get_ident()
@@ -113,26 +114,24 @@ class _InterruptForwarder:
             return
         loop, task, thread = self._work
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(_requests.pop(thread, None) or task.cancel)
+            loop.call_soon_threadsafe(_interrupt_handlers.pop(thread, None) or task.cancel)
 
 
 @contextlib.contextmanager
-def interruptible(ask: Callable[[], object]) -> Iterator[None]:
-    """Run the body with `ask` as the interrupt handler: when the caller of `run_to_end` is interrupted, `ask` is called
-    on this thread's event loop.
-    """
+def handle_interrupt(handler: Callable[[], object]) -> Iterator[None]:
+    """Set the handler that runs on this thread's event loop when the caller of `run_to_end` is interrupted."""
     thread = threading.get_ident()
-    _requests[thread] = ask
+    _interrupt_handlers[thread] = handler
     try:
         yield
     finally:
-        _requests.pop(thread, None)
+        _interrupt_handlers.pop(thread, None)
 
 
 async def run_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run a function in a thread, like `asyncio.to_thread`; if the caller is canceled, the thread continues.
 
-    The function must not change anything that outlives this process.
+    The function must not have side effects outside this process.
     """
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=getattr(function, "__name__", ""))
     work = thread.submit(contextvars.copy_context().run, partial(function, *args, **kwargs))
@@ -141,15 +140,15 @@ async def run_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwa
 
 
 async def run_detached(work: Future[T]) -> T:
-    """Wait for a thread's result; on cancellation, leave the thread running without waiting for it."""
+    """Wait for a thread's result; on cancellation, let the thread continue and do not wait for it."""
     try:
         return await asyncio.wrap_future(work)
     finally:
         if not work.done():
-            _left.add(work)
-            work.add_done_callback(_left.discard)
+            _detached_futures.add(work)
+            work.add_done_callback(_detached_futures.discard)
 
 
 def has_detached_threads(timeout_s: float) -> bool:
-    """Return whether a thread of a canceled caller is still running after `timeout_s` seconds."""
-    return bool(wait(_left, timeout_s).not_done)
+    """Wait up to `timeout_s` seconds for detached threads, and return whether any is still running."""
+    return bool(wait(_detached_futures, timeout_s).not_done)

@@ -1,4 +1,4 @@
-"""The sandbox manager of a configuration: sandboxes on this machine, or of a service."""
+"""Build the sandbox manager of a configuration, for sandboxes on this machine or in a service."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ async def test_hung_engine_an_embedded_engine_whose_computation_never_ends_is_le
         assert (proxy.num_hung_engines, proxy.num_replaced, proxy.num_reissued) == (1, 1, 4)
         assert {len(generation.token_ids) for generation in found} == {60}
     free.set()
-    assert "it hangs: no step for" in caplog.text
+    assert "the engine hangs: no step for" in caplog.text
     assert "hangs in a computation. A thread cannot be killed" in caplog.text
 
 

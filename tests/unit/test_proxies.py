@@ -209,7 +209,7 @@ async def test_proxies_judges_searches_sandboxes_and_registries_keep_the_rule(
 
     judge = EndpointChat(JudgeReward(type="judge", rubric="quality", url=f"{url}/v1", model="m", max_attempts=1))
     try:
-        assert await judge.ask([Message(role="user", content="?")], {}) == "fine"
+        assert await judge.generate_reply([Message(role="user", content="?")], {}) == "fine"
     finally:
         await judge.close()
     assert "title" in await HttpSearch(url).call({"query": "x"})

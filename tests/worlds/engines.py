@@ -388,9 +388,9 @@ class TickingEngines(EngineGroup):
             violations=first.violations,
         )
 
-    def add(self, engine_id: str, make: Callable[[], Any]) -> None:
+    def add(self, engine_id: str, factory: Callable[[], Any]) -> None:
         assert engine_id not in self._makers and all(each.engine_id != engine_id for each in self._engines)
-        self._makers[engine_id] = make
+        self._makers[engine_id] = factory
 
     async def retire(self, engine_id: str) -> None:
         self._makers.pop(engine_id, None)

@@ -250,7 +250,7 @@ class World:
                 plans=(plan, greedy) if settings.greedy else (plan,),
                 batch_size=settings.batch_size,
                 num_steps=settings.num_steps,
-                left_out=self._left_out if settings.refill else None,
+                get_rejection_reason=self._left_out if settings.refill else None,
                 max_refills=2,
                 weights=dict.fromkeys(DOMAINS, 1.0) if settings.scheduling.domain_quotas else {},
             ),
@@ -410,7 +410,7 @@ class World:
         used = set()
         for group in batch.groups:
             draw_id = group.draw.draw_id
-            if draw_id in batch.left_out or not group.scored_rollouts:
+            if draw_id in batch.rejection_reasons or not group.scored_rollouts:
                 self.ledger.record_outcome(draw_id, DrawOutcome.FILTERED, step)
             else:
                 self.ledger.record_outcome(draw_id, DrawOutcome.TRAINED, step)
@@ -472,7 +472,7 @@ class World:
         """Of every batch that training gets."""
         self.batches.append(batch)
         settings, scheduling = self.settings, self.settings.scheduling
-        kept = [group for group in batch.groups if group.draw.draw_id not in batch.left_out]
+        kept = [group for group in batch.groups if group.draw.draw_id not in batch.rejection_reasons]
         assert len(kept) <= settings.batch_size, "a batch is too large"
         assert len(kept) == settings.batch_size, "a batch is too small"
         assert batch.num_refills <= 2 * settings.batch_size
@@ -499,7 +499,7 @@ class World:
 
     def _check_places(self) -> None:
         """What was launched, without what was replaced or given up, has the proportion of the weights."""
-        gone = {draw_id for batch in self.batches for draw_id in (*batch.left_out, *batch.expired)}
+        gone = {draw_id for batch in self.batches for draw_id in (*batch.rejection_reasons, *batch.expired)}
         places = Counter(DOMAINS.index(self.domains[i]) for i in range(len(self.ledger)) if i not in gone)
         assert abs(places[0] - places[1]) <= 1, f"the mix of what is launched is off: {places}"
 
@@ -549,7 +549,7 @@ class World:
             group.draw.prompt.domain
             for batch in self.batches
             for group in batch.groups
-            if group.draw.draw_id not in batch.left_out
+            if group.draw.draw_id not in batch.rejection_reasons
         )
         assert max(trained.values()) - min(trained[domain] for domain in DOMAINS) <= 1, f"the mix is off: {trained}"
 

@@ -97,8 +97,8 @@ class Characters:
     def encode(self, text: str) -> EncodedText:
         return EncodedText(self.tokenize_rendered(text))
 
-    def encode_suffix(self, text: str, ended: bool) -> EncodedText | None:
-        return EncodedText(self.tokenize_rendered(text)[ended:]) if text.startswith(END) else None
+    def encode_suffix(self, text: str, has_end_token: bool) -> EncodedText | None:
+        return EncodedText(self.tokenize_rendered(text)[has_end_token:]) if text.startswith(END) else None
 
 
 class WritingEngine(TickingEngine):

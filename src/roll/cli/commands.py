@@ -229,7 +229,9 @@ def simulate(
     from roll.simulation.report import render_results, simulate_variants, write_results
 
     config = load_simulation(file, overrides)
-    results = simulate_variants(config, only=variant, trace=trace, progress=lambda line: click.echo(line, err=True))
+    results = simulate_variants(
+        config, variant_names=variant, trace=trace, progress=lambda line: click.echo(line, err=True)
+    )
     click.echo(render_results(results))
     click.echo("")
     for path in write_results(results, Path(config.output_dir) / config.name):

@@ -21,7 +21,7 @@ class ManagedEngineGroup(EngineGroup):
 
     def __init__(self, factories: Mapping[str, Callable[[], InferenceEngine]]) -> None:
         self._factories = dict(factories)
-        self._engines = {engine_id: make() for engine_id, make in factories.items()}
+        self._engines = {engine_id: factory() for engine_id, factory in factories.items()}
 
     @classmethod
     async def start(

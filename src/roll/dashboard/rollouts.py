@@ -20,7 +20,7 @@ import numpy as np
 from roll.dashboard.columns import Columns
 from roll.dashboard.file_columns import LABEL_COLUMNS, MAX_LABELS, NUMBER_COLUMNS, read_columns
 from roll.errors import RunDirectoryError
-from roll.tracking.reading.files import SafeDirectory, Stamp
+from roll.tracking.reading.files import FileStamp, SafeDirectory
 from roll.tracking.reading.rollout_files import MAX_FILE_ROWS, parse_file_name
 
 __all__ = ["KINDS", "Rollouts", "decode_row", "decode_step", "encode_row"]
@@ -49,7 +49,7 @@ def decode_step(row: int) -> int:
 
 @dataclass(slots=True)
 class _File:
-    stamp: Stamp
+    stamp: FileStamp
     blocks: list[tuple[int, int]]
     """Offset and length of each block of previews in the temporary file."""
 
@@ -68,7 +68,7 @@ class Rollouts:
         self._spool = tempfile.TemporaryFile(prefix="roll-dashboard-")  # noqa: SIM115  (it is the index's)
         self._codes: dict[str, dict[str, int]] = {label: {"": 0} for label in LABEL_COLUMNS}
         self._files: dict[str, _File] = {}
-        self._failed: dict[str, tuple[Stamp, str]] = {}
+        self._failed: dict[str, tuple[FileStamp, str]] = {}
         types: dict[str, Any] = {
             "row": np.int64,
             "step": np.int32,
@@ -94,7 +94,7 @@ class Rollouts:
         """Return the values of a label, such as `domain`; the column has indices into this list."""
         return list(self._codes[label])
 
-    def list_pending(self) -> list[tuple[str, Stamp]]:
+    def list_pending(self) -> list[tuple[str, FileStamp]]:
         """Return the files that are not indexed yet, by step, and remove deleted and replaced files from the index."""
         there = {name: stamp for name, stamp in self._run_dir.list_stamps("rollouts").items() if parse_file_name(name)}
         gone = [name for name, file in self._files.items() if there.get(name) != file.stamp]
@@ -104,7 +104,7 @@ class Rollouts:
         missing = (name for name in there if name not in self._files and name not in self._failed)
         return [(name, there[name]) for name in sorted(missing, key=_get_sort_key)]
 
-    def add(self, name: str, stamp: Stamp, num_files_left: int = 0) -> None:
+    def add(self, name: str, stamp: FileStamp, num_files_left: int = 0) -> None:
         """Add the rollouts of a file to the index; if it cannot be read, record the problem.
 
         Args:

@@ -11,7 +11,7 @@ from roll.config.document import format_path, parse
 from roll.config.former_names import rename_config, rename_setting
 from roll.config.history import CONFIG_FILE, HISTORY_FILE
 from roll.errors import ConfigError, RunDirectoryError
-from roll.tracking.reading.files import SafeDirectory, Stamp
+from roll.tracking.reading.files import FileStamp, SafeDirectory
 
 __all__ = ["Settings", "find_differences", "to_finite_number"]
 
@@ -24,7 +24,7 @@ class Settings:
 
     def __init__(self, run_dir: SafeDirectory) -> None:
         self._run_dir = run_dir
-        self._stamps: tuple[Stamp | None, Stamp | None] | None = None
+        self._stamps: tuple[FileStamp | None, FileStamp | None] | None = None
         self.problem = ""
         self.text = ""
         self.values: dict[str, Any] = {}

@@ -12,7 +12,7 @@ from typing import Any
 import xxhash
 
 from roll.errors import RunDirectoryError
-from roll.tracking.reading.files import SafeDirectory, Stamp
+from roll.tracking.reading.files import FileStamp, SafeDirectory
 
 __all__ = ["Vocabularies", "Vocabulary"]
 
@@ -63,7 +63,7 @@ class Vocabularies:
     """Loads the vocabularies of runs, one per distinct tokenizer, and keeps the most recently used in memory."""
 
     def __init__(self) -> None:
-        self._digests: dict[tuple[Path, tuple[str, ...], Stamp], str] = {}
+        self._digests: dict[tuple[Path, tuple[str, ...], FileStamp], str] = {}
         self._loaded: OrderedDict[str, Vocabulary] = OrderedDict()
         self._broken: set[str] = set()
         self._lock = threading.Lock()
@@ -100,7 +100,7 @@ class Vocabularies:
             self._broken.add(digest)
 
 
-def _find_tokenizer(run_dir: SafeDirectory) -> tuple[tuple[str, ...], Stamp] | None:
+def _find_tokenizer(run_dir: SafeDirectory) -> tuple[tuple[str, ...], FileStamp] | None:
     """Return the path and the stamp of a run's tokenizer, in the run directory or in the newest checkpoint with one."""
     checkpoints = sorted(run_dir.list_stamps("checkpoints"), key=lambda name: (len(name), name), reverse=True)
     for parts in ((TOKENIZER_FILE,), *(("checkpoints", name, "model", TOKENIZER_FILE) for name in checkpoints)):

@@ -111,22 +111,22 @@ class ChatRenderer:
                 token.
             stops: IDs that end an answer, in addition to the special tokens.
         """
-        ended = bool(len(answer)) and (
+        has_end_token = bool(len(answer)) and (
             int(answer[-1]) in stops or self._special.is_special_token(self.decode_raw(answer[-1:]))
         )
         # Decoded after the previous token, because SentencePiece drops the space before a text's first token.
-        body, anchor = answer[: len(answer) - ended], context[-1:]
+        body, anchor = answer[: len(answer) - has_end_token], context[-1:]
         before, whole = self.decode_raw(anchor), self.decode_raw(np.concatenate([anchor, body]))
-        return (whole[len(before) :] if whole.startswith(before) else self.decode_raw(body)), ended
+        return (whole[len(before) :] if whole.startswith(before) else self.decode_raw(body)), has_end_token
 
-    def encode_suffix(self, text: str, ended: bool) -> EncodedText | None:
+    def encode_suffix(self, text: str, has_end_token: bool) -> EncodedText | None:
         """Tokenize the rendered text after an answer, with the spans of its images.
 
         The result is `None` if no special token separates the text from the answer.
 
         Args:
             text: The rendered text after the answer's content, including the end of its message.
-            ended: Whether the answer already has the end token; the returned IDs then start after it.
+            has_end_token: Whether the answer already has the end token; the returned IDs then start after it.
         """
         end = self._special.find_at_start(text)
         if end is None:
@@ -135,7 +135,7 @@ class ChatRenderer:
         ids, media = self.encode_fragment(text)
         if not len(ids) or self.decode_raw(ids[:1]) != end:
             return None
-        return EncodedText(ids[ended:], shift_media(media, -int(ended)))
+        return EncodedText(ids[has_end_token:], shift_media(media, -int(has_end_token)))
 
     @property
     def drops_tool_results(self) -> bool:

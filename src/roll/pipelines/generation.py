@@ -198,7 +198,7 @@ def _build_proxy(
         bring_up,
         max_attempts=config.rollout.max_attempts,
         router=Router(policy, scheduling.max_kv_used),
-        restarts=scheduling.interrupted_turns == "restart",
+        restart_aborted=scheduling.interrupted_turns == "restart",
     )
 
 

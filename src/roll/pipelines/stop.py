@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from roll.errors import InfraError, RollError
-from roll.running import interruptible
+from roll.running import handle_interrupt
 
 __all__ = ["Interrupted", "StopRequest", "stop_on_signals"]
 
@@ -112,7 +112,7 @@ def stop_on_signals(stop: StopRequest, clock: Callable[[], float] = time.monoton
         clock: Monotonic clock, in seconds.
     """
     if threading.current_thread() is not threading.main_thread():
-        with interruptible(lambda: stop.set("SIGINT")):
+        with handle_interrupt(lambda: stop.set("SIGINT")):
             yield
         return
     loop = asyncio.get_running_loop()

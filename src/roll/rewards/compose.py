@@ -51,7 +51,7 @@ class Component:
 
         Raises:
             RewardInfraError: The verifier failed; the message names the component and the prompt. `UnscorableError` if
-                a retry cannot help: the verifier raised it, or the user must correct something.
+                a retry cannot help: The verifier raised it, or the user must correct something.
             SandboxAccessError: Sandboxes can no longer be used at all.
         """
         failed = False if self.verifier.decides else None

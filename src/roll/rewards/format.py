@@ -1,4 +1,4 @@
-"""Check that an answer has the required format: tags in order, a pattern, JSON of a schema."""
+"""Check that an answer has the required format: tags in order, a pattern, JSON that matches a schema."""
 
 from __future__ import annotations
 
@@ -104,9 +104,8 @@ def check_format(text: str, answer: str | None, config: FormatReward, schema: st
 
 
 def build_format_verifier(config: FormatReward, pool: WorkerPool) -> Verifier:
-    """Build the verifier of the reward `format`, which runs in the worker pool: on some answers a pattern or a schema
-    may take exponential
-    time.
+    """Build the verifier of the reward `format`. It runs in the worker pool, because a pattern or a schema may take
+    exponential time.
 
     Raises:
         ConfigError: The schema is not valid.

@@ -1,4 +1,4 @@
-"""Boxes and points in answers about images."""
+"""Score boxes and points in answers about images."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def find_last_point(text: str) -> tuple[float, float] | None:
     return (float(found[-1][1]), float(found[-1][2])) if found else None
 
 
-def compute_iou(one: Box, other: Box) -> float:
-    """Return the area of the intersection of two boxes divided by the area of their union, 0 … 1."""
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    height = min(one[3], other[3]) - max(one[1], other[1])
+def compute_iou(box: Box, other_box: Box) -> float:
+    """Return the intersection over union of two boxes, between 0 and 1."""
+    width = min(box[2], other_box[2]) - max(box[0], other_box[0])
+    height = min(box[3], other_box[3]) - max(box[1], other_box[1])
     common = max(width, 0.0) * max(height, 0.0)
-    union = _compute_area(one) + _compute_area(other) - common
+    union = _compute_area(box) + _compute_area(other_box) - common
     return common / union if union > 0 else 0.0
 
 
@@ -91,7 +91,7 @@ def _read_reference(prompt: Prompt) -> Box:
 
 
 def build_box_verifier(config: BoxReward, pool: WorkerPool) -> Verifier:
-    """Build a verifier whose value is the IoU of the answer's last box with the reference. It runs in the pool."""
+    """Build a verifier that returns the IoU of the answer's last box and the reference box. It runs in the pool."""
 
     async def judge(rollout: Rollout) -> Judgement:
         reference, text = _read_reference(rollout.prompt), rollout.text[-MAX_TEXT_LENGTH:]
@@ -106,7 +106,7 @@ def build_box_verifier(config: BoxReward, pool: WorkerPool) -> Verifier:
 
 
 def build_point_verifier(config: PointReward, pool: WorkerPool) -> Verifier:
-    """Build a verifier whose value is 1 if the answer's last point is in the reference box. It runs in the pool."""
+    """Build a verifier that returns 1 if the answer's last point is in the reference box. It runs in the pool."""
 
     async def judge(rollout: Rollout) -> Judgement:
         reference, text = _read_reference(rollout.prompt), rollout.text[-MAX_TEXT_LENGTH:]

@@ -1,9 +1,9 @@
 """The 25 verifiable instructions of IFEval (Zhou et al. 2023, arXiv 2311.07911), each a function of an answer's text.
 
-Names and arguments are as in the IFEval data set (`instruction_id_list`, `kwargs`), so rows of this and of its many
-derived data sets can be used unchanged. Where the paper is ambiguous, its published checks are followed, with these
-exceptions: keywords are strings, not patterns; sentences are found by rules (`roll.rewards.sentences`) instead of a
-downloaded model; text of an unknown language counts as no language.
+Names and arguments are as in the IFEval data set (`instruction_id_list`, `kwargs`), so rows of IFEval and of derived
+data sets can be used unchanged. Where the paper is ambiguous, ROLL follows the published code, with these exceptions:
+keywords are strings, not patterns; sentences are found by rules (`roll.rewards.sentences`) instead of a downloaded
+model; text of an unknown language counts as no language.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from roll.registry import did_you_mean
 from roll.rewards.sentences import count_capital_words, count_words, split_sentences
 from roll.version import build_install_command
 
-__all__ = ["INSTRUCTIONS", "InstructionError", "check_instruction", "make_variants"]
+__all__ = ["INSTRUCTIONS", "InstructionError", "build_loose_variants", "check_instruction"]
 
 Arguments = Mapping[str, Any]
 Check = Callable[[str, Arguments], bool]
@@ -213,7 +213,7 @@ def check_instruction(instruction: str, arguments: Arguments, text: str) -> bool
     return bool(text.strip()) and followed
 
 
-def make_variants(text: str) -> list[str]:
+def build_loose_variants(text: str) -> list[str]:
     """Return the text and the variants that the loose criterion also accepts (section 2.2 of the paper).
 
     The variants lack the first line, the last line, or both; each one is also returned without asterisks.

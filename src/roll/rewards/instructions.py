@@ -10,7 +10,7 @@ from roll.config.rewards import InstructionsReward
 from roll.errors import DataError, MalformedPromptError
 from roll.protocols import WorkerPool
 from roll.rewards.base import Judgement, Verifier, run_in_pool
-from roll.rewards.instruction_checks import InstructionError, check_instruction, make_variants
+from roll.rewards.instruction_checks import InstructionError, build_loose_variants, check_instruction
 from roll.types import Prompt, Rollout
 
 __all__ = ["build_instructions_verifier", "check_instructions", "parse_instructions"]
@@ -27,9 +27,9 @@ def check_instructions(text: str, instructions: Sequence[Instruction], loose: bo
     Args:
         text: The answer.
         instructions: Names with their arguments.
-        loose: Whether it suffices if a variant of the text follows the instruction: see `make_variants`.
+        loose: Also accept a text if one of its `build_loose_variants` follows the instruction.
     """
-    texts = make_variants(text) if loose else [text]
+    texts = build_loose_variants(text) if loose else [text]
     try:
         return [any(check_instruction(name, arguments, text) for text in texts) for name, arguments in instructions]
     except InstructionError as error:
@@ -64,7 +64,7 @@ def parse_instructions(prompt: Prompt, config: InstructionsReward) -> list[Instr
 
 
 def _parse_list(value: Any) -> Any:
-    """Convert a list that is written as JSON or stored as an array to a list; return any other value unchanged."""
+    """Convert a JSON string or an array to a list; return any other value unchanged."""
     if isinstance(value, str):
         try:
             return json.loads(value)
@@ -78,8 +78,8 @@ def _make_error(prompt: Prompt, problem: str) -> MalformedPromptError:
 
 
 def build_instructions_verifier(config: InstructionsReward, pool: WorkerPool) -> Verifier:
-    """Build the verifier of the reward `instructions`. It runs in the worker pool; a task needs every instruction
-    followed.
+    """Build the verifier of the reward `instructions`. It runs in the worker pool. A task is solved if the answer
+    follows all instructions.
     """
 
     async def judge(rollout: Rollout) -> Judgement:

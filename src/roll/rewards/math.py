@@ -53,10 +53,10 @@ ALARM_FRACTION = 0.8
 
 _DECIMAL_COMMA = re.compile(r"-?(?:\d+,\d{1,2}|0,\d+)")
 _EQUATION = re.compile(r"(?<![<>!\\])=|[<>]|\\(?:le|ge|lt|gt|ne)")
-_BLANKS = re.compile(r"\s{2,}+")
+_REPEATED_SPACES = re.compile(r"\s{2,}+")
 _PROSE = re.compile(r"[^\W\d_][^\\=<>^{}$]*")
-_NAMES = re.compile(r"\b(?:sqrt|pi|sin|cos|tan|log|ln|exp|infty|infinity)\b", re.IGNORECASE)
-_JOINED = re.compile(r"\b(?:or|and)\b", re.IGNORECASE)
+_FUNCTION_NAME = re.compile(r"\b(?:sqrt|pi|sin|cos|tan|log|ln|exp|infty|infinity)\b", re.IGNORECASE)
+_CONJUNCTION = re.compile(r"\b(?:or|and)\b", re.IGNORECASE)
 _NO_SOLUTION_TEXTS = {
     "no solution",
     "no solutions",
@@ -66,7 +66,7 @@ _NO_SOLUTION_TEXTS = {
     "empty set",
     "the empty set",
 }
-_EMPTY = {"\\emptyset", "\\varnothing", "\\{\\}", "\\{ \\}", "∅"}
+_EMPTY_SETS = {"\\emptyset", "\\varnothing", "\\{\\}", "\\{ \\}", "∅"}
 
 
 def prepare_worker() -> None:
@@ -78,9 +78,9 @@ def score_math(text: str, reference: str, extract: str, limit_s: float = 4.0) ->
     """Return whether the answer is right, and a verdict.
 
     Args:
-        text: The model's answer; only the end of a very long one is read.
+        text: The model's answer; only the end of a very long answer is parsed.
         reference: The right answer: a number, an expression, or LaTeX.
-        extract: Which parts of the text to search for the answer, as in `MathReward.extract`.
+        extract: Parts of the text in which to search for the answer, as in `MathReward.extract`.
         limit_s: Time limit in seconds.
     """
     try:
@@ -100,7 +100,7 @@ def _score(text: str, reference: str, extract: str) -> tuple[bool, str]:
     if answer is None or not answer.strip():  # such as `0:`, which looks like the beginning of an answer
         is_reference = extract == "auto" and normalize_text(reference) != "" and _is_reference_text(text, reference)
         return is_reference, "correct" if is_reference else "no answer"
-    answer = _BLANKS.sub(" ", answer.strip())
+    answer = _REPEATED_SPACES.sub(" ", answer.strip())
     if normalize_text(answer) == normalize_text(reference) != "":
         return True, "correct"
     if extract == "auto" and _is_reference_text(text, reference):
@@ -158,7 +158,7 @@ def _extract_answer(text: str, extract: str, reference: str, right_number: Plain
 
 
 def _is_reference_text(text: str, reference: str) -> bool:
-    """Return whether the content of the `<answer>` tag, or the text without one, states the reference as text.
+    """Return whether the `<answer>` tag, or the whole text if there is no tag, states the reference as text.
 
     The result is false for a text with a box or a "The final answer is …".
     """
@@ -168,15 +168,15 @@ def _is_reference_text(text: str, reference: str) -> bool:
 
 
 def _compare_words(answer: str, reference: str) -> bool | None:
-    """Return whether answer and reference are equal as words; `None` if words cannot decide it."""
-    bare, given = _strip_layout(reference), _strip_layout(answer)
-    if given == bare:
+    """Return whether answer and reference are the same words; `None` if they are not only words."""
+    plain, given = _strip_layout(reference), _strip_layout(answer)
+    if given == plain:
         return bool(given)
-    if given in _NO_SOLUTION_TEXTS and (bare in _NO_SOLUTION_TEXTS or reference.strip() in _EMPTY):
+    if given in _NO_SOLUTION_TEXTS and (plain in _NO_SOLUTION_TEXTS or reference.strip() in _EMPTY_SETS):
         return True
-    if bare in _NO_SOLUTION_TEXTS and answer.strip() in _EMPTY:
+    if plain in _NO_SOLUTION_TEXTS and answer.strip() in _EMPTY_SETS:
         return True
-    if _is_prose(bare) or _is_prose(given):
+    if _is_prose(plain) or _is_prose(given):
         return False  # different words
     return None
 
@@ -186,14 +186,16 @@ def _strip_layout(text: str) -> str:
     return unwrap_text(text).replace("$", "").strip().strip("().* ").casefold()
 
 
-def _is_prose(bare: str) -> bool:
-    is_words = _PROSE.fullmatch(bare) and re.search(r"[^\W\d_]{3}", bare)
-    is_list_of_letters = _JOINED.search(bare) and not re.search(r"[^\W\d_]{4}", bare)
-    return bool(is_words) and not is_list_of_letters and not _NAMES.search(bare) and not re.search(r"\d", bare)
+def _is_prose(plain: str) -> bool:
+    is_words = _PROSE.fullmatch(plain) and re.search(r"[^\W\d_]{3}", plain)
+    is_list_of_letters = _CONJUNCTION.search(plain) and not re.search(r"[^\W\d_]{4}", plain)
+    return (
+        bool(is_words) and not is_list_of_letters and not _FUNCTION_NAME.search(plain) and not re.search(r"\d", plain)
+    )
 
 
 def _compare_numbers(answer: str, right: PlainNumber) -> bool | None:
-    """Return whether an answer equals the reference number; `None` if plain numbers are not enough to decide."""
+    """Return whether an answer equals the reference number; `None` if the answer is not a plain number."""
     number = parse_number(answer)
     if number is None and _DECIMAL_COMMA.fullmatch(answer.strip()):
         number = parse_number(answer.replace(",", "."))
@@ -203,7 +205,7 @@ def _compare_numbers(answer: str, right: PlainNumber) -> bool | None:
 
 
 def _equals_with_decimal_comma(answer: str, reference: str) -> bool:
-    """Return whether a number equals the reference, if the reference's comma is a decimal comma (`1,22`)."""
+    """Return whether a number equals a reference with a decimal comma (`1,22`)."""
     number, right = parse_number(answer), parse_number(reference.replace(",", "."))
     return number is not None and right is not None and is_same_number(number, right)
 

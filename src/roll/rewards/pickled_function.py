@@ -1,9 +1,10 @@
 """A reward function that was passed as a Python object: `roll.train(config, reward=function)`.
 
-    function ──► cloudpickle ──► bytes ──► every worker: unpickled once, then called like one named by its path
+    function ──► cloudpickle ──► bytes ──► every worker: unpickled once, then called
                      └── if it cannot be pickled or unpickled ──► a thread of this process, and a warning
 
-The values that the function captured are pickled when the run starts: a worker's changes to them stay in that worker.
+The values that the function captured are pickled when the run starts. A worker's changes to these values are not
+visible to other workers.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ LARGE_FUNCTION_BYTES = 4 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class PickledFunction:
-    """A function that was passed as an object, pickled for other processes; its `str` is its name."""
+    """A function that was passed as an object, and is pickled for other processes. Its `str` is the function's name."""
 
     name: str
-    packed: bytes
-    """The function, pickled by cloudpickle; empty if it stays in this process."""
+    pickle_bytes: bytes
+    """The function, pickled by cloudpickle; empty if the function runs in this process."""
     paths: tuple[str, ...]
     """Search paths of the modules that the function refers to by name only."""
     function: Callable[..., Any] | None = field(default=None, compare=False)
@@ -53,23 +54,25 @@ class PickledFunction:
 
     @property
     def is_pickled(self) -> bool:
-        """Whether the function is pickled, so that other processes can call it."""
-        return bool(self.packed)
+        """True if the function is pickled, so that other processes can call it."""
+        return bool(self.pickle_bytes)
 
     def load(self) -> Callable[..., Any]:
         """Return the function; in other processes, it is unpickled once."""
-        return self.function or _unpickle(self.packed, self.paths)
+        return self.function or _unpickle(self.pickle_bytes, self.paths)
 
     def select_pool(self, pool: WorkerPool) -> WorkerPool:
-        """Return the pool that should call the function: `pool`, or threads of this process if it is not pickled."""
+        """Return the pool in which to call the function: `pool`, or threads of this process if the function is not
+        pickled.
+        """
         return pool if self.is_pickled else cast("WorkerPool", _ThreadPool())
 
 
 class _ThreadPool:
-    """Calls functions in threads of this process, as a `WorkerPool` for rewards: plain functions one at a time,
-    coroutine functions concurrently.
+    """Runs functions in threads of this process, with the interface of a `WorkerPool`. Plain functions run one at a
+    time, coroutine functions concurrently.
 
-    A thread cannot be ended: a thread that hangs is abandoned, and the next call gets another one.
+    A thread cannot be killed: a thread that hangs is abandoned, and the next call gets a new thread.
     """
 
     def __init__(self) -> None:
@@ -78,40 +81,40 @@ class _ThreadPool:
     async def submit(self, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:
         """Call a function in a thread and return its result; raise `TimeoutError` after the time limit."""
         async with contextlib.nullcontext() if inspect.iscoroutinefunction(function) else self._turn:
-            done: Future[Any] = Future()
-            done.set_running_or_notify_cancel()  # so that a waiting caller cannot cancel it while the thread runs
-            threading.Thread(target=_run_in_thread, args=(done, function, args), name="reward", daemon=True).start()
+            future: Future[Any] = Future()
+            future.set_running_or_notify_cancel()  # so that a waiting caller cannot cancel it while the thread runs
+            threading.Thread(target=_run_in_thread, args=(future, function, args), name="reward", daemon=True).start()
             async with asyncio.timeout(time_limit_s):
-                return await asyncio.wrap_future(done)
+                return await asyncio.wrap_future(future)
 
 
-def _run_in_thread(done: Future[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _run_in_thread(future: Future[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     try:
         result = function(*args)
-        done.set_result(asyncio.run(result) if inspect.iscoroutine(result) else result)
+        future.set_result(asyncio.run(result) if inspect.iscoroutine(result) else result)
     except (TimeoutError, SystemExit, asyncio.CancelledError) as error:  # raised by the function, not by the caller
-        done.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+        future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
     except Exception as error:
-        done.set_exception(error)
+        future.set_exception(error)
 
 
 @functools.lru_cache(maxsize=16)
-def _unpickle(packed: bytes, paths: tuple[str, ...]) -> Callable[..., Any]:
+def _unpickle(pickle_bytes: bytes, paths: tuple[str, ...]) -> Callable[..., Any]:
     import cloudpickle
 
     sys.path.extend(path for path in paths if path not in sys.path)
-    return cloudpickle.loads(packed)
+    return cloudpickle.loads(pickle_bytes)
 
 
 def pickle_function(function: Callable[..., Any]) -> PickledFunction:
-    """Pickle a function with the values that it captured; warn if it must stay in this process."""
+    """Pickle a function with the values that it captured; warn if it must run in this process."""
     import cloudpickle
 
     name = getattr(function, "__name__", type(function).__name__)
     paths = tuple(dict.fromkeys(os.path.abspath(path) for path in sys.path))
     try:
-        packed = cloudpickle.dumps(function)
-        cloudpickle.loads(packed)  # some objects can be pickled, but not unpickled
+        pickle_bytes = cloudpickle.dumps(function)
+        cloudpickle.loads(pickle_bytes)  # some objects can be pickled, but not unpickled
     except Exception as error:  # locks, connections, open files: each raises another exception
         logger.warning(
             "The reward '%s' cannot be sent to worker processes (%s: %s). It runs in this process, one answer at a "
@@ -122,18 +125,18 @@ def pickle_function(function: Callable[..., Any]) -> PickledFunction:
             error,
             name if name.isidentifier() else "reward",
         )
-        return PickledFunction(name=name, packed=b"", paths=(), function=function)
-    if len(packed) > LARGE_FUNCTION_BYTES:
+        return PickledFunction(name=name, pickle_bytes=b"", paths=(), function=function)
+    if len(pickle_bytes) > LARGE_FUNCTION_BYTES:
         logger.warning(
-            "The reward '%s' has captured %.0f MiB, which are sent with every call: load the data inside the function.",
+            "The reward '%s' has captured %.0f MiB, which are sent with every call. Load the data inside the function.",
             name,
-            len(packed) / 2**20,
+            len(pickle_bytes) / 2**20,
         )
-    return PickledFunction(name=name, packed=packed, paths=paths, function=function)
+    return PickledFunction(name=name, pickle_bytes=pickle_bytes, paths=paths, function=function)
 
 
 def resolve_function(config: PythonReward) -> str | PickledFunction:
-    """Return the function that a reward names, or that was passed to it.
+    """Return the function of a reward, or its path if it is named by a path.
 
     Raises:
         ConfigError: The reward has no function.
@@ -144,7 +147,7 @@ def resolve_function(config: PythonReward) -> str | PickledFunction:
         return config.function
     label = f" '{config.name}'" if config.name else ""
     raise ConfigError(
-        f"the reward{label} is a Python object, which is not stored in a file: pass it again, as "
+        f"the reward{label} is a Python object, which is not stored with the run: pass it again, as "
         "`roll.train(config, reward=function)` or `roll.resume(run, reward=function)`, or name it by its file: "
         "`function: rewards.py:name`."
     )

@@ -1,9 +1,9 @@
 """A user's function as a reward: `def reward(text, answer, metadata) -> float`, given by import path or by file.
 
-Functions written for verl (`data_source, solution_str, ground_truth, extra_info`) are called by name: see `signatures`.
+Functions written for verl (`data_source, solution_str, ground_truth, extra_info`) are also supported: see `signatures`.
 
-A coroutine function is called for many answers at once, at most `max_concurrent`. A function annotated `-> bool`
-decides whether the task was solved; a `Judgement` (annotated so) also has a verdict; a plain number does neither.
+A coroutine function runs for up to `max_concurrent` answers at once. A function annotated `-> bool` or `-> Judgement`
+also decides whether the task was solved; a plain number does not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from roll.errors import RewardInfraError, short
 from roll.protocols import WorkerPool
 from roll.rewards.base import Judgement, Verifier, run_in_pool
 from roll.rewards.pickled_function import PickledFunction, resolve_function
-from roll.rewards.signatures import bind_arguments, check_signature, make_values
+from roll.rewards.signatures import bind_arguments, build_argument_values, check_signature
 from roll.types import Rollout
 from roll.user_code import load_function
 
@@ -34,7 +34,7 @@ def load_reward(path: str | PickledFunction) -> Callable[..., Any]:
 
 
 def check_reward_functions(data: Iterable[DataConfig]) -> None:
-    """Import all reward functions that the data sources name, so that a wrong path is an error before anything starts.
+    """Import all reward functions of the data sources, so that a wrong path is reported before the run starts.
 
     Raises:
         ConfigError: A function cannot be imported.
@@ -129,7 +129,7 @@ def build_python_verifier(config: PythonReward, pool: WorkerPool) -> Verifier:
     runs_in = source.select_pool(pool) if isinstance(source, PickledFunction) else pool
 
     async def judge(rollout: Rollout) -> Judgement:
-        arguments = (make_values(rollout.text, rollout.prompt), config.options)
+        arguments = (build_argument_values(rollout.text, rollout.prompt), config.options)
         if not inspect.iscoroutinefunction(function):
             return await run_in_pool(runs_in, call_reward, source, *arguments, time_limit_s=config.time_limit_s)
         async with slots:

@@ -1,4 +1,4 @@
-"""The part of a rollout's text that a reward scores."""
+"""Select the part of a rollout's text that a reward scores."""
 
 from __future__ import annotations
 

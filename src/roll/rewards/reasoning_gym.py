@@ -1,4 +1,4 @@
-"""The scorer of a reasoning-gym task."""
+"""Score answers with the scorer of a reasoning-gym task."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _load_task(name: str, options: str) -> Any:
 
 
 def score_task(name: str, options: str, entry: dict[str, Any], text: str) -> float:
-    """Return the task's own score of an answer, 0 … 1.
+    """Return the task's own score of an answer, between 0 and 1.
 
     Args:
         name: The task's name.
@@ -50,8 +50,8 @@ def score_task(name: str, options: str, entry: dict[str, Any], text: str) -> flo
 
 
 def build_reasoning_gym_verifier(config: ReasoningGymReward, pool: WorkerPool) -> Verifier:
-    """Build the verifier of the reward `reasoning_gym`. It runs in the worker pool; only the full score counts as
-    solved.
+    """Build the verifier of the reward `reasoning_gym`. It runs in the worker pool. A task is solved only with the full
+    score.
     """
 
     async def judge(rollout: Rollout) -> Judgement:

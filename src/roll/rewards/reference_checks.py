@@ -1,4 +1,4 @@
-"""Score references against themselves before a run: no answer can equal a reference that does not equal itself."""
+"""Find invalid references before a run, by scoring every reference against itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Row: TypeAlias = tuple[RewardConfig, str, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InvalidReference:
-    """A prompt whose reference is invalid: no answer could match it."""
+    """A prompt with an invalid reference, which no answer can match."""
 
     uid: str
     problem: str
@@ -48,10 +48,10 @@ def check_references(rows: Sequence[Row]) -> list[str]:
 
 
 def check_reference(config: RewardConfig, reference: str, question: str = "") -> str:
-    """Return why no answer, not even the reference itself, could be right; empty if the reference is valid.
+    """Return the problem with a reference; an empty string if the reference is valid.
 
     Args:
-        config: A component of a reward; only the types `math` and `choice` are checked.
+        config: A component of a reward; only references of the types `math` and `choice` are checked.
         reference: The prompt's answer.
         question: The prompt's last message, which may list options.
     """
@@ -88,7 +88,7 @@ def _check_math_reference(config: MathReward, reference: str) -> str:
 async def find_invalid_references(
     pool: WorkerPool, prompts: Sequence[tuple[Sequence[RewardConfig], Prompt]]
 ) -> list[InvalidReference]:
-    """Return the prompts whose references do not match themselves.
+    """Return the prompts with invalid references.
 
     References that are plain numbers, or single letters of a choice, are valid without a check in a worker.
 
@@ -124,7 +124,7 @@ async def find_invalid_references(
 def _is_plain(config: RewardConfig, reference: str) -> bool:
     """Return whether a reference needs no check.
 
-    That is a plain number for `math`, one of the letters for `choice`, and any reference for other types of rewards.
+    No check is needed for a plain number in `math`, for a letter in `choice`, and for other types of rewards.
     """
     if isinstance(config, MathReward):
         return parse_number(reference) is not None

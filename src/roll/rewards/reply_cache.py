@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def compute_content_key(*content: Any) -> str:
-    """Return a digest of plain data: equal content has the same key in every process."""
+    """Return a digest of plain data. Equal content has the same key in every process."""
     text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=20).hexdigest()
 
@@ -26,7 +26,7 @@ def compute_content_key(*content: Any) -> str:
 class ReplyCache:
     """Caches the most recently used replies in memory, and all replies in a file in `directory`, if given.
 
-    If the file cannot be written or read, the run continues with the cache in memory, after one warning.
+    If the file cannot be read or written, the run logs a warning and uses only the cache in memory.
 
     Args:
         size: Number of replies in memory; 0 disables the cache.

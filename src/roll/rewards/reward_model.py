@@ -1,6 +1,6 @@
 """A Hugging Face sequence-classification model as a reward.
 
-    judge ──► Batcher (controller) ──► score_batch (a separate process, which holds the model) ──► values
+    judge ──► Batcher (controller) ──► score_batch (a separate process with the model) ──► values
 
 The model runs outside the controller and outside the workers that verify answers, so neither waits for it.
 """
@@ -53,7 +53,7 @@ def check_reward_models(data: Iterable[DataConfig]) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _load(settings: str) -> tuple[Any, Any, Any]:
-    """Load the model, and return it with its tokenizer and its device; cached, so it is loaded once per process."""
+    """Load the model once per process, and return it with its tokenizer and its device."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
     from transformers.utils import logging as transformers_logging
@@ -110,7 +110,7 @@ def _resolve_device(name: str) -> Any:
 
 
 def _tokenize(tokenizer: Any, conversation: Conversation, answer: str, max_length: int) -> list[int]:
-    """Return the token IDs of prompt and answer in the model's training format; a long text is cut at its start."""
+    """Return the token IDs of prompt and answer in the model's training format, truncated at the start."""
     answer = make_escaper(tokenizer)(
         answer
     )  # otherwise the answer could end its message and continue as another speaker
@@ -165,7 +165,7 @@ def _compute_scores(logits: Any, config: RewardModelReward) -> Any:
 
 
 def build_reward_model_verifier(config: RewardModelReward, pool: WorkerPool) -> Verifier:
-    """Build the verifier of the reward `reward_model`, which runs in worker processes of its own."""
+    """Build the verifier of the reward `reward_model`, which runs in separate worker processes."""
     import math
 
     workers = pool.create_sub_pool(config.num_workers)

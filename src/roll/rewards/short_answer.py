@@ -1,4 +1,4 @@
-"""Short answers to questions: exact match and F1 over words, as SQuAD scores them (arXiv 1606.05250)."""
+"""Score short answers by exact match and by F1 over words, as in SQuAD (arXiv 1606.05250)."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _ARTICLES = {"a", "an", "the"}
 
 
 def normalize_words(text: str) -> list[str]:
-    """Return the words in lower case, without punctuation and articles."""
+    """Return the words of a text in lower case, without punctuation and articles."""
     return [word for word in text.casefold().translate(_PUNCTUATION).split() if word not in _ARTICLES]
 
 
 def _normalize_both(answer: str, reference: str) -> tuple[list[str], list[str]]:
     """Return the normalized words of the answer and of the reference.
 
-    If normalization leaves neither with a word (blood group `A`, the sign `+`), articles or signs count as words.
+    If neither has any words after normalization (blood group `A`, the sign `+`), articles or signs count as words.
     """
     for words in (normalize_words, _split_with_articles, _split_words):
         given, wanted = words(answer), words(reference)
@@ -107,16 +107,16 @@ def _parse_nested_references(value: Any, max_depth: int) -> list[str]:
     if isinstance(value, int | float):
         return [str(value)]
     if max_depth == 0:
-        raise ValueError("its lists and objects are nested too deeply")
+        raise ValueError(f"lists and objects are nested more than {MAX_DEPTH} levels deep")
     if isinstance(value, Mapping):
         known = [key for key in _REFERENCE_KEYS if key in value]
         if not known:
             keys = ", ".join(repr(key) for key in list(value)[:8]) or "none"
-            raise ValueError(f"the object has the keys {keys}, but none of {', '.join(_REFERENCE_KEYS)}")
+            raise ValueError(f"expected one of the keys {', '.join(_REFERENCE_KEYS)}, got the keys {keys}")
         return [text for key in known for text in _parse_nested_references(value[key], max_depth - 1)]
     if isinstance(value, list | tuple):
         return [text for item in value for text in _parse_nested_references(item, max_depth - 1)]
-    raise ValueError(f"{short(value)} is not a string, a number, a list of these, or an object that contains them")
+    raise ValueError(f"expected a string, a number, a list of these, or an object of these, got {short(value)}")
 
 
 def _parse_list(text: str) -> Any:
@@ -136,15 +136,13 @@ def get_references(config: ShortAnswerReward, prompt: Prompt) -> list[str]:
     """Return all reference answers to a prompt.
 
     Raises:
-        MalformedPromptError: The prompt has no answer, or the column that `references_key` names cannot be read.
+        MalformedPromptError: The prompt has no answer, or the column `references_key` has an invalid value.
     """
     key = config.references_key
     try:
         more = [] if key is None else parse_references(prompt.metadata.get(key))
     except ValueError as error:
-        raise MalformedPromptError(
-            prompt.uid, f"column '{key}' cannot be read as reference answers: {error}."
-        ) from None
+        raise MalformedPromptError(prompt.uid, f"column '{key}' has no valid reference answers: {error}.") from None
     references = [text for text in dict.fromkeys([prompt.answer, *more]) if text.strip()]
     if not references:
         columns = ", ".join(sorted(map(repr, prompt.metadata))) or "none"

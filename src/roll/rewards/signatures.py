@@ -1,5 +1,5 @@
-"""Call a user's reward function by its signature: as ROLL calls it, or as verl does. Except for ROLL's own form,
-arguments are bound by name.
+"""Bind the arguments of a user's reward function by its signature, which may be ROLL's or verl's. In ROLL's form,
+arguments are bound by position, otherwise by name.
 
 def reward(text, answer, metadata)                                            by position; names may differ
 def compute_score(data_source, solution_str, ground_truth, extra_info=None)   by name
@@ -15,17 +15,17 @@ from typing import Any
 from roll.errors import ConfigError
 from roll.types import Prompt
 
-__all__ = ["bind_arguments", "check_signature", "make_values"]
+__all__ = ["bind_arguments", "build_argument_values", "check_signature"]
 
 ROLL_PARAMETERS = ("text", "answer", "metadata")
 VERL_PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
-_BATCHES = frozenset(
+_BATCH_PARAMETERS = frozenset(
     {"prompts", "completions", "completion_ids", "data_sources", "solution_strs", "ground_truths", "extra_infos"}
 )
 """Parameter names for whole batches in reward functions of other libraries."""
 
 
-def make_values(text: str, prompt: Prompt) -> dict[str, Any]:
+def build_argument_values(text: str, prompt: Prompt) -> dict[str, Any]:
     """Return the values that a reward function may receive, by name.
 
     Args:
@@ -55,7 +55,7 @@ def check_signature(function: Callable[..., Any], name: object, options: Mapping
         options: Additional keyword arguments from the configuration.
 
     Raises:
-        ConfigError: The function has an unsupported signature; the message shows it, and both supported ones.
+        ConfigError: The function has an unsupported signature.
     """
     try:
         signature = inspect.signature(function)
@@ -80,7 +80,7 @@ def bind_arguments(
 
     Args:
         function: The user's function, whose signature was checked.
-        values: The values that may be passed, by parameter name, from `make_values`.
+        values: The values that may be passed, by parameter name, from `build_argument_values`.
         options: Additional keyword arguments from the configuration.
     """
     ours = tuple(values[name] for name in ROLL_PARAMETERS)
@@ -88,7 +88,7 @@ def bind_arguments(
         signature = inspect.signature(function)
     except ValueError:
         return ours, dict(options)
-    if _fits_by_position(signature, options):
+    if _can_bind_by_position(signature, options):
         return ours, dict(options)
     named = {name: values[name] for name in _get_parameters(signature) if name in values and name not in options}
     return (), named | dict(options)
@@ -100,10 +100,10 @@ def _get_parameters(signature: inspect.Signature) -> dict[str, inspect.Parameter
     return {name: one for name, one in signature.parameters.items() if one.kind not in various}
 
 
-def _fits_by_position(signature: inspect.Signature, options: Mapping[str, Any]) -> bool:
+def _can_bind_by_position(signature: inspect.Signature, options: Mapping[str, Any]) -> bool:
     """Return whether the function can be called with (text, answer, metadata) by position.
 
-    The result is false if a known parameter name is at another position, since the function expects another order.
+    The result is false if a known parameter name is at another position.
     """
     try:
         signature.bind(*ROLL_PARAMETERS, **options)
@@ -117,11 +117,11 @@ def _fits_by_position(signature: inspect.Signature, options: Mapping[str, Any]) 
 
 
 def _find_problem(signature: inspect.Signature, options: Mapping[str, Any]) -> str:
-    """Return the reason why the function cannot be called; empty if it can be called."""
+    """Return the reason why the function cannot be called; an empty string if it can be called."""
     parameters = _get_parameters(signature)
-    if batch := next((name for name in parameters if name in _BATCHES), None):
+    if batch := next((name for name in parameters if name in _BATCH_PARAMETERS), None):
         return f"the parameter '{batch}' receives a batch, but ROLL scores one answer at a time"
-    if _fits_by_position(signature, options):
+    if _can_bind_by_position(signature, options):
         return ""
     known = (*ROLL_PARAMETERS, *VERL_PARAMETERS)
     if not any(name in VERL_PARAMETERS for name in parameters) and not all(

@@ -22,7 +22,7 @@ __all__ = [
     "build_length_penalty_verifier",
     "build_regex_verifier",
     "build_repetition_penalty_verifier",
-    "compute_overlength_share",
+    "compute_overlength_penalty",
     "compute_repeated_share",
     "matches_pattern",
 ]
@@ -83,21 +83,22 @@ def build_environment_verifier(config: EnvironmentReward, pool: WorkerPool) -> V
 
 
 def compute_repeated_share(token_ids: Sequence[int] | np.ndarray, size: int) -> float:
-    """Return the share of n-grams of `size` tokens that occur earlier in the answer, 0 … 1 (arXiv 2502.03373)."""
+    """Return the share of n-grams of `size` tokens that repeat an earlier n-gram of the answer (arXiv 2502.03373)."""
     tokens = [int(token) for token in token_ids]
     grams = [tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)]
     return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
 
 
-def compute_overlength_share(length: int, free: int, full: int) -> float:
-    """Return the overlength penalty of `length` tokens, 0 … 1: 0 up to `free`, 1 from `full` on, linear in between."""
-    return min(max((length - free) / (full - free), 0.0), 1.0)
+def compute_overlength_penalty(num_tokens: int, free_tokens: int, full_tokens: int) -> float:
+    """Return the overlength penalty: 0 up to `free_tokens`, 1 from `full_tokens` on, linear in between."""
+    return min(max((num_tokens - free_tokens) / (full_tokens - free_tokens), 0.0), 1.0)
 
 
 def build_repetition_penalty_verifier(config: RepetitionPenalty, pool: WorkerPool) -> Verifier:
     """Build a verifier that penalizes repetition. It runs in the worker pool.
 
-    The value falls from 0, while the share of repeated n-grams is at most `tolerance`, to -1.
+    The value is 0 while the share of repeated n-grams is at most `tolerance`, and falls linearly to -1 for a share of
+    1.
     """
 
     async def judge(rollout: Rollout) -> Judgement:
@@ -112,11 +113,11 @@ def build_repetition_penalty_verifier(config: RepetitionPenalty, pool: WorkerPoo
 def build_length_penalty_verifier(config: LengthPenalty, pool: WorkerPool) -> Verifier:
     """Build a verifier that penalizes long answers. It runs in the controller's process.
 
-    The value falls from 0, at up to `free_tokens` tokens, to -1 at `full_tokens` and beyond.
+    The value is 0 up to `free_tokens` tokens, and falls linearly to -1 at `full_tokens` tokens.
     """
 
     async def judge(rollout: Rollout) -> Judgement:
-        over = compute_overlength_share(len(rollout.token_ids), config.free_tokens, config.full_tokens)
+        over = compute_overlength_penalty(len(rollout.token_ids), config.free_tokens, config.full_tokens)
         return Judgement(value=-over, verdict="too long" if over else "fine")
 
     return Verifier(judge=judge, decides=False)

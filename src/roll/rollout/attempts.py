@@ -44,7 +44,7 @@ class SamplingPlan:
     """The purpose of rollouts, their number per prompt, and their sampling parameters."""
 
     purpose: str
-    """What the rollouts are for, such as `train` or `eval`; part of every request's id and seed."""
+    """Purpose of the rollouts, such as `train` or `eval`; part of every request's id and seed."""
     group_size: int
     sampling: SamplingParams
     """Sampling parameters; every request gets its own seed."""
@@ -78,11 +78,11 @@ class RolloutRunner:
     max_attempts: int = 3
     """Number of attempts at a rollout before it is marked `infra_error`."""
     retry_wait_s: float = 0.0
-    """Backoff before the second attempt; doubles before each later one."""
+    """Backoff before the second attempt, in seconds; doubled for each later attempt."""
     replicate: bool = True
-    """Whether the rollouts of one prompt may run on different engines."""
+    """True if the rollouts of one prompt may run on different engines."""
     loop: RolloutLoop | None = None
-    """User-defined rollout loop, which replaces ROLL's."""
+    """User-defined rollout loop, which replaces the default loop."""
     hosts: EnvHosts = field(default_factory=EnvHosts)
     """Hosts that run environments."""
     episodes: EpisodePlan = field(default_factory=EpisodePlan)
@@ -90,7 +90,7 @@ class RolloutRunner:
     on_rollout: Callable[[Rollout], None] = lambda rollout: None
     """Function called with every finished rollout, to display it; must not block."""
     _malformed: dict[tuple[str, str], str] = field(init=False, default_factory=dict)
-    """Maps (domain, prompt UID) to the reason why no answer to the prompt can be scored."""
+    """Reason why answers to a prompt cannot be scored, by (domain, prompt UID)."""
 
     async def generate_and_score(
         self,
@@ -190,7 +190,7 @@ class RolloutRunner:
 
 
 def _build_empty_rollout(draw: PromptDraw, rollout_id: RolloutId) -> Rollout:
-    """Return a rollout without tokens, for a rollout of which no attempt got an answer."""
+    """Return a rollout without tokens, for a rollout that got no answer in any attempt."""
     return Rollout(
         draw_id=draw.draw_id,
         index=rollout_id.index,

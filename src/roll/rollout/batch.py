@@ -1,4 +1,4 @@
-"""The settings from which a run's batches are formed, and the batch that a step gets."""
+"""`BatchSpec`, the settings of a run's batches, and `Batch`, the groups of one step."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class BatchSpec:
     """Groups per step, N."""
     num_steps: int | None = None
     """Number of batches of the run; groups that no remaining step can train are not launched."""
-    left_out: Callable[[Group], str] | None = None
+    get_rejection_reason: Callable[[Group], str] | None = None
     """Returns the reason why a filter rejects a group, '' if it passes; `None` if rejected groups are not replaced."""
     max_refills: int = 0
     """Maximum number of replacement groups per step, as a multiple of N."""
     early_stop: EarlyStopPredicate | None = None
-    """Predicate that tells whether a group can no longer pass the filters."""
+    """Predicate that returns whether a group can no longer pass the filters."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of the domains if they are trained in fixed proportions (`Quotas`); empty if the mix is free."""
     num_allocated: int = 0
-    """Number of training slots that an earlier process has allocated to the domains."""
+    """Number of training slots that an earlier process allocated to the domains."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -42,10 +42,10 @@ class Batch:
     """The groups of a step, and the outcomes of all other draws since the last step."""
 
     groups: list[Group] = field(default_factory=list)
-    """Groups to train, and groups that a filter rejected (see `left_out`), sorted by draw id."""
+    """Groups to train, and groups that a filter rejected (see `rejection_reasons`), sorted by draw id."""
     companions: dict[str, list[Group]] = field(default_factory=dict)
     """Companion groups of the same draws, by purpose."""
-    left_out: dict[int, str] = field(default_factory=dict)
+    rejection_reasons: dict[int, str] = field(default_factory=dict)
     """Reason why a filter rejected the group, by draw id; rejected groups are not trained."""
     expired: dict[int, str] = field(default_factory=dict)
     """Reason why a draw will never be trained, by draw id."""

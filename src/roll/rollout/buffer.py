@@ -1,20 +1,21 @@
-"""Staleness bound of asynchronous runs: `SampleBuffer` holds untrained groups and decides which a step may take.
+"""Staleness bound of asynchronous runs: `SampleBuffer` stores untrained groups and decides which groups a step may
+take.
 
     admit ──► (start: policy version v) ──► finish ──► take ──► pop_taken (trained)
                          └──────────────► discard (filtered, expired, aborted) ◄──┘
 
 A group that began under policy version v may be trained by the update from version n to n + 1 iff n - v <= A, the
-staleness bound; no token of the group is older than v. So the group's deadline is the update at n = v + A, and each
-update takes N groups. A take of N at version n is *admissible* iff afterwards every deadline can still be met:
+staleness bound, so its deadline is the update at n = v + A. Each update takes N groups. A take of N groups at version n
+is *admissible* iff every remaining group can still meet its deadline:
 
     for j = 0 … A:   #{live groups with v <= n - A + j} - #{of these taken}  <=  j N         (earliest deadline first)
 
-While at most N + ⌈αN⌉ groups wait to be taken, ⌈α⌉ = A, and at most A N of them while others are trained, an admissible
-take always exists among the live groups. Proof by induction: the groups with v <= n - A + j that remain after the take
-at n, including for j = A the groups that began during that update, are the groups that the take at n + 1 finds with
-v <= (n + 1) - A + (j - 1), at most j N; in total it finds at most N + ⌈αN⌉ <= (1 + A) N groups. Whether an admissible
-take exists among the *finished* groups decides how long to wait. Taking the oldest finished groups is admissible
-whenever any choice is, since it takes the most from every prefix.
+An admissible take always exists among the live groups if at most N + ⌈αN⌉ groups wait to be taken, ⌈α⌉ = A, and at most
+A N of them wait while others are trained. Proof by induction over n: for every j, the take at n leaves at most j N
+groups with v <= n - A + j. So the take at n + 1 finds at most j N groups with v <= (n + 1) - A + (j - 1), and at most
+(1 + A) N groups in total.
+A step waits until the *finished* groups contain an admissible take. Taking the oldest finished groups is admissible
+if any take is, because it removes the most groups from each of the sets above.
 With A = 0 every live group must be finished: synchronous training.
 
 Invariants:
@@ -41,10 +42,12 @@ class LiveGroup:
     launch_order: int
     """Index in launch order."""
     version: int | None = None
-    """Policy version under which the first rollout began; `None` if none has begun, so the group does not age yet."""
+    """Policy version under which the first rollout began; `None` if no rollout has begun, so the group does not age
+    yet.
+    """
     finish_order: int | None = None
     """Index in the order in which groups finished; `None` if the group has not finished."""
-    taken: bool = False
+    is_taken: bool = False
 
     @property
     def draw_id(self) -> int:
@@ -53,23 +56,23 @@ class LiveGroup:
 
 
 class SampleBuffer:
-    """Holds the live groups, which were launched and are not trained yet, and decides which groups a step may take.
+    """Stores the live groups, which were launched and are not trained yet, and decides which groups a step may take.
 
     Args:
         batch_size: Groups per update, N.
         max_staleness: Staleness bound A.
-        waits: Whether `can_take` also requires that, after this step, every remaining group can still be trained
-            within the staleness bound. If False, groups may become too old for training: see `list_overdue`.
+        enforce_deadlines: Whether `can_take` also requires that, after this step, every remaining group can still be
+            trained within the staleness bound. If False, groups may become too old for training: See `list_overdue`.
     """
 
-    def __init__(self, batch_size: int, max_staleness: int, *, waits: bool = True) -> None:
+    def __init__(self, batch_size: int, max_staleness: int, *, enforce_deadlines: bool = True) -> None:
         self.version = 0
         """The trainer's policy version n."""
         self.num_taken = 0
         """Number of groups that are being trained."""
         self._batch_size = batch_size
         self._max_staleness = max_staleness
-        self._waits = waits
+        self._enforce_deadlines = enforce_deadlines
         self._live: dict[int, LiveGroup] = {}
         self._num_admitted = 0
         self._num_finished = 0
@@ -106,7 +109,7 @@ class SampleBuffer:
         return [live for live in self._live.values() if live.finish_order is None]
 
     def admit(self, run: GroupRun, limit: int) -> None:
-        """Add a launched group; including it, at most `limit` live groups may be waiting for a step to take them."""
+        """Add a launched group; at most `limit` live groups, including this group, may wait for a step to take them."""
         draw_id = run.draw.draw_id
         assert draw_id not in self._live, f"draw {draw_id} was admitted twice"
         waiting = len(self._live) - self.num_taken
@@ -135,18 +138,18 @@ class SampleBuffer:
     def discard(self, draw_id: int) -> None:
         """Remove a group that will not be trained."""
         live = self._live.pop(draw_id)
-        assert not live.taken, f"group {draw_id} is being trained"
+        assert not live.is_taken, f"group {draw_id} is being trained"
         self._subtract_from_counts(live)
 
     def can_take(self) -> bool:
         """Return whether the step can take its groups: N groups, or all if there are fewer, have finished.
 
-        With `waits`, it must also be possible to train every other group in time after this step.
+        With `enforce_deadlines`, it must also be possible to train every other group in time after this step.
         """
         untaken = sum(self._untaken.values())
         if self.num_ready < min(self._batch_size, untaken) or not untaken:
             return False
-        if not self._waits:
+        if not self._enforce_deadlines:
             return True
         began = sorted(version for version in self._untaken if version is not None and self._untaken[version])
         # Earliest deadline first: one comparison per deadline, over the groups with this deadline or an earlier one.
@@ -160,7 +163,7 @@ class SampleBuffer:
         return True
 
     def list_oldest_ready(self) -> list[LiveGroup]:
-        """Return the N oldest finished groups (of equally old ones, those launched first), sorted by launch order."""
+        """Return the N oldest finished groups, sorted by launch order; launch order also breaks ties."""
         by_age = sorted(self._ready.values(), key=lambda live: (self._get_age_key(live), live.launch_order))
         oldest = by_age[: self._batch_size]
         # Sorted by launch order, which does not depend on time.
@@ -169,17 +172,17 @@ class SampleBuffer:
     def take(self, draw_id: int) -> LiveGroup:
         """Mark a finished group as taken for training, and return it; it stays live until the update is done."""
         live = self._live[draw_id]
-        assert live.finish_order is not None and not live.taken, f"group {draw_id} cannot be taken"
+        assert live.finish_order is not None and not live.is_taken, f"group {draw_id} cannot be taken"
         staleness = self.version - self._get_age_key(live)
         assert staleness <= self._max_staleness, f"group {draw_id} is {staleness} versions old"
-        live.taken = True
+        live.is_taken = True
         self.num_taken += 1
         self._subtract_from_counts(live)
         return live
 
     def pop_taken(self) -> list[LiveGroup]:
         """Remove and return all groups that were taken for training; called after their update."""
-        done = [live for live in self._live.values() if live.taken]
+        done = [live for live in self._live.values() if live.is_taken]
         for live in done:
             del self._live[live.draw_id]
         self.num_taken = 0
@@ -190,7 +193,7 @@ class SampleBuffer:
         oldest = self.version - self._max_staleness
         return [
             live for live in self._live.values()
-            if not live.taken and live.version is not None and live.version < oldest
+            if not live.is_taken and live.version is not None and live.version < oldest
         ]  # fmt: skip
 
     def _get_age_key(self, live: LiveGroup) -> int:

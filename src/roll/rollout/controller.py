@@ -10,20 +10,19 @@ The training loop calls `next_batch`, trains, syncs weights to the engines insid
 and `next_batch` also launches as many groups as the staleness bound allows; with α = 0, only `next_batch` launches, so
 that no rollout runs between two steps.
 
-A group that begins while version n is trained to n + 1 has version n, and the updates from n + 1 to n + ⌈α⌉ can train
-it: so while a batch is being trained, ⌈α⌉ N other groups may wait, run or lie in the buffer. For integer α these are
-the N + ⌈αN⌉ without the batch, and nothing is launched before `complete_step`. For other α the number is larger;
-otherwise α = 0.5 would launch half of the next batch only after training, and with answers of equal length gain
-nothing.
+A group that begins during the update from version n to n + 1 has version n. The updates from n + 1 to n + ⌈α⌉ can train
+it, so while a batch is trained, ⌈α⌉ N other groups may be live. For integer α, this equals N + ⌈αN⌉ minus the batch,
+and nothing is launched before `complete_step`. For other α it is more: α = 0.5 would otherwise launch half of the next
+batch only after training, without any benefit for answers of equal length.
 
 Invariants:
-    - every launched draw is either live, deferred, or in the batch that reports its outcome (trained, left out,
-      expired): no draw is lost, and no draw is trained twice;
+    - every launched draw is either live, deferred, or in the batch that reports its outcome (trained, rejected,
+    expired): no draw is lost, and no draw is trained twice;
     - with α > 0, at most N + ⌈αN⌉ groups that no step has taken are live, and at most ⌈α⌉ N while a batch is trained,
       so the buffer has at most (1 + ⌈α⌉) N finished groups, including those that are being trained;
     - with `wait`, no token of a batch is more than ⌈α⌉ policy versions older than the trainer, and no group is dropped
       because of its age; with `drop`, older groups are stopped and expire;
-    - the groups that a synchronous step trains depend on time only with `first_finished`.
+    - in synchronous training, the choice of groups depends on timing only with `first_finished`.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class AsyncController:
         config: Scheduling policies.
         spec: Prompt source, size and filters of batches.
         version: The trainer's policy version.
-        pending: Draws that an earlier process left in flight; launched first.
+        pending: Draws that were in flight when an earlier process ended; launched first.
     """
 
     def __init__(
@@ -72,7 +71,9 @@ class AsyncController:
         version: int = 0,
         pending: Sequence[PromptDraw] = (),
     ) -> None:
-        self.buffer = SampleBuffer(spec.batch_size, config.max_staleness, waits=config.stale_policy == "wait")
+        self.buffer = SampleBuffer(
+            spec.batch_size, config.max_staleness, enforce_deadlines=config.stale_policy == "wait"
+        )
         self.buffer.version = version
         self._scheduler = scheduler
         self._proxy = proxy
@@ -136,9 +137,9 @@ class AsyncController:
 
     @asynccontextmanager
     async def pause_for_update(self) -> AsyncIterator[None]:
-        """Pause all engines during the body, which syncs weights; rollouts in flight continue afterwards.
+        """Pause all engines while the caller syncs weights in the `with` block; rollouts in flight continue afterwards.
 
-        If the body raises an error, the engines stay paused: their weights may be mixed, or still changing.
+        If the block raises an error, the engines stay paused, because they may have mixed weights.
         """
         if self._config.async_ratio == 0:  # nothing is in flight between two batches
             yield
@@ -182,7 +183,7 @@ class AsyncController:
 
     def list_in_flight(self) -> list[PromptDraw]:
         """Return the launched and deferred draws whose outcome no batch has reported yet, by draw id."""
-        live = [entry.run.draw for entry in self.buffer if not entry.taken]
+        live = [entry.run.draw for entry in self.buffer if not entry.is_taken]
         unreported = [run.draw for run, _ in [*self._left_out.values(), *self._expired.values()]]
         return sorted([*live, *self._deferred, *unreported], key=lambda draw: draw.draw_id)
 
@@ -249,14 +250,14 @@ class AsyncController:
                 self._gate.add(len(run.tasks))  # before any of these tasks runs
 
     def _on_end(self, run: GroupRun) -> None:
-        """Handle the end of a group: store its error, mark it as finished, or filter it out and maybe replace it."""
+        """Handle the end of a group: store its error, mark it as finished, or reject it and possibly replace it."""
         self._changed.set()
         if run.error is not None:
             self._error = self._error or run.error
             return
         if run.tasks:  # redundant rollouts that were canceled
             self._stop_in_background([run])
-        reason = self._find_filter_reason(run) if self._spec.left_out is not None else ""
+        reason = self._find_filter_reason(run) if self._spec.get_rejection_reason is not None else ""
         redundant = self._round.is_speculative and self._has_spare_group(run.draw.prompt.domain)
         may_refill = self._num_refills < self._spec.max_refills * self._spec.batch_size
         if reason and (redundant or may_refill):
@@ -282,7 +283,7 @@ class AsyncController:
     def _find_filter_reason(self, run: GroupRun) -> str:
         if run.stopped_early:
             return "early stopping: no reward of the missing rollouts could make the group pass the filters"
-        return self._spec.left_out(run.group) if self._spec.left_out is not None else ""
+        return self._spec.get_rejection_reason(run.group) if self._spec.get_rejection_reason is not None else ""
 
     # ---- closing
 
@@ -291,24 +292,24 @@ class AsyncController:
         if self._stopping:
             await asyncio.wait(self._stopping)
         if self._config.async_ratio == 0:
-            await self._release_leftovers([live for live in self.buffer if not live.taken and live not in chosen])
-        taken = [self.buffer.take(live.draw_id) for live in chosen]  # from here on, no group may be stopped
+            await self._release_leftovers([live for live in self.buffer if not live.is_taken and live not in chosen])
+        taken_groups = [self.buffer.take(live.draw_id) for live in chosen]  # from here on, no group may be stopped
         if self._config.async_ratio > 0:
             self._fill_buffer()
-        pairs = [(live.run, "") for live in taken] + list(self._left_out.values())
+        pairs = [(live.run, "") for live in taken_groups] + list(self._left_out.values())
         for run, _ in pairs:
-            self._selection_bias.add(run, counts=not run.stopped_early)
+            self._selection_bias.add(run, is_counted=not run.stopped_early)
         pairs.sort(key=lambda pair: pair[0].draw.draw_id)
         batch = Batch(
             groups=[run.group for run, _ in pairs],
-            left_out={run.draw.draw_id: reason for run, reason in pairs if reason}
-            | {live.draw_id: self._find_filter_reason(live.run) for live in taken if live.run.stopped_early},
+            rejection_reasons={run.draw.draw_id: reason for run, reason in pairs if reason}
+            | {live.draw_id: self._find_filter_reason(live.run) for live in taken_groups if live.run.stopped_early},
             expired={draw_id: reason for draw_id, (_, reason) in self._expired.items()},
             expired_lengths=self._expired_lengths,
             num_refills=self._num_refills,
             kind=self._round.kind,
             selection_bias=self._selection_bias if self._config.selects_rollouts else None,
-            staleness=[self.buffer.version - (live.version or 0) for live in taken if live.version is not None],
+            staleness=[self.buffer.version - (live.version or 0) for live in taken_groups if live.version is not None],
         )
         for run, _ in pairs:
             for purpose, group in run.companions.items():
@@ -317,7 +318,9 @@ class AsyncController:
         return batch
 
     async def _release_leftovers(self, groups: Sequence[LiveGroup]) -> None:
-        """Stop the groups that the step does not need; drop or defer their draws, as the setting `leftovers` says."""
+        """Stop the groups that the step does not need; drop or defer their draws, depending on the setting
+        `leftovers`.
+        """
         if self._config.leftovers == "drop":
             await self._expire(groups, "redundant: the step had enough groups")
             return
@@ -340,7 +343,7 @@ class AsyncController:
             await self._scheduler.stop([live.run for live in groups])
         finally:
             for live in groups:
-                self._selection_bias.add(live.run, counts=False)
+                self._selection_bias.add(live.run, is_counted=False)
                 self._scheduler.finalize(live.run, state, reason)
 
     def _stop_in_background(self, runs: Sequence[GroupRun]) -> None:

@@ -1,4 +1,4 @@
-"""Contexts of a multi-turn conversation: the next context extends the tokens of the last one, or is tokenized again.
+"""Build the contexts of a multi-turn conversation: extend the tokens of the last context, or tokenize everything again.
 
     messages (`history`) ─ chat template ─► text ─┬─ begins with the last context and answer: append the new tokens
                                                   └─ does not (thinking dropped, spaces stripped, …): tokenize it all
@@ -33,7 +33,7 @@ __all__ = ["Dialogue", "NextContext"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NextContext:
-    """A possible next context, and the state of the conversation that `Dialogue.advance` adopts with it."""
+    """A possible next context, and the state of the conversation with this context."""
 
     token_ids: IntArray
     """Tokens of the context, shape [C]."""
@@ -66,7 +66,7 @@ class Dialogue:
     """Tokens that end an answer, in addition to special tokens."""
     _exchanges: Sequence[Exchange] = ()
     _tool_format: ToolMessageFormat = "written"
-    """Format that the template accepts; it rejected the earlier formats in `TOOL_MESSAGE_FORMATS`."""
+    """First format in `TOOL_MESSAGE_FORMATS` that the template accepts."""
     _text: str | None = None
     """Rendered text of the context; `None` until it is needed."""
     _answer: IntArray | None = None
@@ -96,18 +96,18 @@ class Dialogue:
             return self._render_from_scratch(prompt, (), self._tool_format)
         if self._text is None:
             self._text = self.renderer.render_text(self.prompt, self.tools)
-        body, ended = self.renderer.parse_answer(self._answer, self.context, self.stops)
+        body, has_end_token = self.renderer.parse_answer(self._answer, self.context, self.stops)
         answer = Message(role="assistant", content=body)
         exchanges = [*self._exchanges, Exchange(answer=answer, replies=tuple(replies), calls=tuple(calls))]
         if not any(reply.role == "tool" for exchange in exchanges for reply in exchange.replies):
-            return self._extend_context(exchanges, self._tool_format, ended)
+            return self._extend_context(exchanges, self._tool_format, has_end_token)
         # It is unknown which format a template accepts, so all are tried, beginning with the last accepted one: another
         # format would render the earlier turns differently and begin a new branch.
         for tool_format in TOOL_MESSAGE_FORMATS[TOOL_MESSAGE_FORMATS.index(self._tool_format) : -1]:
             if not self.renderer.drops_tool_results:
                 with suppress(DataError):
-                    return self._extend_context(exchanges, tool_format, ended)
-        return self._extend_context(exchanges, TOOL_MESSAGE_FORMATS[-1], ended)
+                    return self._extend_context(exchanges, tool_format, has_end_token)
+        return self._extend_context(exchanges, TOOL_MESSAGE_FORMATS[-1], has_end_token)
 
     def advance(self, next_context: NextContext) -> None:
         """Continue the conversation with a context that `build_next_context` returned."""
@@ -119,7 +119,9 @@ class Dialogue:
             next_context.tool_format,
         )
 
-    def _extend_context(self, exchanges: list[Exchange], tool_format: ToolMessageFormat, ended: bool) -> NextContext:
+    def _extend_context(
+        self, exchanges: list[Exchange], tool_format: ToolMessageFormat, has_end_token: bool
+    ) -> NextContext:
         """Return the context of the next answer after the exchanges.
 
         If the rendered conversation begins with the last context and its answer, their tokens are kept and only the
@@ -133,7 +135,7 @@ class Dialogue:
         for content in dict.fromkeys((body, body.strip())):
             tried = [*before, replace(last, answer=Message(role="assistant", content=content))]
             text = self._render(self.prompt, tried, tool_format)
-            added = self.renderer.encode_suffix(text[len(seen) :], ended) if text.startswith(seen) else None
+            added = self.renderer.encode_suffix(text[len(seen) :], has_end_token) if text.startswith(seen) else None
             if added is not None:
                 before = len(self.context) + len(self._answer)
                 return NextContext(

@@ -43,7 +43,7 @@ class _Call:
     task: asyncio.Task[Any]
     answer: asyncio.Future[Any]
     request_id: str = ""
-    """Id of a generation request; empty for other calls."""
+    """Id of a generation request; an empty string for other calls."""
     on_end: Callable[[], None] | None = None
     released: asyncio.Future[None] | None = None
     """Future of an orphan (a request whose caller was canceled); done when the engine has released the request."""
@@ -62,9 +62,9 @@ class EngineConnection:
         self.lost: EngineDiedError | None = None
         """Error because of which the engine is lost; `None` while it is in use."""
         self.hangs = False
-        """Whether the engine was lost because it made no progress."""
+        """True if the engine was lost because it made no progress."""
         self.has_answered = False
-        """Whether the engine has completed a generation."""
+        """True if the engine has completed a generation."""
         self._on_lost = on_lost
         self._calls: dict[asyncio.Task[Any], _Call] = {}
         self._num_requests = 0
@@ -125,7 +125,7 @@ class EngineConnection:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the engine is paused."""
+        """True if the engine is paused."""
         return self._paused
 
     async def abort_all(self) -> None:
@@ -178,7 +178,7 @@ class EngineConnection:
             return
         if not call.answer.done():
             if task.cancelled():
-                error = InfraError(f"engine '{self.engine.engine_id}' canceled a call that no caller had canceled")
+                error = InfraError(f"engine '{self.engine.engine_id}' canceled a call that its caller did not cancel")
             if error is not None:
                 call.answer.set_exception(error)
                 call.answer.exception()
@@ -198,7 +198,9 @@ class EngineConnection:
             call.on_end()
 
     async def _run_serially(self, work: Callable[[], Awaitable[None]], *, paused: bool) -> None:
-        """Run `work`, a pause or a resume, after all earlier pauses and resumes, also those of canceled callers."""
+        """Run `work`, a pause or a resume, after all earlier pauses and resumes, including those of canceled
+        callers.
+        """
         # A canceled pause still runs, so a later resume must not overtake it: the engine would stay paused.
         async with self._in_order:
             await work()
@@ -252,7 +254,7 @@ class EngineConnection:
 
     @property
     def _has_pending_reply(self) -> bool:
-        """Whether the engine should answer: it has a generation request and is not paused, or it has another call."""
+        """True if the engine should answer: it has a generation request and is not paused, or it has another call."""
         return len(self._calls) > self._num_requests or bool(self._num_requests and not self._paused)
 
     def _start_watching(self) -> None:
@@ -276,7 +278,7 @@ class EngineConnection:
             self.mark_lost(
                 EngineDiedError(
                     self.engine.engine_id,
-                    f"it hangs: no step for {now - self._hang_detector.since:.0f} s ({pace}), while it has "
+                    f"the engine hangs: no step for {now - self._hang_detector.last_progress:.0f} s ({pace}), with "
                     f"{self._num_requests} requests",
                 )
             )

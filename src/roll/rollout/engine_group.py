@@ -3,7 +3,7 @@
     add ──► replace (starts it) ──► awake ◄──wake── asleep ──► retire
                                       └───sleep──────►┘
 
-Weight sync and routing read the group; only the group itself changes its members. `EngineTransitions` moves requests to
+Weight sync and routing only read the group's members. `EngineTransitions` moves requests to
 other engines when an engine joins or leaves; `EngineFleet` replaces engines that fail.
 """
 

@@ -6,8 +6,8 @@
 
 Invariants:
     - between `block` and `allow`, no engine is started; a detached engine is never started;
-    - `block` waits a limited time for starts in progress: a start that takes longer is canceled, and repeated after
-      `allow`. So an engine of a lost node does not stall the run.
+    - `block` waits a limited time for starts in progress. A start that takes longer is canceled and repeated after
+    `allow`, so an engine on a lost node does not stall the run.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class EngineStarts:
         self._changed.set()
 
     def check_detached(self) -> None:
-        """Check again which engines are detached; called after an engine was reattached."""
+        """Check again which engines are detached; called when an engine was reattached."""
         self._changed.set()
 
     async def wait_until_allowed(self) -> None:

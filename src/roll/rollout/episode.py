@@ -5,7 +5,7 @@
                  └── `Dialogue`: extends the context that the engine saw, or a `Branch` begins
 
 Invariants:
-    - a turn's tokens are those that the engine sampled, after the context that the engine was given;
+    - a turn's tokens are the tokens that the engine sampled for the context of its request;
     - every answer of the model is in the rollout once, except summaries that are not trained;
     - a request and its answer together fit into the context.
 """
@@ -74,8 +74,8 @@ async def play_episode(
 ) -> Rollout:
     """Play an episode with the prompt's environment, until the environment ends it or the turn limit is reached.
 
-    An answer that was cut off ends the episode too. So does a context without room for another answer; the finish
-    reason is then `context`.
+    A truncated answer also ends the episode, and so does a context without room for another answer; the finish reason
+    is then `context`.
 
     If the draw has an anchor, the turns before the anchor are replayed first with the recorded answers; they are then
     part of the context (`Rollout.replayed`).
@@ -118,13 +118,15 @@ async def play_episode(
             replies = [] if over else _convert_observation(observation, info, renderer)
             if over or not await episode.receive_replies(replies, info.get("tool_calls") or ()):
                 break
-    if anchor is not None and not episode.begun:
-        raise build_replay_error(draw.prompt, anchor, f"it ends after {turn} of {anchor.num_turns} turns")
+    if anchor is not None and not episode.has_begun:
+        raise build_replay_error(draw.prompt, anchor, f"the episode ends after {turn} of {anchor.num_turns} turns")
     return episode.build_rollout(index)
 
 
 def _parse_action(answer: Generation, dialogue: Dialogue, renderer: Renderer) -> str:
-    """Return the answer's text, after a `<think>` tag if the prompt opened a thought that the answer does not end."""
+    """Return the answer's text, with a leading `<think>` tag if the prompt opened a thinking section that the answer
+    does not end.
+    """
     text = renderer.decode(answer.token_ids)
     # Without the tag, an environment would mistake a tool call or a move inside the thought for the model's action.
     unmarked = not renderer.decode_final_text(answer.token_ids, dialogue.context) and extract_answer(text)
@@ -140,15 +142,15 @@ class _Episode:
     generate: Generate
     plan: EpisodePlan
     dialogue: Dialogue
-    full: bool = False
-    """Whether the episode ended because the context is full."""
+    is_full: bool = False
+    """True if the episode ended because the context is full."""
     counts: Counter[str] = field(default_factory=Counter)
-    begun: bool = False
-    """Whether the turns before the anchor have been replayed; False if the draw has no anchor."""
+    has_begun: bool = False
+    """True if the turns before the anchor have been replayed; False if the draw has no anchor."""
     _replayed: tuple[Turn, ...] = ()
     _num_requests: int = 0
     _generations: list[Generation] = field(default_factory=list)
-    _between: list[IntArray] = field(default_factory=list)
+    _inter_turn_tokens: list[IntArray] = field(default_factory=list)
     """Tokens between the turns, such as observations."""
     _turns: list[Turn] = field(default_factory=list)
     _branches: list[Branch] = field(default_factory=list)
@@ -175,7 +177,7 @@ class _Episode:
         request = build_next_request(self.first, context, self._num_requests, budget, media)
         self._num_requests += 1
         answer = await self.generate(request)
-        self.full = answer.finish_reason == "length" and budget < wanted
+        self.is_full = answer.finish_reason == "length" and budget < wanted
         self.dialogue.record_answer(answer.token_ids)
         return answer
 
@@ -185,7 +187,7 @@ class _Episode:
         """Add the environment's replies to the next context; return False if there is no room for an answer.
 
         If the history is a summary and room is short, the model writes a summary first. Replies that are still too long
-        are cut; if even that does not help, the episode ends.
+        are truncated; if they do not fit even then, the episode ends.
         """
         # A text that is far too long is cut before it is tokenized, which would block the event loop of all engines.
         limit = MAX_CHARS_PER_TOKEN * (self.plan.max_context or 0)
@@ -199,18 +201,20 @@ class _Episode:
                 return self._mark_full()
             next_context = None if too_long else self.dialogue.build_next_context(replies, calls)
         if next_context is None or self._count_missing_tokens(next_context) > 0:
-            next_context = self._cut_replies(replies, calls, limit) if self.plan.long_observations == "cut" else None
+            next_context = (
+                self._truncate_replies(replies, calls, limit) if self.plan.long_observations == "cut" else None
+            )
         if next_context is None:
             return self._mark_full()
         self._continue_with(next_context)
         return True
 
-    def _cut_replies(
+    def _truncate_replies(
         self, replies: Sequence[Message], calls: Sequence[Mapping[str, Any]], limit: int
     ) -> NextContext | None:
-        """Return the next context with each reply cut to at most `limit` characters, or fewer if the context needs it.
+        """Return the next context with each reply truncated to at most `limit` characters, or fewer if necessary.
 
-        `None` if the context is too long even without the text of the replies.
+        Return `None` if the context is too long even without the text of the replies.
         """
         assert self.plan.max_context is not None
         next_context = find_longest_fitting(
@@ -223,7 +227,7 @@ class _Episode:
         return next_context
 
     async def _summarize(self) -> bool:
-        """Let the model summarize the episode, and restart the context from the summary.
+        """Request a summary of the episode from the model, and restart the context from the summary.
 
         Return False if the context has no room for a summary, or the summary was aborted.
         """
@@ -252,9 +256,9 @@ class _Episode:
         return history.summary_tokens + len(renderer.encode(request).token_ids)
 
     def _count_missing_tokens(self, next_context: NextContext, answer_tokens: int | None = None) -> int:
-        """Return how many tokens too long `next_context` and an answer are; 0 or less if they fit into the limit.
+        """Return by how many tokens `next_context` and an answer exceed the limit; 0 or less if they fit.
 
-        The answer has `answer_tokens` tokens, by default the minimum; room for a summary is reserved as well.
+        The answer has `answer_tokens` tokens, by default the minimum; room for a summary is also reserved.
         """
         if self.plan.max_context is None:
             return 0
@@ -264,19 +268,19 @@ class _Episode:
         )
 
     def _mark_full(self) -> Literal[False]:
-        self.full = True
+        self.is_full = True
         return False
 
     # ---- recording
 
     def begin_at_anchor(self, anchor: Anchor, state: str) -> None:
-        """Check that replayed turns and environment state equal the record, and make the turns part of the prompt.
+        """Check that replayed turns and environment state equal the record, and move the turns to the prompt.
 
         Raises:
             ReplayError: The replay differs from the record.
         """
-        pairs = zip((answer.token_ids for answer in self._generations), self._between, strict=True)
-        played = ReplayedPart(
+        pairs = zip((answer.token_ids for answer in self._generations), self._inter_turn_tokens, strict=True)
+        replay = ReplayedPart(
             prompt_token_ids=self.draw.token_ids,
             prompt_media=self.draw.media,
             media=tuple(self._media),
@@ -285,13 +289,13 @@ class _Episode:
             branches=self._branches,
             state=state,
         )
-        check_replay(self.draw.prompt, anchor, played)
+        check_replay(self.draw.prompt, anchor, replay)
         # From now on the episode is like any other with a longer prompt, so the trainer needs no anchors. Only the
         # reward, which scores the whole episode, reads `Rollout.replayed`.
         prompt = replace(self.draw.prompt, turns=self.draw.prompt.turns - anchor.num_turns)
         self.draw = replace(self.draw, prompt=prompt, token_ids=self.dialogue.context, media=self.dialogue.media)
-        self.begun, self._replayed, self._position = True, tuple(self._turns), 0
-        self._generations, self._between, self._turns, self._branches, self._media = [], [], [], [], []
+        self.has_begun, self._replayed, self._position = True, tuple(self._turns), 0
+        self._generations, self._inter_turn_tokens, self._turns, self._branches, self._media = [], [], [], [], []
         self.counts.clear()
 
     def _continue_with(self, next_context: NextContext) -> None:
@@ -304,7 +308,7 @@ class _Episode:
         if next_context.added is None:
             branch = Branch(start=self._position, context=next_context.token_ids, media=next_context.media)
             self._branches.append(branch)
-        self._between.append(added.token_ids)
+        self._inter_turn_tokens.append(added.token_ids)
         self._media += shift_media(added.media, self._position)
         self._position += len(added.token_ids)
 
@@ -319,12 +323,12 @@ class _Episode:
         """Build the rollout of the finished episode."""
         turns, branches, renderer = tuple(self._turns), tuple(self._branches), self.dialogue.renderer
         rollout = join_turns(
-            self.draw, index, self._generations, self._between, turns, renderer, branches, tuple(self._media)
+            self.draw, index, self._generations, self._inter_turn_tokens, turns, renderer, branches, tuple(self._media)
         )
-        self.counts += Counter(contexts_rewritten=len(self._branches), contexts_full=int(self.full))
+        self.counts += Counter(contexts_rewritten=len(self._branches), contexts_full=int(self.is_full))
         return replace(
             rollout,
-            finish_reason="context" if self.full else rollout.finish_reason,
+            finish_reason="context" if self.is_full else rollout.finish_reason,
             replayed=self._replayed,
             counts={name: self.counts[name] for name in sorted(self.counts) if self.counts[name]},
         )

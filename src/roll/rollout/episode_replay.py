@@ -33,7 +33,7 @@ __all__ = ["ReplayedPart", "build_replay_error", "build_replay_generate", "build
 
 
 def build_trajectory(rollout: Rollout) -> Trajectory:
-    """Return the trajectory of a scored rollout, so that other episodes can begin inside it."""
+    """Return the trajectory of a scored rollout, from which other episodes can begin."""
     assert rollout.reward is not None, "the rollout was scored"
     return Trajectory(
         uid=rollout.prompt.uid,
@@ -48,7 +48,7 @@ def build_trajectory(rollout: Rollout) -> Trajectory:
 
 
 def build_replay_generate(anchor: Anchor, generate: Generate) -> Generate:
-    """Return a `Generate` that replays the recorded answers before the anchor, and then calls the engine."""
+    """Return a `Generate` function that replays the recorded answers before the anchor, and then calls the engine."""
     trajectory = anchor.trajectory
     remaining = iter(trajectory.turns[: anchor.num_turns])
 
@@ -71,7 +71,7 @@ def build_replay_generate(anchor: Anchor, generate: Generate) -> Generate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayedPart:
-    """The replayed part of an episode, up to the anchor; for the fields see `Trajectory`."""
+    """The replayed part of an episode, up to the anchor. The fields are those of `Trajectory`."""
 
     prompt_token_ids: IntArray
     tokens: Sequence[IntArray]
@@ -84,39 +84,39 @@ class ReplayedPart:
     media: tuple[MediaSpan, ...] = ()
 
 
-def check_replay(prompt: Prompt, anchor: Anchor, played: ReplayedPart) -> None:
+def check_replay(prompt: Prompt, anchor: Anchor, replay: ReplayedPart) -> None:
     """Check that a replay equals the record up to the anchor.
 
     Raises:
         ReplayError: The replay differs; the message names the first difference.
     """
     record, num_turns = anchor.trajectory, anchor.num_turns
-    same_prompt = np.array_equal(played.prompt_token_ids, record.prompt_token_ids)
-    if not same_prompt or played.prompt_media != record.prompt_media:
-        raise build_replay_error(prompt, anchor, "its first observation differs")
-    for number, (turn, before) in enumerate(zip(played.turns, record.turns, strict=False), start=1):
+    same_prompt = np.array_equal(replay.prompt_token_ids, record.prompt_token_ids)
+    if not same_prompt or replay.prompt_media != record.prompt_media:
+        raise build_replay_error(prompt, anchor, "the first observation differs")
+    for number, (turn, before) in enumerate(zip(replay.turns, record.turns, strict=False), start=1):
         if turn.state != before.state or turn.start != before.start:
             raise build_replay_error(prompt, anchor, f"the observation before turn {number} differs")
         if turn.reward != before.reward:
             raise build_replay_error(
-                prompt, anchor, f"the reward of turn {number} is {turn.reward:g}, but was {before.reward:g}"
+                prompt, anchor, f"the reward of turn {number} is {turn.reward:g}, not {before.reward:g} as recorded"
             )
-    tokens = np.concatenate([np.zeros(0, np.int32), *played.tokens])
+    tokens = np.concatenate([np.zeros(0, np.int32), *replay.tokens])
     end = record.turns[num_turns].start
-    if played.state != record.turns[num_turns].state:
+    if replay.state != record.turns[num_turns].state:
         raise build_replay_error(prompt, anchor, f"the state before turn {num_turns + 1} differs")
     branches = [branch for branch in record.branches if branch.start <= end]
-    same_branches = len(played.branches) == len(branches) and all(
+    same_branches = len(replay.branches) == len(branches) and all(
         one.start == other.start and np.array_equal(one.context, other.context) and one.media == other.media
-        for one, other in zip(played.branches, branches, strict=True)
+        for one, other in zip(replay.branches, branches, strict=True)
     )
     media = tuple(span for span in record.media if span.start < end)
-    if not same_branches or not np.array_equal(tokens, record.token_ids[:end]) or played.media != media:
+    if not same_branches or not np.array_equal(tokens, record.token_ids[:end]) or replay.media != media:
         raise build_replay_error(prompt, anchor, f"an observation up to turn {num_turns + 1} differs")
 
 
 def build_replay_error(prompt: Prompt, anchor: Anchor, difference: str) -> ReplayError:
-    """Return the error for an environment that does not reproduce a recorded episode."""
+    """Build the error for an environment that does not reproduce a recorded episode."""
     name = prompt.environment.name if prompt.environment else prompt.domain
     return ReplayError(
         f"environment '{name}' does not repeat its episode '{anchor.trajectory.uid}' under the same seed and actions: "

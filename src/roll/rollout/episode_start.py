@@ -1,4 +1,4 @@
-"""Settings of episodes, and the prompt of an episode: the environment's first observation becomes a part of it."""
+"""Settings of episodes, and the first observation, which becomes part of an episode's prompt."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class EpisodePlan:
     max_context: int | None = None
     """Maximum number of tokens of a context plus its answer; `None` for no limit."""
     history: History = field(default_factory=History)
-    """Which earlier turns the model is shown, for environments that do not set it."""
+    """Earlier turns in the context, for environments without their own setting."""
     long_observations: Literal["cut", "end"] = "cut"
-    """What to do with an observation that does not fit: cut it, or end the episode."""
+    """Handling of an observation that does not fit: truncate it, or end the episode."""
     min_answer_tokens: int = 1
     """Minimum number of tokens that must remain in the context for an answer."""
 
@@ -34,7 +34,7 @@ class EpisodePlan:
 def add_first_observation(draw: PromptDraw, start: ResetResult, renderer: Renderer, plan: EpisodePlan) -> PromptDraw:
     """Return the draw with the environment's first observation added to its prompt.
 
-    If the observation is too long, its middle is cut.
+    If the observation is too long, its middle is removed.
 
     Args:
         draw: A draw of a prompt with an environment.
@@ -76,7 +76,7 @@ def add_first_observation(draw: PromptDraw, start: ResetResult, renderer: Render
     )
     if longest is None:
         raise DataError(
-            f"the first observation of '{draw.prompt.uid}' leaves no room for an answer in a context of "
+            f"the first observation of '{draw.prompt.uid}' leaves no space for an answer in a context of "
             f"{plan.max_context} tokens: raise inference.max_context, or shorten the system prompt."
         )
     return longest

@@ -5,12 +5,11 @@
                                                        └────────────┴── six times in a row ──► given up
 
 Invariants:
-    - an engine that does not serve is either being started by one task of the fleet, or was given up; only the fleet
-      cancels or awaits this task;
+    - an engine that does not serve is either being started by exactly one task of the fleet, or was given up;
     - the other engines take over the work of an engine that was given up; if no engine is left, every waiting request
       raises `error`;
-    - an error that a retry cannot fix (any error that is not an `InfraError`) is stored as `error` at once;
-    - `starts` starts engines; it can block them.
+    - an error that a retry cannot fix (any error except an `InfraError`) is stored as `error` at once;
+    - only `starts` starts engines, and it can block starts.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class EngineFleet:
     Args:
         engines: The engines of the run.
         prepare: Syncs the current weights to a fresh engine before it serves.
-        router: Router that gets the serving engines.
+        router: Router to which serving engines are added.
         on_change: Called whenever an engine changes.
     """
 
@@ -87,19 +86,19 @@ class EngineFleet:
         return [self._connections[engine.engine_id] for engine in self._router.serving_engines]
 
     def get_connection(self, engine_id: str) -> EngineConnection:
-        """Return the connection to an engine; while it is being replaced, the connection to the lost engine.
+        """Return the connection to an engine; during a replacement, return the connection to the lost engine.
 
         Raises:
             ConfigError: The group has no engine of this id.
         """
         if engine_id not in self._connections:
             raise ConfigError(
-                f"there is no engine '{engine_id}': the group has {', '.join(self._connections) or 'none'}."
+                f"engine '{engine_id}' does not exist; the group has: {', '.join(self._connections) or 'no engines'}."
             )
         return self._connections[engine_id]
 
     def replace(self, engine: InferenceEngine, cause: str) -> None:
-        """Replace an engine that a caller found dead; an engine that was given up is started once more."""
+        """Replace a dead engine; an engine that was given up is started once more."""
         engine_id = engine.engine_id
         connection = self._connections.get(engine_id)
         if connection is None:  # it has not served yet, or has been retired
@@ -170,7 +169,7 @@ class EngineFleet:
 
     @property
     def decoding_connections(self) -> list[EngineConnection]:
-        """Connections to engines that may decode: all that are neither lost nor `inactive`."""
+        """Connections to engines that may decode, without lost and `inactive` engines."""
         return self.list_connections(excluded_ids=self.inactive)
 
     def list_connections(self, *, excluded_ids: Collection[str]) -> list[EngineConnection]:
@@ -207,7 +206,7 @@ class EngineFleet:
         self._router.disable(engine_id)
         if self._closed:
             return
-        logger.warning("%s; it is replaced, and its requests are issued again", connection.lost)
+        logger.warning("%s; the engine is being replaced, and its requests are sent to other engines", connection.lost)
         # An answer in between shows that the engine works: rare failures in a long run must not add up.
         self._failures[engine_id] = 1 if connection.has_answered else self._failures[engine_id] + 1
         if self._failures[engine_id] >= MAX_FAILURES:
@@ -257,7 +256,7 @@ class EngineFleet:
         elif not self._fail_if_none_left():
             left = len(self._connections) - len(self._given_up)
             logger.error(
-                "engine %s failed %d times in a row and is given up; %d other engines continue",
+                "engine %s failed %d times in a row and is not replaced any more; %d other engines continue",
                 engine_id,
                 MAX_FAILURES,
                 left,
@@ -269,7 +268,6 @@ class EngineFleet:
             return False
         engine_id, error = list(self._given_up.items())[-1]
         self.error = NoEngineError(
-            f"no inference engine is left: {engine_id} failed {MAX_FAILURES} times in a row, the last time because: "
-            f"{error}"
+            f"no inference engine is left: {engine_id} failed {MAX_FAILURES} times in a row; the last error: {error}"
         )
         return True

@@ -1,6 +1,6 @@
 """GroupRun: generates the rollouts of one draw, with redundant rollouts and early stopping.
 
-A group is complete as soon as its result is final; rollouts that are still running are then stopped.
+A group is complete as soon as its result is final. The rollouts that are still running are then stopped.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ class GroupRun:
             as a greedy answer for a baseline.
         runner: Runs single rollouts.
         num_launched: Number of rollouts to start for the group; those beyond `plans[0].group_size` are redundant.
-        first_finished: Whether the group consists of the rollouts that finish first; if not, of those launched first.
-        early_stop: Predicate that tells whether the group can no longer pass its filters.
+        first_finished: If True, the group consists of the rollouts that finish first, otherwise of the rollouts that
+            were launched first.
+        early_stop: Predicate that returns whether the group can no longer pass its filters.
         on_start: Called when the first rollout gets an engine.
         on_end: Called once, when the group is complete, can no longer pass its filters, or has failed with an error.
         before_reward: Event that must be set before rollouts are scored.
@@ -101,7 +102,7 @@ class GroupRun:
         return [r for done in (self._done, *self._companions.values()) for r in done.values() if _is_scored(r)]
 
     def stop(self) -> None:
-        """Cancel the running rollouts; `on_end` is not called any more."""
+        """Cancel the running rollouts; `on_end` is then not called."""
         self.ended = True
         for task in self._running:
             task.cancel()
@@ -132,12 +133,12 @@ class GroupRun:
             self._companions[rollout_id.purpose][rollout_id.index] = task.result()
         else:
             self._done[rollout_id.index] = task.result()
-            self.stopped_early = not self._is_complete() and self._cannot_pass_filter()
+            self.stopped_early = not self._is_complete() and self._must_fail_filter()
         if self.stopped_early or (self._is_complete() and self._are_companions_complete()):
             self._end()
 
-    def _cannot_pass_filter(self) -> bool:
-        """Return whether the group cannot pass its filters with any results of its missing rollouts."""
+    def _must_fail_filter(self) -> bool:
+        """Return whether the group cannot pass its filters, whatever its missing rollouts return."""
         if self._early_stop is None:
             return False
         good = sorted(index for index, rollout in self._done.items() if _is_scored(rollout))
@@ -178,7 +179,7 @@ class GroupRun:
         return self._first_finished or good[size - 1] < min(running)
 
     def _choose_rollouts(self) -> list[Rollout]:
-        """Return the rollouts that form the group, by index; failed ones only if there are too few scored ones."""
+        """Return the rollouts that form the group, by index; failed rollouts only if too few were scored."""
         good = [
             rollout for rollout in self._done.values() if _is_scored(rollout)
         ]  # in the order in which they finished

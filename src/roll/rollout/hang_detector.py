@@ -1,10 +1,10 @@
-"""Detects a hanging engine, with a timeout derived from the duration of its recent steps.
+"""Detect a hanging engine, with a timeout derived from the duration of its recent steps.
 
-    timeout = 12 x its slowest recent step, between 2 and 10 minutes, and never less than 3 x that step
-            = 10 minutes before its first step, which may compile kernels and prefill the first prompts
+    timeout = 12 x the slowest recent step, between 2 and 10 minutes, but at least 3 x that step
+            = 10 minutes before the first step, which may compile kernels and prefill the first prompts
 
-Steps are observed only by periodic checks. So the duration of a step is measured as the time between two checks that
-saw steps, which underestimates it by at most one check interval.
+Steps are observed only by periodic checks. So the duration of a step is measured as the time between two checks with
+progress, which is at most one check interval too short.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class HangDetector:
     """
 
     def __init__(self, now: float) -> None:
-        self.since = now
+        self.last_progress = now
         """Time of the last observed step, or at which the engine got new work."""
         self._num_steps = 0
         self._gaps: deque[float] = deque(maxlen=NUM_RECENT_STEPS)
@@ -56,7 +56,7 @@ class HangDetector:
 
     def restart_timeout(self, now: float) -> None:
         """Restart the timeout at time `now`, because the engine has work again."""
-        self.since = now
+        self.last_progress = now
 
     def observe(self, now: float, num_steps: int, *, late_s: float = 0.0) -> bool:
         """Record the engine's steps so far, and return whether the engine hangs.
@@ -64,11 +64,11 @@ class HangDetector:
         Args:
             now: Time of the running loop, in seconds.
             num_steps: Number of steps that the engine has made since it started.
-            late_s: Delay of this check because the event loop was busy; the engine's reports may be equally late.
+            late_s: Delay of this check because the event loop was busy; the engine's reports may have the same delay.
         """
-        self.since += late_s
+        self.last_progress += late_s
         if num_steps != self._num_steps:
             self._num_steps = num_steps
-            self._gaps.append(now - self.since)
-            self.since = now
-        return now - self.since > self.timeout_s
+            self._gaps.append(now - self.last_progress)
+            self.last_progress = now
+        return now - self.last_progress > self.timeout_s

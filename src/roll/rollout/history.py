@@ -1,4 +1,4 @@
-"""The history of an episode: the messages of earlier turns that the model is shown.
+"""Build the history of an episode: the messages of earlier turns in the model's context.
 
     full                p  a₁ o₁  a₂ o₂  a₃ o₃          p: prompt, aᵢ: answers, oᵢ: the environment's replies
     thinking_stripped   p  b₁ o₁  b₂ o₂  b₃ o₃          bᵢ: aᵢ without its thinking
@@ -6,7 +6,7 @@
     stepwise            p+o₃                            a window of 0
     summary             p+s+o₂  a₃ o₃                   s: the model's summary of everything before o₂
 
-Pure functions of messages; `dialogue` decides whether their tokens extend the last context.
+The functions depend only on messages; `dialogue` decides whether the new tokens extend the last context.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _THINK_START, _THINK_END = "<think>", "</think>"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchange:
-    """An answer, and the replies to it."""
+    """A model's answer, and the environment's replies."""
 
     answer: Message
     """The model's text, including tool calls."""
@@ -61,10 +61,10 @@ class Exchange:
 
 
 def build_history_messages(history: History, prompt: Sequence[Message], exchanges: Sequence[Exchange]) -> list[Message]:
-    """Return the messages that the model is shown for its next answer.
+    """Return the messages in the context of the model's next answer.
 
     Args:
-        history: Which earlier turns the model is shown.
+        history: Selects the earlier turns in the context.
         prompt: Messages at the beginning of the episode or, after a summary, of the restarted context.
         exchanges: Exchanges since `prompt`, in order.
     """
@@ -79,7 +79,7 @@ def build_history_messages(history: History, prompt: Sequence[Message], exchange
 
 
 def join_contents(messages: Iterable[Message]) -> Content:
-    """Return the contents of all messages, joined."""
+    """Join the contents of all messages."""
     return join_content([message.content for message in messages])
 
 
@@ -99,7 +99,7 @@ def append_text(prompt: Sequence[Message], text: Content, *, keep_task: bool = T
 
 
 def strip_thinking(text: str) -> str:
-    """Return the text after the last thinking section; empty if that section never ends.
+    """Return the text after the last thinking section; an empty string if that section never ends.
 
     >>> strip_thinking("<think>Two and two.</think>Four.")
     'Four.'
@@ -115,7 +115,7 @@ def _strip_message_thinking(answer: Message) -> Message:
 def shorten_messages(replies: Iterable[Message], limit: int) -> tuple[Message, ...]:
     """Shorten messages to about `limit` characters each; a note replaces the middle of longer messages."""
     return tuple(
-        replace(reply, content=map_text(reply.content, lambda text: _cut_middle(text, limit))) for reply in replies
+        replace(reply, content=map_text(reply.content, lambda text: _remove_middle(text, limit))) for reply in replies
     )
 
 
@@ -146,7 +146,7 @@ def find_longest_fitting(
     return None
 
 
-def _cut_middle(text: str, limit: int) -> str:
+def _remove_middle(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     head, tail = limit - limit // 2, limit // 2

@@ -32,7 +32,7 @@ class LedgerEntry:
     outcome: DrawOutcome
     """Outcome of the draw."""
     step: int
-    """Step at which the prompt was sampled or, if it has a final outcome, at which the outcome was recorded."""
+    """Step at which the final outcome was recorded; before, the step at which the prompt was sampled."""
     why: str = ""
     """Reason why the draw was not trained; empty if it was trained."""
 
@@ -68,7 +68,9 @@ class DataLedger:
         self._entries[draw_id] = LedgerEntry(draw_id=draw_id, uid=entry.uid, outcome=outcome, step=step, why=reason)
 
     def drop_from(self, draw_id: int) -> list[int]:
-        """Remove this draw and all later ones, which must be in flight and will be sampled again; return their ids."""
+        """Remove this draw and all later draws, which must be in flight and are sampled again; return the removed
+        ids.
+        """
         dropped = self._entries[draw_id:]
         settled = [entry.draw_id for entry in dropped if entry.outcome is not DrawOutcome.IN_FLIGHT]
         assert not settled, f"draws {settled} have a final outcome and cannot be dropped"
@@ -91,7 +93,7 @@ class DataLedger:
 
     @classmethod
     def loads(cls, text: str) -> DataLedger:
-        """Load a ledger from the JSON lines that `dumps` returned.
+        """Load a ledger from JSON lines that `dumps` returned.
 
         Raises:
             CheckpointError: A line is malformed, or the ids are not consecutive.
@@ -106,7 +108,7 @@ class DataLedger:
                 raise CheckpointError(f"data ledger, line {number + 1} is malformed: {error}") from None
             if entry.draw_id != number:
                 raise CheckpointError(
-                    f"data ledger, line {number + 1}: the draw id is {entry.draw_id}, but must be {number}"
+                    f"data ledger, line {number + 1}: the draw id must be {number}, got {entry.draw_id}"
                 )
             ledger._entries.append(entry)
         return ledger

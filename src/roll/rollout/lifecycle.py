@@ -1,4 +1,4 @@
-"""The life cycle of rollouts: an explicit state machine; every transition is an event.
+"""The life cycle of rollouts: a state machine that reports every transition as an event.
 
     queued ──► generating ──► rewarding ──► accepted ──► trained
       │  ◄──(again)── │  ◄──(again)── │         ├──► measured   (of an evaluation)
@@ -8,7 +8,7 @@ Invariants, checked on every transition:
     - a rollout that fails while queued (in its environment, or before an engine has its request) is queued again;
     - a rollout begins in state `queued` and ends in exactly one final state: no rollout is lost or ends twice;
     - only the transitions in `ALLOWED_TRANSITIONS` occur: a rollout is generated before it is scored, and scored before
-      training;
+    it is trained;
     - the number of live rollouts is the number that began minus the number that ended.
 """
 
@@ -39,7 +39,7 @@ class RolloutState(StrEnum):
     MEASURED = "measured"
     """Counted in an evaluation."""
     FILTERED = "filtered"
-    """Scored, and left out by a filter."""
+    """Scored, but rejected by a filter."""
     EXPIRED = "expired"
     """Too old to be trained."""
     ABORTED = "aborted"
@@ -49,11 +49,12 @@ class RolloutState(StrEnum):
 
 
 _S = RolloutState
-_GIVEN_UP = frozenset({_S.EXPIRED, _S.ABORTED, _S.INFRA_ERROR})
+_DISCARDED_STATES = frozenset({_S.EXPIRED, _S.ABORTED, _S.INFRA_ERROR})
 ALLOWED_TRANSITIONS: dict[RolloutState, frozenset[RolloutState]] = {
-    _S.QUEUED: frozenset({_S.GENERATING, _S.QUEUED}) | _GIVEN_UP,  # queued again: it failed before an engine took it
-    _S.GENERATING: frozenset({_S.REWARDING, _S.QUEUED}) | _GIVEN_UP,
-    _S.REWARDING: frozenset({_S.ACCEPTED, _S.QUEUED}) | _GIVEN_UP,
+    # A rollout that fails before an engine has its request is queued again.
+    _S.QUEUED: frozenset({_S.GENERATING, _S.QUEUED}) | _DISCARDED_STATES,
+    _S.GENERATING: frozenset({_S.REWARDING, _S.QUEUED}) | _DISCARDED_STATES,
+    _S.REWARDING: frozenset({_S.ACCEPTED, _S.QUEUED}) | _DISCARDED_STATES,
     _S.ACCEPTED: frozenset({_S.TRAINED, _S.MEASURED, _S.FILTERED, _S.EXPIRED, _S.ABORTED}),
 }
 """Allowed next states of each live state; a state that is not a key is final."""
@@ -70,7 +71,7 @@ class Transition:
     time: float
     """Time of the running loop, in seconds."""
     detail: str = ""
-    """The engine's id, or the reason."""
+    """Id of the engine, or reason for the transition."""
 
 
 @dataclass(slots=True)
@@ -79,9 +80,9 @@ class LiveRollout:
 
     rollout_id: RolloutId
     state: RolloutState
-    since: float
-    """Time at which the rollout entered this state."""
-    began: float
+    entered_at: float
+    """Time of the event loop at which the rollout entered this state."""
+    began_at: float
     detail: str = ""
 
 
@@ -112,7 +113,7 @@ class LifeCycle:
         self._listeners.append(listener)
 
     def begin(self, rollout_id: RolloutId) -> None:
-        """Add a rollout, in state `queued`."""
+        """Add a rollout in state `queued`."""
         assert rollout_id not in self._live, f"rollout {rollout_id} begins twice"
         now = asyncio.get_running_loop().time()
         self._live[rollout_id] = LiveRollout(rollout_id, RolloutState.QUEUED, now, now)
@@ -127,7 +128,7 @@ class LifeCycle:
         assert state in ALLOWED_TRANSITIONS[before], f"rollout {rollout_id} cannot go from {before} to {state}"
         now = asyncio.get_running_loop().time()
         if state in ALLOWED_TRANSITIONS:
-            rollout.state, rollout.since, rollout.detail = state, now, detail
+            rollout.state, rollout.entered_at, rollout.detail = state, now, detail
         else:
             del self._live[rollout_id]
         self._notify(rollout_id, before, state, now, detail)

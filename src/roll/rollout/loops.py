@@ -46,11 +46,13 @@ class Renderer(Protocol):
 
     @property
     def drops_tool_results(self) -> bool:
-        """Whether the template drops tool messages, the replies of tools."""
+        """True if the template drops tool messages, the replies of tools."""
         ...
 
     def tokenize_follow_up(self, observation: str) -> IntArray:
-        """Return the token ids of an observation, from the end of an assistant message to the start of the next one."""
+        """Return the token ids from the end of an assistant message, over an observation, to the start of the next
+        answer.
+        """
         ...
 
     def decode(self, token_ids: IntArray) -> str:
@@ -77,7 +79,7 @@ class Renderer(Protocol):
         """Return an answer's text without its end token, and whether the answer has an end token."""
         ...
 
-    def encode_suffix(self, text: str, ended: bool) -> EncodedText | None:
+    def encode_suffix(self, text: str, has_end_token: bool) -> EncodedText | None:
         """Encode the text that the template appends to an answer; `None` if it cannot be tokenized separately."""
         ...
 
@@ -164,7 +166,7 @@ def join_turns(
     draw: PromptDraw,
     index: int,
     generations: list[Generation],
-    between: list[IntArray],
+    inter_turn_tokens: list[IntArray],
     turns: tuple[Turn, ...],
     renderer: Renderer,
     branches: tuple[Branch, ...] = (),
@@ -172,7 +174,7 @@ def join_turns(
 ) -> Rollout:
     """Join all turns into one rollout; tokens of the environment have log-prob 0 and policy version -1.
 
-    `media` are the media spans in the tokens between turns, with positions in the rollout's tokens.
+    `media` contains the media spans between turns, with positions in the rollout's tokens.
     """
     tokens: list[IntArray] = []
     logprobs: list[np.ndarray] = []
@@ -183,10 +185,10 @@ def join_turns(
         tokens.append(generation.token_ids)
         logprobs.append(generation.logprobs)
         versions.append(generation.policy_versions)
-        if position < len(between):
-            tokens.append(between[position])
-            logprobs.append(np.zeros(len(between[position]), np.float32))
-            versions.append(np.full(len(between[position]), -1, np.int32))
+        if position < len(inter_turn_tokens):
+            tokens.append(inter_turn_tokens[position])
+            logprobs.append(np.zeros(len(inter_turn_tokens[position]), np.float32))
+            versions.append(np.full(len(inter_turn_tokens[position]), -1, np.int32))
     token_ids = _join_arrays(tokens, np.int32)
     text = renderer.decode(token_ids)
     rollout = Rollout(
@@ -218,7 +220,7 @@ def _build_final_text(
     Args:
         prompt: Tokens before the first turn, shape [P].
         parts: Tokens of the turns, alternating with the tokens between turns.
-        branches: Branches, at which a turn follows a different context.
+        branches: Branches at which a turn follows a different context.
         text: Text of the whole rollout.
         renderer: Converts tokens to text.
     """

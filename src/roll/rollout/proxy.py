@@ -8,12 +8,12 @@
 
 Invariants:
     - every request gets exactly one `Generation` or one error;
-    - a request whose engine died or hangs is sent to another engine, with the same seed; the fleet (`fleet`) replaces
-      the engine, and no request waits for that;
+    - a request whose engine died or hangs is sent to another engine, with the same seed; meanwhile, the fleet (`fleet`)
+    replaces the engine;
     - a request's slot at an engine is free when the engine has released the request (`engine_connection`); canceling
       the caller does not free it;
-    - a request that a pause aborted, or whose engine leaves, continues from its partial tokens, or restarts if so
-      configured: its caller gets one `Generation`, in which every token has its policy version, and the same random
+    - a request that a pause aborted, or whose engine leaves, continues from its partial tokens, or restarts if
+      configured; the caller gets one `Generation`, in which every token has its policy version, and the same random
       numbers as without the interruption (`SamplingParams.position`);
     - requests leave the queue by priority, then in order of arrival, but not while the proxy is suspended.
 """
@@ -63,10 +63,11 @@ class LLMProxy:
 
     Args:
         engines: The engines of the run.
-        prepare: Syncs the current weights to a new engine before it serves; `None` if the engine loads them itself.
+        prepare: Syncs the current weights to a new engine before it serves; `None` if engines load the weights
+            themselves.
         max_attempts: Number of attempts at a request before the engine's error is raised.
         router: Router that chooses engines.
-        restarts: Whether a request that a pause aborted restarts instead of continuing from its partial tokens.
+        restart_aborted: Restart requests that a pause aborted, instead of continuing from the partial tokens.
     """
 
     def __init__(
@@ -76,10 +77,10 @@ class LLMProxy:
         *,
         max_attempts: int = 3,
         router: Router | None = None,
-        restarts: bool = False,
+        restart_aborted: bool = False,
     ) -> None:
         self._max_attempts = max_attempts
-        self._restarts = restarts
+        self._restart_aborted = restart_aborted
         self._router = router or Router()
         self._queue: list[tuple[int, int, _QueuedRequest]] = []
         self._num_requests = 0
@@ -134,7 +135,7 @@ class LLMProxy:
             "replaced": self.num_replaced,
             "hung": self.num_hung_engines,
             "reissued": self.num_reissued,
-            **({"restarted": self.num_restarted} if self._restarts else {"continued": self.num_continued}),
+            **({"restarted": self.num_restarted} if self._restart_aborted else {"continued": self.num_continued}),
         }
 
     async def generate(
@@ -154,7 +155,7 @@ class LLMProxy:
             on_start: Called each time an engine gets the request.
 
         Raises:
-            EngineDiedError: `max_attempts` times, the engine of the request died or hung.
+            EngineDiedError: The engine of the request died or hung `max_attempts` times.
             NoEngineError: No engine is left.
         """
         # A request that is sent again keeps its number, and so its position in the queue.
@@ -183,7 +184,7 @@ class LLMProxy:
             pieces.append(generation)
             if generation.finish_reason != "abort" or unwanted:
                 return _join_generations(request, pieces)
-            if self._restarts:
+            if self._restart_aborted:
                 pieces.clear()
                 self.num_restarted += 1
                 continue
@@ -315,14 +316,14 @@ class LLMProxy:
 
     # ---- engines that die
 
-    def replace(self, dead: InferenceEngine, cause: str = "it does not respond") -> None:
-        """Replace an engine that a caller found dead; an engine that was given up is started once more."""
-        self._fleet.replace(dead, cause)
+    def replace(self, engine: InferenceEngine, cause: str = "it does not respond") -> None:
+        """Replace a dead engine; an engine that was given up is started once more."""
+        self._fleet.replace(engine, cause)
 
-    def start_replacing(self, dead: Collection[str]) -> None:
-        """Start replacing engines that a weight sync found dead; meanwhile requests go to the other engines."""
+    def start_replacing(self, engine_ids: Collection[str]) -> None:
+        """Start replacing dead engines in the background; meanwhile requests go to the other engines."""
         for engine in self._fleet.engines:
-            if engine.engine_id in dead:
+            if engine.engine_id in engine_ids:
                 self._fleet.replace(engine, "it did not receive the weights")
 
     async def wait_for_replacements(self) -> None:

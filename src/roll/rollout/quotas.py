@@ -12,7 +12,7 @@ __all__ = ["Quotas"]
 class Quotas:
     """Allocates training slots (groups of a batch) to domains in proportion to their weights.
 
-    After any number of slots, each domain's total differs from its share by less than the number of domains.
+    The total of each domain always differs from the domain's share by less than the number of domains.
 
     Args:
         weights: Weights of the domains, in any unit; empty if the mix is free.
@@ -45,10 +45,10 @@ class Quotas:
         return domains
 
     def peek(self, num_slots: int) -> Counter[str]:
-        """Return what `allocate` would return next, without allocating."""
+        """Return the result of the next `allocate` call, without allocating."""
         return deepcopy(self).allocate(num_slots)
 
     def return_slot(self, domain: str) -> None:
-        """Give back an unused slot of a domain, so that the domain gets another one later."""
+        """Return an unused slot of a domain, so that the domain gets another slot later."""
         if self._shares:
             self._allocated[domain] -= 1

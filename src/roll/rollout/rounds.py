@@ -44,13 +44,13 @@ class Round:
     num_rollouts: int
     """Number of rollouts per prompt."""
     first_finished: bool = False
-    """Whether the step trains the groups that finish first; if False, those launched first."""
+    """True to train the groups that finish first, False to train the groups that were launched first."""
     deferred: CountsByDomain = field(default_factory=dict)
     """Number of deferred prompts that the round launches first and must finish."""
     spare: CountsByDomain = field(default_factory=dict)
     """Number of new prompts in addition to those that the step trains."""
     spare_deferred: CountsByDomain = field(default_factory=dict)
-    """Number of deferred prompts among the spare ones; without them, high redundancy would let the queue grow."""
+    """Number of spare prompts that come from the deferred queue, which would otherwise grow with high redundancy."""
     kind: str = ""
     """Kind of round: `short`, `long` or `last` with tail batching, otherwise empty."""
     mandatory: set[int] = field(default_factory=set)
@@ -58,7 +58,7 @@ class Round:
 
     @property
     def is_speculative(self) -> bool:
-        """Whether more prompts are launched than the step trains."""
+        """True if more prompts are launched than the step trains."""
         return any(self.spare.values()) or any(self.spare_deferred.values())
 
     @property
@@ -184,7 +184,7 @@ def list_certain_groups(buffer: SampleBuffer, current: Round, num_wanted: int, q
 def _pick_first_launched(buffer: SampleBuffer, num_wanted: int, quota: Counter[str]) -> list[LiveGroup] | None:
     """Return the first `num_wanted` groups in launch order, within quotas; `None` if one of them has not finished."""
     taken: list[LiveGroup] = []
-    for live in _take_within_quotas((live for live in buffer if not live.taken), num_wanted, quota):
+    for live in _take_within_quotas((live for live in buffer if not live.is_taken), num_wanted, quota):
         if live.finish_order is None:
             return None
         taken.append(live)

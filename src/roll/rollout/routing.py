@@ -1,9 +1,9 @@
 """Routing of requests to the least loaded engine that has room.
 
-The load of an engine is the share of its slots that have requests, which is counted here and therefore exact; the KV
-cache use that the engine reports breaks ties. Engines may have different numbers of slots. An engine has room while it
-runs fewer requests than its capacity and its KV cache is not too full. So requests wait here for any engine that
-becomes free, instead of in the queue of a busy engine.
+The load of an engine is the fraction of its slots in use, which the router counts; the KV cache use that the engine
+reports breaks ties. Engines may have different numbers of slots. An engine has room while it runs fewer requests than
+its capacity and its KV cache is not too full. So requests wait here for any engine that becomes free, instead of in the
+queue of a busy engine.
 
 Choosing an engine takes O(log engines): engines are in a heap by load, in which outdated entries are skipped.
 """
@@ -30,14 +30,14 @@ MAX_CANDIDATES = 2
 
 @dataclass(slots=True)
 class _EngineEntry:
-    """An engine, and the number of its slots that have requests."""
+    """An engine, and the number of its slots in use."""
 
     engine: InferenceEngine
     order: int
     limit: int
     """The engine's capacity: the maximum number of concurrent requests that are routed to it."""
     num_requests: int = 0
-    serving: bool = True
+    is_serving: bool = True
 
     @property
     def load_fraction(self) -> float:
@@ -49,7 +49,7 @@ class Router:
     """Tracks the engines and their loads, and routes requests.
 
     Args:
-        policy: `least_loaded`, or as a baseline `round_robin`, which ignores the load of engines that have room.
+        policy: `least_loaded`, or the baseline `round_robin`, which ignores the load of engines.
         max_kv_used: KV cache use above which an engine gets no further requests while it runs any.
     """
 
@@ -73,7 +73,7 @@ class Router:
 
     def disable(self, engine_id: str) -> None:
         """Stop routing requests to an engine until it is added again."""
-        self._entries[engine_id].serving = False
+        self._entries[engine_id].is_serving = False
 
     def remove(self, engine_id: str) -> None:
         """Remove an engine permanently; it must not have any requests."""
@@ -136,15 +136,15 @@ class Router:
     def serving_engines(self) -> list[InferenceEngine]:
         """Engines that may get requests, in the order in which they were first added."""
         return [
-            entry.engine for entry in sorted(self._entries.values(), key=lambda entry: entry.order) if entry.serving
+            entry.engine for entry in sorted(self._entries.values(), key=lambda entry: entry.order) if entry.is_serving
         ]
 
     def _push(self, engine_id: str) -> None:
         entry = self._entries[engine_id]
-        if entry.serving:
+        if entry.is_serving:
             heapq.heappush(self._heap, (entry.load_fraction, entry.order, engine_id))
         if len(self._heap) > 64 + 8 * len(self._entries):  # outdated entries below the top are never popped
-            current = [(s.load_fraction, s.order, name) for name, s in self._entries.items() if s.serving]
+            current = [(s.load_fraction, s.order, name) for name, s in self._entries.items() if s.is_serving]
             heapq.heapify(current)
             self._heap = current
 
@@ -155,13 +155,13 @@ class Router:
 
     def _find_known_engine(self, session: str) -> _EngineEntry | None:
         entry = self._entries.get(self._sessions.get(session, "")) if session else None
-        return entry if entry is not None and entry.serving else None
+        return entry if entry is not None and entry.is_serving else None
 
     def _find_session_engine(self, session: str, pinned: bool) -> _EngineEntry | None:
         """Return the engine that the session used last; `None` if there is none, or if it has no room.
 
-        If `pinned` is False, an engine that is much busier than the least loaded one is not returned either: a prefix
-        cache miss on another engine then costs less than the wait.
+        If `pinned` is False, also return `None` if the engine is much busier than the least loaded engine, because a
+        prefix cache miss then costs less than waiting.
         """
         entry = self._find_known_engine(session)
         if entry is None or not self._has_room(entry):
@@ -179,7 +179,7 @@ class Router:
         while self._heap:
             load, _, engine_id = self._heap[0]
             entry = self._entries.get(engine_id)
-            if entry is not None and entry.serving and entry.load_fraction == load:
+            if entry is not None and entry.is_serving and entry.load_fraction == load:
                 return entry
             heapq.heappop(self._heap)
         return None
@@ -204,14 +204,16 @@ class Router:
             return min(with_room, key=lambda entry: (entry.engine.load().kv_used, entry.order))
         if found and found[0].num_requests >= found[0].limit:
             return None  # the least loaded engine has no free slot, so no other engine has one
-        candidates = (entry for entry in self._entries.values() if entry.serving and self._has_room(entry))
+        candidates = (entry for entry in self._entries.values() if entry.is_serving and self._has_room(entry))
         return min(candidates, key=lambda entry: (entry.load_fraction, entry.order), default=None)
 
     def _pick_round_robin(self) -> _EngineEntry | None:
         """Return the next engine with room, in round-robin order."""
-        serving = sorted((entry for entry in self._entries.values() if entry.serving), key=lambda entry: entry.order)
-        for passed in range(len(serving)):
-            entry = serving[(self._turn + passed) % len(serving)]
+        is_serving = sorted(
+            (entry for entry in self._entries.values() if entry.is_serving), key=lambda entry: entry.order
+        )
+        for passed in range(len(is_serving)):
+            entry = is_serving[(self._turn + passed) % len(is_serving)]
             if self._has_room(entry):
                 self._turn += passed + 1
                 return entry

@@ -1,12 +1,12 @@
-"""Selection bias of scheduling: compares rewards and lengths of the counted rollouts with those of all launched ones.
+"""Selection bias of scheduling: compare rewards and lengths of the counted rollouts and of all launched rollouts.
 
     launched = counted (in the step's groups) + unused (scored, but not chosen) + stopped (never finished)
 
 A scheduler that prefers rollouts that finish first selects short answers and, if length and reward are correlated, a
 biased sample of rewards. Rollouts that were scored but not used show the bias of both means. Stopped answers have no
 reward and are longer than the answers chosen instead, so this is a lower bound of the bias in length. To estimate the
-whole bias, the last counted rollout of its group stands in for each stopped answer: of the rollouts with a known
-reward, it is the most similar, since the stopped answer would have finished after it.
+whole bias, each stopped answer is replaced by the last counted rollout of the same group, which is the most similar
+rollout with a known reward.
 
 A prompt that is deferred and launched again counts once per launch.
 """
@@ -31,14 +31,15 @@ class SelectionBias:
     unused: list[tuple[float, int]] = field(default_factory=list)
     """Reward and number of tokens of each rollout that was scored but not chosen."""
     launched: list[tuple[float, int]] = field(default_factory=list)
-    """Reward and number of tokens of each launched rollout; a stopped rollout counts like the last chosen one of its
-    group."""
+    """Reward and number of tokens of each launched rollout; a stopped rollout is replaced by the last chosen rollout
+    of the same group.
+    """
     num_stopped: int = 0
     """Number of rollouts that were stopped before they had a reward."""
 
-    def add(self, run: GroupRun, *, counts: bool) -> None:
-        """Add a group that has ended or was stopped; `counts` is True if the step trains the group."""
-        chosen = {rollout.index for rollout in run.group.scored_rollouts} if counts else set()
+    def add(self, run: GroupRun, *, is_counted: bool) -> None:
+        """Add a group that has ended or was stopped; `is_counted` is True if the step trains the group."""
+        chosen = {rollout.index for rollout in run.group.scored_rollouts} if is_counted else set()
         for rollout in run.scored_rollouts:
             (self.counted if rollout.index in chosen else self.unused).extend(_list_rewards_and_lengths([rollout]))
         self.num_stopped += run.num_stopped
@@ -49,8 +50,8 @@ class SelectionBias:
     def compute_metrics(self) -> dict[str, float]:
         """Return mean rewards and lengths of counted, finished and launched rollouts; empty if none is counted.
 
-        The means over launched rollouts are estimates, in which a stopped rollout counts like the last chosen one of
-        its group. The shares of unused and of stopped rollouts are returned as well.
+        The means over launched rollouts are estimates: a stopped rollout is replaced by the last chosen rollout of its
+        group. The shares of unused and of stopped rollouts are returned as well.
         """
         finished = [*self.counted, *self.unused]
         launched = len(finished) + self.num_stopped

@@ -4,13 +4,13 @@
     joins:   it starts, or wakes ──► it gets the current weights ──► requests are routed to it
 
 Invariants:
-    - the order above is kept: routing to a leaving engine stops first, so that its requests are never sent back to it;
+    - routing to a leaving engine stops first, so that its requests are never sent back to it;
       a joining engine has the current weights before it gets any request;
     - a detached engine is not replaced, because others use its devices;
     - an engine that decodes is paused and resumed together with all others, even while it leaves and when it returns;
     - a failed transition affects only its engine, which the fleet replaces when the engine is reattached;
     - transitions of one engine run one after another, and none begins between `sleep_all` and `wake_all`;
-    - a transition does not end with its caller: canceling the caller only cancels the start of an engine that is added.
+    - canceling the caller does not cancel a transition, except the start of an engine that is added.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class EngineTransitions:
     Args:
         engines: The engine group.
         fleet: The fleet of the group.
-        router: The router of the fleet, which tells when an engine has no requests.
+        router: The router of the fleet, which reports when an engine has no requests.
         prepare: Syncs the current weights to an engine.
-        suspended: Returns the mode in which all engines are suspended; `None` if they are not.
+        get_pause_mode: Returns the mode in which all engines are suspended; `None` if they are not.
         pause_lock: Lock that is held while all engines pause or resume.
     """
 
@@ -56,7 +56,7 @@ class EngineTransitions:
         fleet: EngineFleet,
         router: Router,
         prepare: Callable[[InferenceEngine], Awaitable[object]],
-        suspended: Callable[[], PauseMode | None],
+        get_pause_mode: Callable[[], PauseMode | None],
         pause_lock: asyncio.Lock,
     ) -> None:
         self.between_syncs: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
@@ -65,7 +65,7 @@ class EngineTransitions:
         self._fleet = fleet
         self._router = router
         self._prepare = prepare
-        self._suspended = suspended
+        self._get_pause_mode = get_pause_mode
         self._pause_lock = pause_lock
         self._closed = False
         self._steps: dict[str, TransitionTask] = {}
@@ -87,7 +87,7 @@ class EngineTransitions:
         Raises:
             Exception: The start failed; the group is unchanged.
         """
-        step = self._begin(engine_id, lambda: self._add(engine_id, factory), waits_for_starts=False)
+        step = self._begin(engine_id, lambda: self._add(engine_id, factory), wait_for_starts=False)
         try:
             await _wait_shielded(step)
         except asyncio.CancelledError:
@@ -95,11 +95,11 @@ class EngineTransitions:
             await asyncio.wait({step})
             raise
 
-    async def retire(self, engine_id: str, leaving: RequestHandling = "abort") -> None:
+    async def retire(self, engine_id: str, request_handling: RequestHandling = "abort") -> None:
         """Remove an engine permanently, after its requests have left it (see `RequestHandling`)."""
-        await _wait_shielded(self._begin(engine_id, lambda: self._retire(engine_id, leaving)))
+        await _wait_shielded(self._begin(engine_id, lambda: self._retire(engine_id, request_handling)))
 
-    async def sleep(self, engine_id: str, leaving: RequestHandling = "abort") -> None:
+    async def sleep(self, engine_id: str, request_handling: RequestHandling = "abort") -> None:
         """Put an engine to sleep until `wake`, after its requests have left it; this frees its device memory.
 
         If the engine dies while asleep, it is replaced by `wake`.
@@ -107,7 +107,7 @@ class EngineTransitions:
         Raises:
             UnsupportedError: The engine does not support sleep here; it continues to serve.
         """
-        await _wait_shielded(self._begin(engine_id, lambda: self._sleep(engine_id, leaving)))
+        await _wait_shielded(self._begin(engine_id, lambda: self._sleep(engine_id, request_handling)))
 
     async def wake(self, engine_id: str) -> None:
         """Wake an engine and sync the current weights to it; then it serves."""
@@ -149,9 +149,9 @@ class EngineTransitions:
     # ---- steps
 
     def _begin(
-        self, engine_id: str, transition: Callable[[], Coroutine[Any, Any, None]], *, waits_for_starts: bool = True
+        self, engine_id: str, transition: Callable[[], Coroutine[Any, Any, None]], *, wait_for_starts: bool = True
     ) -> TransitionTask:
-        """Start a transition of an engine after its last one and, with `waits_for_starts`, once starts are allowed."""
+        """Start a transition of an engine after its last one and, with `wait_for_starts`, once starts are allowed."""
         if self._closed:
             raise InfraError(
                 f"engine '{engine_id}' can no longer be added, removed, paused or put to sleep: the engines were closed"
@@ -161,7 +161,7 @@ class EngineTransitions:
         async def run() -> None:
             if before is not None:
                 await asyncio.wait({before})
-            if waits_for_starts:
+            if wait_for_starts:
                 # Added in the same event loop iteration in which starts are allowed: `sleep_all` waits for these steps.
                 await self._fleet.starts.wait_until_allowed()
                 self._running_transitions.add(step)
@@ -184,16 +184,16 @@ class EngineTransitions:
             await self._engines.retire(engine_id)
             raise
 
-    async def _retire(self, engine_id: str, leaving: RequestHandling) -> None:
+    async def _retire(self, engine_id: str, request_handling: RequestHandling) -> None:
         await self._fleet.detach(engine_id)
-        await self._drain(engine_id, leaving)
+        await self._drain(engine_id, request_handling)
         await self._fleet.remove(engine_id)
         self._clear_sleep(engine_id)
         await self._engines.retire(engine_id)
 
-    async def _sleep(self, engine_id: str, leaving: RequestHandling) -> None:
+    async def _sleep(self, engine_id: str, request_handling: RequestHandling) -> None:
         await self._fleet.detach(engine_id)
-        await self._drain(engine_id, leaving)
+        await self._drain(engine_id, request_handling)
         self._asleep.add(engine_id)
         self._unsynced.add(engine_id)
         try:
@@ -234,29 +234,29 @@ class EngineTransitions:
     async def _reattach(self, connection: EngineConnection) -> None:
         """Pause or resume an engine to match all others; then it serves."""
         async with self._pause_lock:
-            mode = self._suspended()
+            mode = self._get_pause_mode()
             with suppress(EngineDiedError):
                 if connection.is_paused != (mode is not None):
                     await (connection.resume() if mode is None else connection.pause(mode))
             self._fleet.inactive.discard(connection.engine.engine_id)
             self._fleet.reattach(connection.engine.engine_id)
 
-    async def _drain(self, engine_id: str, leaving: RequestHandling) -> None:
-        """Wait until a detached engine has no requests; if `leaving` is `abort`, abort them in the meantime."""
+    async def _drain(self, engine_id: str, request_handling: RequestHandling) -> None:
+        """Wait until a detached engine has no requests; if `request_handling` is `abort`, abort them."""
         connection, idle = self._fleet.get_connection(engine_id), self._router.get_idle_future(engine_id)
         while not idle.done():
-            if leaving == "abort":  # repeated, because an abort may reach the engine before the request
+            if request_handling == "abort":  # repeated, because an abort may reach the engine before the request
                 with suppress(EngineDiedError):
                     await connection.abort_all()
             await asyncio.wait({idle}, timeout=ABORT_RETRY_S)
 
 
 async def _apply_unless_lost(
-    connection: EngineConnection, move: Callable[[InferenceEngine], Coroutine[Any, Any, None]]
+    connection: EngineConnection, call: Callable[[InferenceEngine], Coroutine[Any, Any, None]]
 ) -> None:
-    """Call `move` with the engine of a connection, and ignore the error if the engine is lost."""
+    """Call a method of the engine of a connection, and ignore the error if the engine is lost."""
     with suppress(EngineDiedError):
-        await connection.call(move(connection.engine))
+        await connection.call(call(connection.engine))
 
 
 async def _wait_shielded(step: TransitionTask) -> None:

@@ -1,4 +1,4 @@
-"""Watchdog that reports why a run is stalled: the stage, the engine, the rollouts, and for how long.
+"""Report why a run is stalled: the stage, the engine, the rollouts, and the duration.
 
 It only observes. A rollout that waits for the rest of its group does not block a step, but a rollout that waits for an
 engine, a token or a reward does. If there is no such rollout, the watchdog reports the current phases of the run, such
@@ -52,12 +52,14 @@ def find_stalls(lifecycle: LifeCycle, now: float, stall_s: float) -> list[Stall]
         return []
     found: dict[RolloutState, list[LiveRollout]] = {}
     for rollout in lifecycle:
-        if rollout.state in STAGE_DESCRIPTIONS and now - rollout.since >= stall_s:
+        if rollout.state in STAGE_DESCRIPTIONS and now - rollout.entered_at >= stall_s:
             found.setdefault(rollout.state, []).append(rollout)
     return [
         Stall(
             stage=stage,
-            rollouts=tuple((r.rollout_id, now - r.since) for r in sorted(found[stage], key=lambda r: r.since)),
+            rollouts=tuple(
+                (r.rollout_id, now - r.entered_at) for r in sorted(found[stage], key=lambda r: r.entered_at)
+            ),
             workers=tuple(sorted({r.detail for r in found[stage] if stage is RolloutState.GENERATING and r.detail})),
         )
         for stage in STAGE_DESCRIPTIONS

@@ -1,3 +1,1 @@
-"""Simulation of runs in virtual time: production schedulers with models of engines, trainers and rewards, without
-hardware.
-"""
+"""Simulation of runs in virtual time: the real schedulers run with models of engines, trainers and rewards."""

@@ -1,4 +1,4 @@
-"""Token arrays of simulated answers: views of a few shared arrays, so that answers need almost no memory."""
+"""Build the token arrays of simulated answers as views of shared arrays, to save memory."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def build_generation(
     """Build a generation whose token ids and log-probs are zeros.
 
     Args:
-        request_id: id of the request.
+        request_id: Id of the request.
         runs: (policy version, number of tokens) pairs in order; at least one.
-        reason: finish reason of the answer.
-        engine_id: id of the engine that generated the answer.
+        reason: Finish reason of the answer.
+        engine_id: Id of the engine that generated the answer.
     """
     num_tokens = sum(count for _, count in runs)
     if len(runs) == 1:
@@ -42,7 +42,7 @@ def build_zero_logprobs(num_tokens: int) -> FloatArray:
     return _get_constant(np.float32, 0, num_tokens)
 
 
-_shared: dict[tuple[str, int], np.ndarray] = {}
+_shared_arrays: dict[tuple[str, int], np.ndarray] = {}
 """One read-only array for each dtype and fill value, as long as the longest request so far; returned arrays are views
 of it.
 """
@@ -50,11 +50,11 @@ of it.
 
 def _get_constant(dtype: type[np.generic], value: int, length: int) -> np.ndarray:
     key = (dtype.__name__, value)
-    array = _shared.get(key)
+    array = _shared_arrays.get(key)
     if array is None or len(array) < length:
-        if array is None and len(_shared) > 64:
-            _shared.clear()
+        if array is None and len(_shared_arrays) > 64:
+            _shared_arrays.clear()
         array = np.full(max(1024, 1 << (length - 1).bit_length() if length else 0), value, dtype)
         array.flags.writeable = False
-        _shared[key] = array
+        _shared_arrays[key] = array
     return array[:length]

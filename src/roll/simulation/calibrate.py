@@ -1,12 +1,12 @@
-"""`roll simulate --calibrate RUN`: derives a device and a workload from the recorded files of a real run.
+"""`roll simulate --calibrate RUN`: derive a device and a workload from the files of a real run.
 
     RUN/trace.json      engines' spans of steps     ──► fit ──► curve, prefill, context
     RUN/metrics.jsonl   times of updates and syncs                                     ─► RUN/calibration/device.yaml
     RUN/config.yaml     model, engines, policies
     RUN/rollouts/       lengths of prompts and answers, latencies, verdicts            ─► RUN/calibration/workload.yaml
 
-`workload.yaml` is an input of `roll simulate`: the run as it was, which can be changed and simulated again. The first
-step is not part of the trainer's times, since it includes one-time costs.
+`workload.yaml` is an input of `roll simulate` that describes the run, and can be edited. The trainer's times exclude
+the first step, which includes one-time costs.
 """
 
 from __future__ import annotations
@@ -41,9 +41,17 @@ from roll.types import EngineStepSpan
 
 __all__ = ["Calibration", "build_measured_device", "calibrate", "read_step_spans", "render_calibration"]
 
-PASSES = 4.0
+NUM_FORWARD_PASSES = 4.0
 """Compute of an update, in units of a forward pass, as in `SimulatedTrainingConfig.passes`."""
-_MODEL_SIZES = ("num_layers", "hidden_size", "intermediate_size", "vocab_size", "num_heads", "num_kv_heads", "head_dim")
+_MODEL_SIZE_FIELDS = (
+    "num_layers",
+    "hidden_size",
+    "intermediate_size",
+    "vocab_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +83,7 @@ class _Step:
 
 
 class _Event(NamedTuple):
-    """The fields of a trace event that are read."""
+    """The fields of a trace event that calibration uses."""
 
     cat: str = ""
     ts: float = 0.0
@@ -111,11 +119,11 @@ def calibrate(run_path: str | Path, *, base: str = "cpu") -> Calibration:
     """Fit the performance models of engine, trainer and weight sync to a run, and write them to `RUN/calibration/`.
 
     Args:
-        run_path: directory of the run.
-        base: name of the device whose memory, network and other unrecorded quantities are used.
+        run_path: Directory of the run.
+        base: Name of the device that provides memory, network and other quantities that the run does not record.
 
     Raises:
-        UserError: the run does not exist, or its trace has too few engine steps.
+        UserError: The run does not exist, or its trace has too few engine steps.
     """
     with RunDirectory.open(run_path) as run:
         config = load_run_config(run.path)
@@ -156,7 +164,7 @@ def read_step_spans(path: Path) -> list[EngineStepSpan]:
     """Return the spans of engine steps of all engines in a trace.
 
     Raises:
-        DataError: the trace cannot be read.
+        DataError: The trace cannot be read.
     """
     try:
         events = json.loads(path.read_text(encoding="utf-8"))
@@ -174,7 +182,7 @@ def _read_rollouts(run: RunDirectory) -> list[_Rollout]:
     """Return the completed rollouts of all training steps.
 
     Raises:
-        DataError: there are none.
+        DataError: The run has no completed rollouts.
     """
     found: list[_Rollout] = []
     numbers = ("step", "draw_id", "reward", "reward_duration_s", "status")
@@ -194,12 +202,14 @@ def _read_rollouts(run: RunDirectory) -> list[_Rollout]:
                     if rollout.status == "completed":
                         found.append(rollout)
     if not found:
-        raise DataError(f"'{run.rollouts_dir}' contains no rollouts: calibrate on a run with `tracking.rollouts` on.")
+        raise DataError(
+            f"'{run.rollouts_dir}' contains no rollouts: calibrate on a run with `tracking.rollouts` enabled."
+        )
     return found
 
 
 def _build_steps(metrics: Sequence[dict[str, Any]], rollouts: Sequence[_Rollout]) -> list[_Step]:
-    """Return the training steps that have rollouts; the first one, which is slower, is omitted if there are others."""
+    """Return the training steps that have rollouts; the first, slower step is omitted if there are more."""
     lengths: dict[int, list[int]] = defaultdict(list)
     for rollout in rollouts:
         lengths[rollout.step].append(rollout.num_prompt + rollout.num_answer)
@@ -230,7 +240,7 @@ def _build_model(config: RunConfig) -> Model:
         name=Path(config.model.path).name,
         parameters=float(found.num_parameters),
         active_parameters=float(found.num_parameters),
-        **{name: getattr(found, name) for name in _MODEL_SIZES},
+        **{name: getattr(found, name) for name in _MODEL_SIZE_FIELDS},
         element_bytes=2 if config.model.dtype == "bfloat16" else 4,
     )
 
@@ -245,7 +255,9 @@ def _fit_trainer(device: Device, model: Model, steps: Sequence[_Step]) -> tuple[
     if not steps or not any(step.train_s for step in steps):
         return device, 0.0
     full = device.model_copy(update={"training_efficiency": 1.0})
-    ideal = [compute_train_s(model, full, 1, step.num_tokens, step.mean_length, passes=PASSES) for step in steps]
+    ideal = [
+        compute_train_s(model, full, 1, step.num_tokens, step.mean_length, passes=NUM_FORWARD_PASSES) for step in steps
+    ]
     inverse = sum(i * s.train_s for i, s in zip(ideal, steps, strict=True)) / sum(i * i for i in ideal)
     errors = [abs(i * inverse / s.train_s - 1) for i, s in zip(ideal, steps, strict=True) if s.train_s]
     moved = model.weight_bytes / device.link_bandwidth
@@ -321,7 +333,7 @@ def _build_workload(
             "solve_rate": {"type": "empirical", "values": [statistics.fmean(values) for values in solved.values()]},
             "filter_groups": config.get_section("algorithm", AlgorithmConfig).filters.refill,
         },
-        "training": {"passes": PASSES, "overhead_s": 0.0},
+        "training": {"passes": NUM_FORWARD_PASSES, "overhead_s": 0.0},
     }
 
 

@@ -1,4 +1,4 @@
-"""A plan that was simulated: its times, and what limits a step."""
+"""Times and bottlenecks of simulated plans."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Candidate:
     train_s: float
     sync_s: float
     busy_share: float
-    """Share of the engines' time in which they were busy."""
+    """Share of time in which the engines were busy."""
     tail_share: float
-    """Share of a step's time that its longest answer would take if generated alone."""
+    """Time to generate the longest answer alone, as a share of the step time."""
     num_preempted: float
     scoring_share: float = 0.0
     """Scoring time as a share of the time that rollouts spend in generation and scoring."""
@@ -39,7 +39,7 @@ class Candidate:
 
     @property
     def bottleneck(self) -> str:
-        """What limits the speed of a step: a role, such as `training`, or `the longest answers`."""
+        """Bottleneck of a step: a role, such as `training`, or `the longest answers`."""
         if self.sync_s > 0.25 * self.step_s:
             return "weight sync"
         if self.config.rollout.scheduling.async_ratio > 0 and self.wait_s < 0.1 * self.step_s:
@@ -56,14 +56,14 @@ class Candidate:
 
     @property
     def has_turns(self) -> bool:
-        """Whether rollouts may wait for an environment."""
+        """True if rollouts may wait for an environment."""
         return self.config.environment is not None or self.config.recording is not None
 
 
 def build_candidate(
     name: str, config: SimulationConfig, run: SimulatedRun, model: Model, device: Device, divisor: int
 ) -> Candidate:
-    """Return the results of a simulated plan; `part` is the divisor of its devices and prompts."""
+    """Return the results of a simulated plan; `divisor` is the divisor of its devices and prompts."""
 
     def mean(field: str) -> float:
         return math.fsum(getattr(step, field) for step in run.steps) / len(run.steps)

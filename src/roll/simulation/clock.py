@@ -5,14 +5,13 @@
           └─────────────────────────────────┴────────────────────────────────┘
 
 Code that gets the time from the running loop (`loop.time`, `asyncio.sleep`, `asyncio.timeout`) runs here unchanged; a
-simulated day takes only as long as its callbacks take to compute.
+simulated day takes only the compute time of its callbacks.
 
 Invariants:
     - time never goes back, and advances only when no callback is ready; callbacks take no time;
     - timers due at the same time run in the order in which they were set (asyncio's own loop does not guarantee that),
-      and ready callbacks in the order in which they became ready; so a program always runs the same way. With
-      `shuffle`, both orders are drawn from the seed instead: every seed is one schedule, which can be reproduced by its
-      number;
+      and ready callbacks in the order in which they became ready, so every run of a program is identical. With
+    `shuffle`, the seed determines both orders;
     - a program that waits for an event that never happens ends with `DeadlockError`, which names the waiting tasks.
 """
 
@@ -54,7 +53,7 @@ class _Timer(asyncio.TimerHandle):
     """Asyncio's timer, with its private attributes declared."""
 
     _scheduled: bool
-    """Whether the timer is in the loop's queue."""
+    """True if the timer is in the loop's queue."""
 
 
 class VirtualTimeLoop(asyncio.BaseEventLoop):
@@ -63,9 +62,9 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     `run_in_executor` (and so `asyncio.to_thread`) calls the function immediately: it takes no virtual time.
 
     Args:
-        seed: seed of `random`, and of the schedule with `shuffle`.
-        shuffle: run callbacks that are ready at the same time in an order drawn from the seed.
-        limit_s: virtual time after which the program is ended; finds programs that wait forever while a timer repeats.
+        seed: Seed of `random`, and of the schedule with `shuffle`.
+        shuffle: Run callbacks that are ready at the same time in an order drawn from the seed.
+        limit_s: Virtual time after which the program is ended; finds programs that wait forever while a timer repeats.
     """
 
     _ready: deque[asyncio.Handle]
@@ -106,7 +105,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def call_when_idle(self, callback: Callable[..., object], *args: Any) -> asyncio.Handle:
         """Schedule a callback at the current time, after all other callbacks that become ready at this time.
 
-        One callback can thus handle all events of an instant.
+        So one callback can handle all events of an instant.
         """
         handle = asyncio.Handle(callback, args, self)
         self._idle_callbacks.append(handle)
@@ -153,8 +152,8 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         """Advance the time to that of the next timer, and make all timers of that time ready.
 
         Raises:
-            DeadlockError: there is no timer.
-            TimeLimitError: the timer is after the limit.
+            DeadlockError: There is no timer.
+            TimeLimitError: The timer is after the limit.
         """
         timers = self._timers
         while timers and timers[0][2]._cancelled:
@@ -194,7 +193,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             self._num_cancelled = 0
 
     def _describe_waiting_tasks(self) -> str:
-        """Return a text that lists the waiting tasks, each with its location in the code."""
+        """Describe the waiting tasks, each with its location in the code."""
         tasks = sorted(asyncio.all_tasks(self), key=lambda task: task.get_name())
         if not tasks:
             return "No task is waiting."
@@ -210,7 +209,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 
 
 def _describe_location(task: asyncio.Task[Any]) -> str:
-    """Return where a task waits: the innermost function and its caller, with their lines."""
+    """Return the location at which a task waits: the innermost function and the caller, with line numbers."""
     frames: list[str] = []
     inner: Any = task.get_coro()
     while inner is not None:
@@ -227,14 +226,14 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, shuffle: bool = False, l
     Any exception carries a note with the seed that reproduces it.
 
     Args:
-        main: the program.
-        seed: seed of the loop's `random`, and of the schedule with `shuffle`.
-        shuffle: run callbacks that are ready at the same time in an order drawn from the seed.
-        limit_s: virtual time after which the program is ended.
+        main: The program.
+        seed: Seed of the loop's `random`, and of the schedule with `shuffle`.
+        shuffle: Run callbacks that are ready at the same time in an order drawn from the seed.
+        limit_s: Virtual time after which the program is ended.
 
     Raises:
-        DeadlockError: the program waits for an event that can never happen.
-        TimeLimitError: the program runs for longer than `limit_s`, or forever at the same time.
+        DeadlockError: The program waits for an event that can never happen.
+        TimeLimitError: The program runs for longer than `limit_s`, or forever at the same time.
     """
     loop = VirtualTimeLoop(seed=seed, shuffle=shuffle, limit_s=limit_s)
     try:

@@ -3,7 +3,7 @@
 One engine step decodes one token of every running request, and may also prefill some prompt tokens:
 
     step = overhead + decoding requests x host time + tokens x communication
-           + max(reading the weights once, tokens x FLOPs per token)      (only of experts that a token chose)
+           + max(reading the weights once, tokens x FLOPs per token)      (only of experts that the router chose)
            + context tokens of decoding requests x reading their keys and values
            + (query, key) pairs of prefilled tokens x attention FLOPs
 
@@ -64,8 +64,8 @@ class EngineCosts:
     pair_s: float = 0.0
     """Time for attention of prefilled tokens, per (query, key) pair."""
     curve: tuple[tuple[float, float], ...] = ()
-    """For a measured engine: pairs of a number of requests, ascending, and the seconds of a step without context. Of
-    the fields above, only `token_s` (for prefilled tokens), `context_s` and `pair_s` are then used.
+    """For a measured engine: (number of requests, seconds of a step without context) pairs, in ascending order. Then
+    only the fields `token_s` (for prefilled tokens), `context_s` and `pair_s` are also used.
     """
 
     def compute_decode_s(self, num_requests: int) -> float:
@@ -78,11 +78,11 @@ class EngineCosts:
         """Return the duration of one engine step.
 
         Args:
-            num_decoding: number of requests that decode a token.
-            num_prefilled: number of prompt tokens to prefill.
-            context_tokens: total context of all decoding requests.
+            num_decoding: Number of requests that decode a token.
+            num_prefilled: Number of prompt tokens to prefill.
+            context_tokens: Total context of all decoding requests.
             pairs: (query, key) pairs of the prefilled tokens.
-            num_prefilling: number of requests with prefilled tokens; used only for a measured engine.
+            num_prefilling: Number of requests with prefilled tokens; used only for a measured engine.
         """
         if self.curve:
             further = max(0, num_prefilled - num_prefilling) * self.token_s
@@ -97,7 +97,7 @@ class EngineCosts:
 
 
 def interpolate(curve: tuple[tuple[float, float], ...], x: float) -> float:
-    """Return the value of a piecewise linear curve, given by its points, at `x`; extrapolate beyond the ends."""
+    """Return the value at `x` of the piecewise linear curve through the points; extrapolate beyond the ends."""
     if len(curve) == 1:
         return curve[0][1]
     place = min(max(bisect_right(curve, (x, float("inf"))), 1), len(curve) - 1)
@@ -109,7 +109,7 @@ def compute_engine_costs(model: Model, device: Device, tensor_parallel: int) -> 
     """Return the step costs of an engine that shards the model over `tensor_parallel` devices.
 
     Raises:
-        ConfigError: the device was measured with another model or another tensor-parallel size.
+        ConfigError: The device was measured with another model or another tensor-parallel size.
     """
     measured = device.measured
     if measured is not None and (measured.model, measured.tensor_parallel) != (model.name, tensor_parallel):
@@ -156,13 +156,13 @@ def _compute_collectives(model: Model, device: Device, tensor_parallel: int) -> 
 
 
 def compute_kv_capacity(model: Model, device: Device, tensor_parallel: int, memory_share: float) -> int:
-    """Return how many tokens of KV cache fit next to the weights; 0 or less if not even the weights fit.
+    """Return the number of KV cache tokens that fit next to the weights; 0 or less if the weights do not fit.
 
     Args:
-        model: the model.
-        device: device of the engine.
-        tensor_parallel: number of devices of the engine.
-        memory_share: share of each device's memory for weights and KV cache.
+        model: The model.
+        device: Device of the engine.
+        tensor_parallel: Number of devices of the engine.
+        memory_share: Share of each device's memory for weights and KV cache.
     """
     free = device.memory_bytes * memory_share * tensor_parallel - model.weight_bytes
     return int(free // model.kv_bytes_per_token)
@@ -173,16 +173,16 @@ def compute_train_s(
 ) -> float:
     """Return the duration of an update, or of a forward pass, over `num_tokens`.
 
-    A forward pass takes 2 FLOPs per parameter and token and 4 x layers x width per (query, key) pair, half of the
-    square. A backward pass takes twice as many FLOPs (arXiv 2001.08361, section 2.1).
+    A forward pass takes 2 FLOPs per parameter and token, and 4 x layers x width FLOPs per (query, key) pair; causal
+    attention computes half of all pairs. A backward pass takes twice as many FLOPs (arXiv 2001.08361, section 2.1).
 
     Args:
-        model: the trained model.
-        device: device of the trainer.
-        num_devices: number of devices that share the tokens.
-        num_tokens: tokens of prompts and answers, over all samples.
-        mean_length: mean length of a sample in tokens, weighted by tokens; a token attends to half of it on average.
-        passes: compute in forward passes: 1 for log-probs, 3 for an update, 4 with activation checkpointing.
+        model: The trained model.
+        device: Device of the trainer.
+        num_devices: Number of devices that share the tokens.
+        num_tokens: Tokens of prompts and answers, over all samples.
+        mean_length: Mean length of a sample in tokens, weighted by tokens; a token attends to half of it on average.
+        passes: Compute in forward passes: 1 for log-probs, 3 for an update, 4 with activation checkpointing.
     """
     per_token = 2 * model.active_parameters + 4 * model.num_layers * model.query_size * mean_length / 2
     return passes * num_tokens * per_token / (num_devices * device.flops * device.training_efficiency)

@@ -1,4 +1,4 @@
-"""Measures the lengths of a run's prompts or examples in tokens, if data and tokenizer are available."""
+"""Measure the lengths of a run's prompts or examples in tokens, if data and tokenizer are available."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MAX_MEASURED_SAMPLES = 64
 
 @decode_in_worker()
 def measure_prompts(config: RolloutRunConfig, model: str) -> list[float]:
-    """Return the numbers of tokens of a run's first prompts; empty if data or tokenizer cannot be read here.
+    """Return the token counts of a run's first prompts; empty if data or tokenizer cannot be read here.
 
     Args:
-        config: configuration of the run.
-        model: the model whose tokenizer is used; it is not downloaded.
+        config: Configuration of the run.
+        model: The model whose tokenizer is used; it is not downloaded.
     """
     if not isinstance(config, PromptRunConfig) or not _is_local(model):
         return []
@@ -39,7 +39,7 @@ def measure_prompts(config: RolloutRunConfig, model: str) -> list[float]:
 
 @decode_in_worker()
 def measure_examples(config: SupervisedConfig, model: str) -> list[float]:
-    """Return the numbers of tokens of a run's first examples; empty if data or tokenizer cannot be read here."""
+    """Return the token counts of a run's first examples; empty if data or tokenizer cannot be read here."""
     if not _is_local(model):
         return []
     kinds: tuple[ExampleKind, ...] = ("supervised",)

@@ -1,4 +1,4 @@
-"""Random quantities as functions of a key: the same key gives the same number, independent of order and caller.
+"""Draw random quantities as functions of a key: equal keys give equal numbers, in any order and for any caller.
 
     key (integers) ──hash──► u in (0, 1) ──► quantile function ──► value
 
@@ -34,12 +34,13 @@ def draw_uniform(*key: int) -> float:
 
 
 def correlate(shared: float, own: float, correlation: float) -> float:
-    """Combine two uniform random numbers into a uniform number that is correlated with the first of them.
+    """Combine two uniform random numbers into a uniform number that is correlated with the first.
 
     Args:
-        shared: the part that several draws have in common, in (0, 1).
-        own: the part that only this draw has, in (0, 1).
-        correlation: correlation of the underlying normal variables of two draws with the same `shared`, 0 … 1.
+        shared: Uniform number that several draws share, in (0, 1).
+        own: Uniform number of this draw alone, in (0, 1).
+        correlation: Correlation of the underlying normal variables of two draws with the same `shared`, between 0 and
+            1.
     """
     if correlation == 0:
         return own

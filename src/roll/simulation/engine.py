@@ -10,7 +10,7 @@ contains all requests that arrived by then, in order.
 Invariants:
     - every `generate` ends with one `Generation` or one error;
     - a request's tokens depend only on the request: id 0 for every generated token, as many as `answer_tokens` returns;
-    - each token carries the policy version of the weights of its step; weights change between two steps;
+    - each token has the policy version of the weights that generated it; weights change between two steps;
     - a paused engine begins no step.
 """
 
@@ -54,9 +54,9 @@ class EngineSettings:
     costs: EngineCosts
     limits: BatchLimits
     update_s: float = 0.0
-    """Duration of a weight update, from the call to the receipt."""
+    """Duration of a weight update, in seconds."""
     recompute_on_update: bool = True
-    """Whether requests that were held during a weight update are prefilled again (as in ROLL's vLLM engine)."""
+    """True if running requests are prefilled again after a weight update (as in ROLL's vLLM engine)."""
     prefix_block: int = 0
     """Tokens of a prefix cache block; 0 disables the prefix cache."""
     start_s: float = 0.0
@@ -65,7 +65,7 @@ class EngineSettings:
 
 @dataclass(slots=True, eq=False)
 class _LiveRequest:
-    """A request of an engine, with the future of its generation, and the policy versions of its tokens so far."""
+    """A request of an engine, with its future and the policy versions of its tokens."""
 
     simulated: SimulatedRequest
     future: asyncio.Future[Generation]
@@ -75,7 +75,7 @@ class _LiveRequest:
 
     @property
     def num_old_tokens(self) -> int:
-        """Number of tokens that policy versions before the current one generated."""
+        """Number of tokens that earlier policy versions generated."""
         return sum(count for _, count in self.runs)
 
 
@@ -83,9 +83,9 @@ class SimulatedEngine:
     """A simulated `roll.protocols.InferenceEngine`, with the guarantees that the module's docstring lists.
 
     Args:
-        engine_id: id of the engine.
-        settings: costs and limits of the engine.
-        answer_tokens: returns the length of an answer.
+        engine_id: Id of the engine.
+        settings: Costs and limits of the engine.
+        answer_tokens: Returns the number of tokens of an answer.
     """
 
     def __init__(self, engine_id: str, settings: EngineSettings, answer_tokens: AnswerTokens) -> None:
@@ -160,9 +160,9 @@ class SimulatedEngine:
         """Generate the answer to a request in simulated time.
 
         Raises:
-            UserError: the request can never fit into the KV cache, or its id is in use.
-            EngineDiedError: the engine has died.
-            WeightSyncError: the engine woke up and has not received weights since.
+            UserError: The request can never fit into the KV cache, or its id is in use.
+            EngineDiedError: The engine has died.
+            WeightSyncError: The engine woke up and has not received weights since.
         """
         self._check_alive()
         if self._unsynced:
@@ -197,7 +197,9 @@ class SimulatedEngine:
     # ---- control
 
     async def pause(self, mode: PauseMode) -> None:
-        """Pause after the current step; `drain` first completes all requests, `abort` ends them, `keep` holds them."""
+        """Pause after the current step; `drain` first completes all requests, `abort` ends them, `keep` suspends
+        them.
+        """
         self._check_alive()
         if mode == "drain":
             self._paused, self._draining = False, True
@@ -225,7 +227,7 @@ class SimulatedEngine:
         self._schedule_advance()
 
     async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
-        """Load new weights; running requests are held during the update."""
+        """Load new weights; running requests are suspended during the update."""
         async with self._update_lock:
             self._check_alive()
             began = self._loop.time()
@@ -301,7 +303,7 @@ class SimulatedEngine:
     def _remove(self, live: _LiveRequest) -> int:
         """Remove a request from the engine, and return the number of tokens that it has generated."""
         if self._live.get(live.simulated.request_id) is not live:
-            return live.simulated.generated
+            return live.simulated.num_generated
         del self._live[live.simulated.request_id]
         if live in self._held:
             self._held.remove(live)
@@ -311,7 +313,7 @@ class SimulatedEngine:
         return num_tokens
 
     def _record_versions(self) -> None:
-        """Record which tokens the current policy version, which is about to be replaced, has generated."""
+        """Record the number of tokens of each running request under the current policy version, before an update."""
         now = self._loop.time()
         for live in self._live.values():
             fresh = self._batch.count_generated(live.simulated, now) - live.num_old_tokens
@@ -356,7 +358,7 @@ class SimulatedEngine:
         for simulated in self._batch.complete():
             live = self._live.pop(simulated.request_id)
             if not live.future.done():
-                live.future.set_result(self._build_generation(live, simulated.generated, live.finish_reason))
+                live.future.set_result(self._build_generation(live, simulated.num_generated, live.finish_reason))
 
     def _on_boundary(self) -> None:
         self._timer = None

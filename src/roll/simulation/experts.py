@@ -1,5 +1,4 @@
-"""Communication time of MoE layers: the data that each size of `training.parallel.ep` moves between ranks in one
-update.
+"""Estimate the communication time of MoE layers in one update, for each size of `training.parallel.ep`.
 
 Without expert parallelism, FSDP gathers all experts of a layer for every micro-batch, in the forward and in the
 backward pass, and reduces their gradients. With the experts sharded over `ep` ranks, each rank gathers only its own
@@ -42,21 +41,21 @@ class ExpertParallel:
     memory_bytes: int
     """Memory of a rank."""
     fits: bool
-    """Whether the memory of a rank is within the device's memory."""
+    """True if the memory of a rank is within the device's memory."""
 
 
 def compute_expert_traffic_s(
     model: Model, device: Device, *, ranks: int, ep: int, tokens_per_rank: float, micro_batches: int
 ) -> float:
-    """Return how long a rank communicates in an update of an MoE model, in seconds.
+    """Return the communication time of a rank in an update of an MoE model, in seconds.
 
     Args:
-        model: the model.
-        device: the devices, for their bandwidths.
-        ranks: number of the trainer's ranks.
-        ep: number of ranks over which the experts are sharded.
-        tokens_per_rank: tokens of all micro-batches of the update.
-        micro_batches: number of micro-batches of the update on each rank.
+        model: The model.
+        device: The devices, for their bandwidths.
+        ranks: Number of the trainer's ranks.
+        ep: Number of ranks over which the experts are sharded.
+        tokens_per_rank: Tokens of all micro-batches of the update.
+        micro_batches: Number of micro-batches of the update on each rank.
     """
     element = model.element_bytes
     shared = model.num_parameters - model.expert_parameters

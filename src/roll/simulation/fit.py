@@ -1,12 +1,11 @@
-"""Fits the engine model's coefficients to measured step times, by least squares.
+"""Fit the engine model's coefficients to measured step times, by least squares.
 
     duration of a span = steps x (curve(requests) + context x c) + prefilled tokens x p
 
-The curve is linear between a few numbers of requests and never decreases, so it is a sum of ramps, and the model is
-linear in all unknowns, with coefficients of 0 or more: one that would be negative is set to 0, and the others are
-fitted again. A span of n steps has weight 1 / sqrt(n), as if the noise of steps were independent. Spans that take more
-than twice as long as the model predicts are dropped, since the machine was busy with something else, and the model is
-fitted again.
+The curve is piecewise linear and never decreases, so it is a sum of ramps, and the model is linear in all unknowns. A
+coefficient that would be negative is set to 0, and the others are fitted again. A span of n steps has weight 1 /
+sqrt(n), as if the noise of steps were independent. Spans that take more than twice as long as the model predicts are
+dropped, because other work disturbed them, and the model is fitted again.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ NUM_FIT_ROUNDS = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineFit:
-    """The fitted coefficients, and how well they describe the measurements."""
+    """The fitted coefficients, and their errors on the measurements."""
 
     curve: tuple[tuple[float, float], ...]
     """(requests in a step, seconds without context) pairs."""
@@ -60,7 +59,7 @@ def fit_engine(spans: Sequence[EngineStepSpan]) -> EngineFit:
     """Fit an engine's costs to measured spans of steps; drop spans that took much longer than the fit predicts.
 
     Raises:
-        DataError: there are too few steps.
+        DataError: There are too few steps.
     """
     kept = list(spans)
     for _ in range(NUM_FIT_ROUNDS):
@@ -76,12 +75,12 @@ def _fit(spans: Sequence[EngineStepSpan], num_dropped: int) -> tuple[EngineFit, 
     """Fit the costs to these spans; return the fit and the predicted seconds of each span.
 
     Raises:
-        DataError: there are too few steps.
+        DataError: There are too few steps.
     """
     num_steps = sum(span.num_steps for span in spans)
     if num_steps < MIN_STEPS:
         raise DataError(
-            f"{num_steps} engine steps were recorded, and a fit needs {MIN_STEPS}: calibrate on a longer run."
+            f"a fit needs at least {MIN_STEPS} recorded engine steps, got {num_steps}: calibrate on a longer run."
         )
     steps = np.array([s.num_steps for s in spans], float)
     requests = np.array([s.num_decoding + s.num_started for s in spans], float)
@@ -116,8 +115,8 @@ def _fit(spans: Sequence[EngineStepSpan], num_dropped: int) -> tuple[EngineFit, 
 def _choose_knots(requests: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the knots of the curve, in requests per step.
 
-    These are the knots of `KNOTS` that have measurements between them and the next one, and the largest measured
-    number of requests.
+    The curve has the knots in `KNOTS` with measurements before the next knot, and a knot at the largest measured number
+    of requests.
     """
     most = requests.max()
     inside = [knot for knot in KNOTS if knot < most]
@@ -129,9 +128,9 @@ def _choose_knots(requests: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.array([*used, most], float)
 
 
-def _evaluate_hat_functions(at: NDArray[np.float64], knots: NDArray[np.float64]) -> NDArray[np.float64]:
+def _evaluate_hat_functions(points: NDArray[np.float64], knots: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the weights, shape [n, k], that interpolate values at k knots to n points."""
-    return np.column_stack([np.interp(at, knots, row) for row in np.eye(len(knots))])
+    return np.column_stack([np.interp(points, knots, row) for row in np.eye(len(knots))])
 
 
 def _compute_bends(knots: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -150,7 +149,7 @@ def _compute_bends(knots: NDArray[np.float64]) -> NDArray[np.float64]:
 def _solve_non_negative(design: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
     """Solve a least-squares problem with coefficients >= 0.
 
-    While a coefficient is negative, the lowest one is fixed at 0 and the problem is solved again.
+    While a coefficient is negative, the lowest coefficient is fixed at 0 and the problem is solved again.
     """
     free = np.ones(design.shape[1], bool)
     while True:

@@ -82,7 +82,7 @@ class Device(Section):
     measured: MeasuredEngine | None = option(
         None, "Measured times that replace the roofline model, for one model and tensor-parallel size."
     )
-    sources: dict[str, str] = option({}, "Where each of these numbers comes from, by its key; `roll plan` prints it.")
+    sources: dict[str, str] = option({}, "Source of each number, by key; `roll plan` prints it.")
 
 
 class Tower(Section):
@@ -168,12 +168,12 @@ class Model(Section):
 
     @property
     def has_fusable_norms(self) -> bool:
-        """Always true: norms are assumed to be like Llama's, which can be fused."""
+        """Always true: norms are assumed to be fusable, like Llama's."""
         return True
 
     @property
     def has_fusable_gates(self) -> bool:
-        """Always true: gates are assumed to be like Llama's, which can be fused."""
+        """Always true: gates are assumed to be fusable, like Llama's."""
         return True
 
     @property
@@ -215,10 +215,10 @@ T = TypeVar("T", Device, Model)
 
 
 def load_device(name: str) -> Device:
-    """Return the device with a known name, or the device that a YAML file describes.
+    """Return a device by name, or the device that a YAML file describes.
 
     Raises:
-        ConfigError: no device or file has this name, or a quantity is missing or is not a positive number.
+        ConfigError: No device or file has this name, or a quantity is missing or is not a positive number.
     """
     return _load_entry(Device, "device", name, "devices.yaml")
 
@@ -227,11 +227,11 @@ def load_model_sizes(name: str) -> Model:
     """Return the sizes of a model.
 
     Args:
-        name: a known name, a YAML file that describes a model, a config.json, a model directory, or a hub id.
+        name: A known name, a YAML file that describes a model, a config.json, a model directory, or a hub id.
 
     Raises:
-        ConfigError: no model or file has this name, or a size is missing or is not a positive number.
-        ModelError: the config.json cannot be found or read.
+        ConfigError: No model or file has this name, or a size is missing or is not a positive number.
+        ModelError: The config.json cannot be found or read.
     """
     try:
         path = Path(expand_path(name))
@@ -259,8 +259,8 @@ def _read_model(name: str, changed_at: int) -> Model:
 def _build_model(name: str, description: ModelDescription, width: int | None) -> Model:
     if description.expert_parameters and not 1 <= description.experts_per_token <= description.num_experts:
         raise ModelError(
-            f"model '{name}' has experts, but its config.json does not give their number, or the number that a token "
-            "uses: add these keys (num_experts or num_local_experts, num_experts_per_tok)."
+            f"model '{name}' has experts, but its config.json does not contain their number, or the number per "
+            "token: add these keys (num_experts or num_local_experts, num_experts_per_tok)."
         )
     chosen = description.experts_per_token / description.num_experts if description.expert_parameters else 1.0
     return Model(
@@ -289,7 +289,7 @@ def read_shipped_entries(file: str) -> dict[str, dict[str, Any]]:
     return read(_DIRECTORY / file).tree
 
 
-def _load_entry(kind: type[T], what: str, name: str, file: str) -> T:
+def _load_entry(kind: type[T], label: str, name: str, file: str) -> T:
     shipped = read_shipped_entries(file)
     if name in shipped:
         document = Document(name=name, tree={"name": name} | shipped[name])
@@ -300,9 +300,9 @@ def _load_entry(kind: type[T], what: str, name: str, file: str) -> T:
         document = Document(name=name, tree={"name": Path(name).stem} | written.tree, origins=written.origins)
     else:
         raise ConfigError(
-            f"unknown {what} '{name}'.{did_you_mean(name, list(shipped))} Known: {', '.join(shipped)}; or "
+            f"unknown {label} '{name}'.{did_you_mean(name, list(shipped))} Known: {', '.join(shipped)}; or "
             "name a YAML file "
-            f"with the same keys{MODEL_SOURCES if what == 'model' else ''}."
+            f"with the same keys{MODEL_SOURCES if label == 'model' else ''}."
         )
     try:
         return kind.model_validate(document.tree)

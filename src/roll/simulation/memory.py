@@ -1,4 +1,4 @@
-"""Device memory of a plan's roles."""
+"""Estimate the device memory of a plan's roles."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def estimate_trainer_bytes(
 ) -> dict[str, int]:
     """Return the memory of one trainer rank in bytes, by component, such as gradients.
 
-    It is assumed that all ranks shard the weights, and that a micro-batch is one sample of the maximum length.
+    The estimate assumes that all ranks shard the weights, and that a micro-batch is one sample of the maximum length.
 
     Args:
-        model: the trained model.
-        device: the device of a rank.
-        ranks: number of the trainer's ranks.
-        max_length: tokens of the longest sample.
-        ep: number of ranks over which the experts are sharded.
-        trainer: the settings of a run; by default all weights with AdamW and activation checkpointing.
+        model: The trained model.
+        device: The device of a rank.
+        ranks: Number of the trainer's ranks.
+        max_length: Tokens of the longest sample.
+        ep: Number of ranks over which the experts are sharded.
+        trainer: The settings of a run; by default all weights with AdamW and activation checkpointing.
     """
     if trainer is not None:
         parallel = trainer.training.parallel.model_copy(update={"ep": ep})
@@ -97,7 +97,7 @@ def estimate_memory(
 def find_memory_problem(
     config: SimulationConfig, model: Model, device: Device, trainer: TrainerSettings | None = None
 ) -> str:
-    """Return why a plan does not fit into its devices' memory; empty if it fits."""
+    """Return the reason why a plan does not fit into device memory; an empty string if it fits."""
     train, _ = estimate_memory(config, model, device, trainer)
     if train.bytes_each > MAX_TRAINER_MEMORY_SHARE * device.memory_bytes:
         needed, available = train.bytes_each / 1e9, device.memory_bytes / 1e9

@@ -1,4 +1,4 @@
-"""Renders a plan as text."""
+"""Render a plan as text."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def _format_asynchrony(plan: Plan) -> list[str]:
     cheaper = 1 - plan.best.generation_device_s / plan.synchronous.generation_device_s
     if gain > plan.gain_bound and cheaper > 0:
         lines.append(
-            f"  the plan gains more than that because costs differ: engines spend {cheaper:.0%} less time on the same "
-            "answers, since they are never idle and decode more answers at once"
+            f"  the plan exceeds this bound because its engines spend {cheaper:.0%} less time on the same "
+            "answers: they are never idle, and decode more answers at once"
         )
     return lines
 

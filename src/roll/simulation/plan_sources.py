@@ -1,10 +1,10 @@
-"""Sources of `roll plan`: a workload, a run's configuration, or only a model. Missing parts are assumed.
+"""Read the input of `roll plan`: a workload, a run's configuration, or only a model. Missing parts are assumed.
 
     workload YAML ───────────────────────────────► SimulationConfig
     run YAML ─ model, rollout, training, devices ─► SimulationConfig + assumed lengths and latencies
     config.json, directory, hub id, known name ───► SimulationConfig + an assumed workload
 
-Every number on which a plan depends is listed as a `Constant`, with its origin: given, measured, published or assumed.
+Every number that affects a plan is listed as a `Constant` with its origin: given, measured, published or assumed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _DEVICE_FIELDS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constant:
-    """A number on which a plan depends."""
+    """A number that affects a plan."""
 
     name: str
     value: str
@@ -63,7 +63,7 @@ class Constant:
     """`given`, `measured`, `published` or `assumed`, with its source."""
 
 
-_PASSES = (
+_PASSES_ORIGIN = (
     "given: an update is 3, or 4 with activation checkpointing; log-probs of the policy or the reference are 1 each"
 )
 _REWARD_LATENCY = Constant(name="latency of rewards", value="0 s", origin="assumed")
@@ -78,7 +78,7 @@ class PlanSource:
     trainer: TrainerSettings | None = None
     """Settings of the trainer, if the source is a run."""
     examples_per_step: int | None = None
-    """Number of examples that a step trains, for a run that learns from given examples and generates nothing."""
+    """Number of examples per step, for a run without generation."""
 
 
 def read_plan_source(
@@ -87,14 +87,14 @@ def read_plan_source(
     """Read a workload, a run or a model as the input of a plan.
 
     Args:
-        source: a workload's or a run's YAML file, a known model, a config.json, a model directory, or a hub id.
+        source: A workload's or a run's YAML file, a known model, a config.json, a model directory, or a hub id.
         overrides: `key=value` overrides of the file, or of the assumed workload if the source is a model.
-        device_name: replaces the device of the source or of this machine.
-        num_devices: replaces the number of devices of the source; all roles share them.
+        device_name: Replaces the device of the source or of this machine.
+        num_devices: Replaces the number of devices of the source; all roles share them.
 
     Raises:
-        ConfigError: the file is neither a workload nor a run, or a device or a key is unknown.
-        ModelError: the model's config.json cannot be found or read.
+        ConfigError: The file is neither a workload nor a run, or a device or a key is unknown.
+        ModelError: The model's config.json cannot be found or read.
     """
     if num_devices is not None and not 1 <= num_devices <= MAX_DEVICES:
         raise ConfigError(f"--devices must be between 1 and {MAX_DEVICES:,}, got {num_devices}.")
@@ -137,7 +137,11 @@ def _read_run(config: RunConfig, file: Path, device_name: str | None, num_device
     if isinstance(config, RolloutRunConfig):
         workload, assumed = _build_workload(config, name)
         found = SimulationConfig.model_validate(base | workload)
-        constants += [*assumed, *_list_update_constants(found, _PASSES), *_list_device_constants(load_device(device))]
+        constants += [
+            *assumed,
+            *_list_update_constants(found, _PASSES_ORIGIN),
+            *_list_device_constants(load_device(device)),
+        ]
         return PlanSource(config=found, trainer=trainer, constants=tuple(constants))
     if not isinstance(config, SupervisedConfig):
         raise ConfigError(f"'{file}' runs the pipeline {config.pipeline}, which `roll plan` does not support.")
@@ -163,7 +167,7 @@ def _read_run(config: RunConfig, file: Path, device_name: str | None, num_device
         constants=(
             *constants,
             *assumed,
-            *_list_update_constants(found, _PASSES),
+            *_list_update_constants(found, _PASSES_ORIGIN),
             *_list_device_constants(load_device(device)),
         ),
         examples_per_step=config.training.examples_per_step,
@@ -199,7 +203,7 @@ def _read_model(source: str, overrides: Sequence[str], device_name: str | None, 
 
 
 def _build_workload(config: RolloutRunConfig, model_name: str) -> tuple[dict[str, Any], list[Constant]]:
-    """Return a run as a workload, and the constants that describe it; the run must have a pipeline with rollouts."""
+    """Convert a run with rollouts to a workload, and return it with the constants that describe it."""
     rollout, turns = config.rollout, max(entry.turns for entry in config.data)
     lengths = measure_prompts(config, model_name)
     assumed = _build_fixed_value(ASSUMED_PROMPT_TOKENS)
@@ -252,7 +256,7 @@ def _count_passes(config: RolloutRunConfig) -> float:
 def _get_training(config: RunConfig) -> Any:
     if isinstance(config, RolloutRunConfig | SupervisedConfig):
         return config.training
-    raise ConfigError(f"the pipeline {config.pipeline} does not train, so there is nothing to plan.")
+    raise ConfigError(f"the pipeline {config.pipeline} does not train: `roll plan` supports only pipelines that train.")
 
 
 def _find_run_model(config: RunConfig, file: Path) -> tuple[str, list[Constant]]:
@@ -261,11 +265,11 @@ def _find_run_model(config: RunConfig, file: Path) -> tuple[str, list[Constant]]
     If the run starts from the model of another run that is not trained yet, the other run's initial model is returned.
 
     Raises:
-        ModelError: the model does not exist, and no configuration next to `file` writes it.
+        ModelError: The model does not exist, and no configuration next to `file` produces it.
     """
     path, chain = config.model.path, [config]
     while _is_missing_run(path):
-        earlier = _find_run_that_writes(path, file.parent)
+        earlier = _find_producing_run(path, file.parent)
         if earlier is None or earlier in chain:
             raise ModelError(
                 f"model '{path}' does not exist{format_search_directory(path)}: train the run that writes the "
@@ -283,8 +287,8 @@ def _is_missing_run(path: str) -> bool:
     return path.startswith("runs/") and not Path(path).exists()
 
 
-def _find_run_that_writes(path: str, directory: Path) -> RunConfig | None:
-    """Return the first configuration in `directory` that writes its run to `path`; `None` if none does."""
+def _find_producing_run(path: str, directory: Path) -> RunConfig | None:
+    """Return the first configuration in `directory` with the run directory `path`; `None` if there is none."""
     for file in sorted(directory.glob("*.yaml")):
         try:
             config = load_config(file)
@@ -316,19 +320,19 @@ def _find_smallest_placement(config: SimulationConfig, model: Model, device: Dev
 
 
 def _choose_local_device() -> tuple[str, str]:
-    """Return the name of the device to plan for without --device, and the origin of this choice."""
+    """Return the name of the default device, and the origin of this choice."""
     if not inspect_machine().has_accelerators:
         return "cpu", "given: this machine has no accelerator; plan for others with --device h100 --devices 8"
     return DEFAULT_DEVICE, "assumed: name the accelerator with --device"
 
 
 def _list_update_constants(config: SimulationConfig, passes: str, overhead: str = "assumed") -> list[Constant]:
-    """Return the constants, other than those of the device, on which the duration of an update depends.
+    """Return the constants that determine the duration of an update, without the device's constants.
 
     Args:
-        config: the workload.
-        passes: origin of the number of forward passes.
-        overhead: origin of the overhead of every update.
+        config: The workload.
+        passes: Origin of the number of forward passes.
+        overhead: Origin of the overhead of every update.
     """
     training = config.training
     if training.duration is not None:

@@ -1,4 +1,4 @@
-"""`roll plan`: placement of roles, size of engines, how far generation runs ahead, and what then limits a step.
+"""`roll plan`: choose the placement of roles, the size of engines and the async ratio, and report the bottleneck.
 
     memory ──► widths of engines that fit ──► simulate synchronous, colocated ──► best width
                                                     │ mean and longest answer, time of training
@@ -11,13 +11,13 @@ best share beta of devices that train, and the bound of the speed-up over synchr
 
     beta* = N t / (N g + K L / (alpha + 1) + N t)            gain <= 1 + K L / (N (g + t))
 
-The formula proposes candidates; the simulation, with batching, prefill, preemption and syncs, decides. The simulated
-gain may exceed the formula's bound, which assumes a constant g: engines that never run empty decode more answers at
-once, with less time for each.
+The formula proposes candidates, and the simulation, with batching, prefill, preemption and syncs, selects the fastest.
+The simulated gain may exceed the formula's bound, which assumes a constant g: engines that are always full spend less
+time on each answer.
 
-A split in which training alone would take longer than the best step found so far is not simulated, since no async ratio
-could make it faster. Large plans are compared at a fraction of their devices and prompts; the best ones are then
-simulated at full size, and only those are recommended.
+A split is not simulated if training alone takes longer than the best step so far, because no async ratio could make the
+split faster. Large plans are compared at a fraction of their devices and prompts; the best plans are then simulated at
+full size, and only these are recommended.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ MIN_GAIN = 1.05
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The recommended plan, and the reasons for it."""
+    """The recommended plan, with the candidates and estimates behind it."""
 
     config: SimulationConfig
     best: Candidate
@@ -74,8 +74,8 @@ class Plan:
     no_gain_reason: str
     """Reason why asynchrony does not help; empty if it does."""
     split: Candidate | None = None
-    """The synchronous plan with larger batches, each split into as many updates as make its rollouts as stale as those
-    of `best`; `None` if `best` is synchronous.
+    """The synchronous plan with larger batches, each split into several updates, with the same staleness as `best`;
+    `None` if `best` is synchronous.
     """
     experts: tuple[ExpertParallel, ...] = ()
     """Compared sizes of `training.parallel.ep` for `best`; empty for a dense model."""
@@ -89,13 +89,13 @@ def make_plan(
     """Search for the fastest plan that runs a workload on all its devices, and return it.
 
     Args:
-        config: the workload; `placement` gives the number of devices.
-        progress: called with a line for every simulated candidate.
-        trainer: settings of the run that affect the trainer's memory; by default all weights with AdamW and activation
+        config: The workload; `placement` gives the number of devices.
+        progress: Called with a line for every simulated candidate.
+        trainer: Settings of the run that affect the trainer's memory; by default all weights with AdamW and activation
             checkpointing.
 
     Raises:
-        ConfigError: no plan fits into the memory of these devices.
+        ConfigError: No plan fits into the memory of these devices.
     """
     search = _PlanSearch(config, progress, trainer)
     synchronous = search.search_synchronous_plan()
@@ -124,7 +124,7 @@ def make_plan(
 
 
 class _PlanSearch:
-    """Simulates the plans of a workload, and keeps the results."""
+    """Simulates the plans of a workload, and stores the results."""
 
     def __init__(
         self, config: SimulationConfig, progress: Callable[[str], None], trainer: TrainerSettings | None
@@ -159,8 +159,8 @@ class _PlanSearch:
     def search_asynchronous_plans(self, synchronous: Candidate | None) -> list[Candidate]:
         """Simulate asynchronous plans with rising async ratios until a higher ratio gains little, and return them.
 
-        They split the devices between generation and training. Engines have the tensor-parallel size of the synchronous
-        plan or half of it, which allows more splits; without a synchronous plan, all sizes are tried.
+        Each plan splits the devices between generation and training. Engines have the tensor-parallel size of the
+        synchronous plan or half of it, which allows more splits; without a synchronous plan, all sizes are tried.
         """
         width = synchronous.config.engine.tensor_parallel if synchronous else 0
         found: list[Candidate] = []
@@ -275,20 +275,21 @@ class _PlanSearch:
         return candidate
 
     def simulate_full_size(self, candidate: Candidate) -> Candidate:
-        """Simulate a plan on all devices with all prompts; replace the candidate by the result, and return it."""
+        """Simulate a plan on all devices with all prompts; replace the candidate with the result, and return it."""
         if candidate.divisor == 1:
             return candidate
         confirmed = self._simulate_candidate(candidate.name, candidate.config, 1)
         self.candidates[self.candidates.index(candidate)] = confirmed
         return confirmed
 
-    def simulate_split(self, synchronous: Candidate, ahead: Candidate) -> Candidate:
-        """Simulate the synchronous plan with batches that are split into updates, at the staleness of the plan `ahead`.
+    def simulate_split(self, synchronous: Candidate, asynchronous: Candidate) -> Candidate:
+        """Simulate the synchronous plan with batches that are split into updates, at the staleness of the plan
+        `asynchronous`.
 
         Samples and tokens per update stay the same. A batch is generated by one policy version, so its longest answers
         delay only one of its updates.
         """
-        scheduling, updates = ahead.config.rollout.scheduling, synchronous.config.training.num_updates
+        scheduling, updates = asynchronous.config.rollout.scheduling, synchronous.config.training.num_updates
         split = updates + math.ceil(scheduling.async_ratio)
         prompts = synchronous.config.rollout.prompts_per_step // updates * split
         name = f"{synchronous.name}, {split} updates per batch"
@@ -305,8 +306,8 @@ class _PlanSearch:
     def _compute_terms(self, reference: Candidate) -> tuple[float, float, float]:
         """Return device-seconds of a synchronous step for the formula P2 (see the module's docstring).
 
-        They are those of generation without the longest answer (N g), of all devices during the longest answer (K L),
-        and of training (N t).
+        The terms are the device-seconds of generation without the longest answer (N g), of all devices during the
+        longest answer (K L), and of training (N t).
         """
         long = reference.tail_share * reference.step_s
         generation = reference.busy_share * reference.step_s * self.total
@@ -322,7 +323,7 @@ class _PlanSearch:
         return 1 + tail / (generation + training)
 
     def describe_missing_gain(self, reference: Candidate, asynchronous: Candidate | None) -> str:
-        """Return why the best asynchronous plan gains too little over `reference`, or why there is none."""
+        """Return the reason why no asynchronous plan is sufficiently faster than `reference`."""
         if asynchronous is None and self._too_slow:
             return min(self._too_slow)[1]
         if asynchronous is None:

@@ -1,7 +1,8 @@
 """The prefix cache of an engine: whole blocks of tokens, each identified by all tokens up to its end.
 
-As in vLLM, a block is cached from the arrival of the first request with it, since other requests with it are computed
-in the same step or later. Blocks are never evicted, so the savings are too high for an engine that is short of cache.
+As in vLLM, a block counts as cached as soon as the first request with this block arrives, because other requests with
+the block are computed in the same step or later. Blocks are never evicted, so the savings are overestimated if an
+engine's cache is too small.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class PrefixCache:
     """The cached prompt blocks of an engine.
 
     Args:
-        block_size: tokens per block; 0 disables the cache.
+        block_size: Tokens per block; 0 disables the cache.
     """
 
     def __init__(self, block_size: int) -> None:

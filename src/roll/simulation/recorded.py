@@ -1,11 +1,11 @@
-"""Simulates a recorded run: the same prompts, lengths and latencies on simulated hardware, with another schedule.
+"""Simulate a recorded run: the same prompts, lengths and latencies on simulated hardware, with another schedule.
 
     recording ─► RecordedWork ─► RecordedWorkload ─► SimulatedEngine, SimulatedReward, SimulatedTrainer
                                       └─────────────► RecordedTurns (rollouts of several turns)
 
-A rollout is identified by its draw and its index, a request also by its turn. Rollouts that the recorded run never
-finished (redundant rollouts that it stopped, prompts beyond its end) get the length of another answer to the same
-prompt or, without one, of any answer: chosen by the seed and the request, like every random quantity of a simulation.
+A rollout is identified by its draw and its index, a request also by its turn. A rollout that the recorded run did not
+finish gets the length of a random answer to the same prompt or, if there is none, to any prompt. The choice depends on
+the seed and the request, like every random quantity of a simulation.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _LENGTH, _REWARD, _VERDICT, _PROMPT, _TURNS = range(101, 106)
 
 
 def build_workload(config: SimulationConfig, seed: int) -> Workload:
-    """Return the workload of a simulation: that of a recording, if one is configured, otherwise a random one.
+    """Return the recorded workload if the simulation has a recording, otherwise a random workload.
 
     Raises:
-        ConfigError: the recording has no completed answer.
-        DataError: the recording cannot be read.
+        ConfigError: The recording has no completed answer.
+        DataError: The recording cannot be read.
     """
     if config.recording is None:
         return Workload(config, seed)
@@ -52,9 +52,9 @@ class RecordedWorkload(Workload):
     """A `Workload` that returns the recorded lengths, latencies and verdicts of a run.
 
     Args:
-        config: the simulation; its distributions are not used, except for an update's `training.duration` if it is set.
-        seed: seed for everything that was not recorded.
-        work: lengths, latencies and verdicts that were recorded.
+        config: The simulation; its distributions are not used, except for an update's `training.duration` if it is set.
+        seed: Seed for everything that was not recorded.
+        work: Lengths, latencies and verdicts that were recorded.
     """
 
     def __init__(self, config: SimulationConfig, seed: int, work: RecordedWork) -> None:
@@ -95,7 +95,7 @@ class RecordedWorkload(Workload):
         return PromptDraw(draw_id=recorded, prompt=prompt, token_ids=tokens)
 
     def count_answer_tokens(self, request: GenerationRequest) -> int:
-        """Return how many tokens a request generates; answers truncated in the recording keep their length."""
+        """Return the number of tokens that a request generates; answers truncated in the recording keep this length."""
         total = self.work.tokens.get(request.request_id)
         if total is None:
             place = int(request.token_ids[0]) - 1, hash_text(request.request_id)
@@ -105,13 +105,13 @@ class RecordedWorkload(Workload):
     def find_matching_index(self, draw_id: int, index: int) -> int:
         """Return `index` if this rollout was recorded, otherwise the index of a recorded rollout of the same draw.
 
-        The seed decides which one. If no rollout of the draw was recorded, `index` is returned.
+        The seed determines the choice. If no rollout of the draw was recorded, `index` is returned.
         """
         known = self._indices.get(draw_id, [])
         return index if index in known or not known else self._choose(known, _TURNS, draw_id, index)
 
     def get_reward_s(self, rollout: Rollout) -> float:
-        """Return how long scoring the rollout took in the recording; for an unrecorded one, a random recorded time."""
+        """Return the recorded scoring time of a rollout; for an unrecorded rollout, a random recorded time."""
         recorded = self.work.rewards.get(rollout.rollout_id)
         if recorded is not None:
             return recorded.duration_s
@@ -154,7 +154,7 @@ class RecordedTurns:
     An unrecorded rollout has the turns of a recorded rollout of the same prompt or, if there is none, a single turn.
 
     Args:
-        workload: the recorded work.
+        workload: The recorded work.
     """
 
     def __init__(self, workload: RecordedWorkload) -> None:

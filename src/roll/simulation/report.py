@@ -1,4 +1,4 @@
-"""`roll simulate`: simulates every variant of a file with every seed, and writes a table, a plot and JSON."""
+"""`roll simulate`: simulate every variant of a file with every seed, and write a table, a plot and JSON."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _STUDENT_T_QUANTILES = (
     2.131,
 )
 _STUDENT_T_QUANTILES_MORE = {19: 2.093, 24: 2.064, 29: 2.045}
-_INK, _GRID = "#333333", "#e4e4e4"
+_TEXT_COLOR, _GRID_COLOR = "#333333", "#e4e4e4"
 _STEP_PARTS = (
     ("wait_s", "generation and rewards", "#2a78d6"),
     ("train_s", "training", "#e07b00"),
@@ -57,10 +57,10 @@ class Interval:
     """A mean over seeds and half of its 95 % confidence interval (0 for one seed)."""
 
     mean: float
-    half: float
+    half_width: float
 
     def __str__(self) -> str:
-        return f"{self.mean:.3g}" if not self.half else f"{self.mean:.3g} ± {self.half:.2g}"
+        return f"{self.mean:.3g}" if not self.half_width else f"{self.mean:.3g} ± {self.half_width:.2g}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +72,7 @@ class SimulationResults:
 
     @property
     def baseline(self) -> str:
-        """Name of the first variant, with which the others are compared."""
+        """Name of the first variant, to which the others are compared."""
         return next(iter(self.runs))
 
     def compute_step_s(self, variant: str) -> Interval:
@@ -97,7 +97,9 @@ class SimulationResults:
         return max(step.max_staleness for run in self.runs[variant] for step in run.steps)
 
     def describe_unequal_work(self, variant: str) -> str:
-        """Return how the work of a variant differs from the baseline's; empty if their step times are comparable."""
+        """Describe how the work of a variant differs from the baseline; an empty string if the step times are
+        comparable.
+        """
         differences: list[str] = []
         tokens = self.compute_mean(variant, "num_tokens") / max(1.0, self.compute_mean(self.baseline, "num_tokens")) - 1
         if abs(tokens) > MAX_TOKEN_DIFFERENCE:
@@ -116,7 +118,7 @@ class SimulationResults:
 def simulate_variants(
     config: SimulationConfig,
     *,
-    only: Sequence[str] = (),
+    variant_names: Sequence[str] = (),
     trace: bool = False,
     progress: Callable[[str], None] = lambda line: None,
     processes: Executor | None = None,
@@ -124,17 +126,17 @@ def simulate_variants(
     """Simulate every variant with every seed, and return all results.
 
     Args:
-        config: the workload.
-        only: variants to simulate; empty for all.
-        trace: whether to keep the events of each variant's first seed.
-        progress: called with a line for every completed run.
-        processes: worker pool for the simulations; without one they run in this process, one by one.
+        config: The workload.
+        variant_names: Variants to simulate; empty for all.
+        trace: Whether to keep the events of each variant's first seed.
+        progress: Called with a line for every completed run.
+        processes: Worker pool for the simulations; by default, simulations run one by one in this process.
 
     Raises:
-        UserError: a variant is unknown, or cannot be simulated.
+        UserError: A variant is unknown, or cannot be simulated.
     """
-    names = list(only) or list(config.variants) or ["as written"]
-    variants = {name: config.select_variant(name) if config.variants or only else config for name in names}
+    names = list(variant_names) or list(config.variants) or ["as written"]
+    variants = {name: config.select_variant(name) if config.variants or variant_names else config for name in names}
     jobs = [
         (name, partial(simulate, variant, seed=config.seed + number, trace=trace and number == 0))
         for number in range(config.num_seeds)
@@ -155,10 +157,10 @@ def compute_interval(values: Sequence[float]) -> Interval:
     """Return the mean and its 95 % confidence interval, by Student's t."""
     mean, freedom = statistics.fmean(values), len(values) - 1
     if freedom == 0:
-        return Interval(mean=mean, half=0.0)
+        return Interval(mean=mean, half_width=0.0)
     known = dict(enumerate(_STUDENT_T_QUANTILES, 1)) | _STUDENT_T_QUANTILES_MORE
     quantile = known.get(freedom) or next((known[n] for n in sorted(known, reverse=True) if n < freedom), 1.96)
-    return Interval(mean=mean, half=quantile * statistics.stdev(values) / math.sqrt(len(values)))
+    return Interval(mean=mean, half_width=quantile * statistics.stdev(values) / math.sqrt(len(values)))
 
 
 def render_results(results: SimulationResults) -> str:
@@ -224,7 +226,7 @@ def write_results(results: SimulationResults, directory: Path) -> list[Path]:
     """Write `results.json`, the plot and, for the first seed, traces to `directory`, and return the files.
 
     Raises:
-        OSError: the directory cannot be written.
+        OSError: The directory cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / "results.json", directory / "plot.png"]
@@ -281,9 +283,9 @@ def plot_results(results: SimulationResults, path: Path) -> None:
         for (variant, timeline), colour in zip(timelines.items(), _LINE_COLORS * 9, strict=False):
             times, numbers = zip(*timeline, strict=True)
             axes[1].plot(times, numbers, drawstyle="steps-post", color=colour, linewidth=1, label=variant)
-        axes[1].set_xlabel("seconds", color=_INK)
-        axes[1].set_ylabel("rollouts being generated", color=_INK)
-        axes[1].legend(frameon=False, fontsize=8, labelcolor=_INK)
+        axes[1].set_xlabel("seconds", color=_TEXT_COLOR)
+        axes[1].set_ylabel("rollouts being generated", color=_TEXT_COLOR)
+        axes[1].legend(frameon=False, fontsize=8, labelcolor=_TEXT_COLOR)
         _style_axes(axes[1])
     buffer = io.BytesIO()
     FigureCanvasAgg(figure).print_png(buffer)
@@ -299,18 +301,20 @@ def _plot_bars(axes: Any, results: SimulationResults) -> None:
         left = [a + b for a, b in zip(left, widths, strict=True)]
     for row, variant in enumerate(variants):
         step = results.compute_step_s(variant)
-        axes.errorbar(step.mean, row, xerr=step.half, color=_INK, capsize=3, linewidth=1)
+        axes.errorbar(step.mean, row, xerr=step.half_width, color=_TEXT_COLOR, capsize=3, linewidth=1)
         speed_up = results.compute_ratio(results.baseline, variant).mean
-        axes.annotate(f"  {speed_up:.2f}x", (step.mean + step.half, row), va="center", color=_INK, fontsize=9)
+        axes.annotate(
+            f"  {speed_up:.2f}x", (step.mean + step.half_width, row), va="center", color=_TEXT_COLOR, fontsize=9
+        )
     axes.invert_yaxis()
     axes.margins(x=0.12)
-    axes.set_title(f"{results.config.name}: seconds per step", loc="left", color=_INK, fontweight="bold")
-    axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1, 1), labelcolor=_INK)
+    axes.set_title(f"{results.config.name}: seconds per step", loc="left", color=_TEXT_COLOR, fontweight="bold")
+    axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1, 1), labelcolor=_TEXT_COLOR)
     _style_axes(axes)
 
 
 def _style_axes(axes: Any) -> None:
-    axes.grid(axis="x", color=_GRID)
+    axes.grid(axis="x", color=_GRID_COLOR)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(colors=_INK, length=0)
+    axes.tick_params(colors=_TEXT_COLOR, length=0)

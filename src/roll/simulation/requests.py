@@ -30,10 +30,10 @@ class SimulatedRequest:
     order: int = 0
     """Order of arrival, set by the batch."""
     state: RequestState = RequestState.WAITING
-    generated: int = 0
-    """Number of tokens generated in the first `since` steps of the batch."""
-    since: int = 0
-    to_prefill: int = 0
-    """Tokens still to be prefilled."""
+    num_generated: int = 0
+    """Number of tokens generated in the first `num_counted_steps` steps of the batch."""
+    num_counted_steps: int = 0
+    num_to_prefill: int = 0
+    """Number of tokens that are not prefilled yet."""
     num_cached: int = 0
     """Leading tokens in the prefix cache, which are not prefilled again."""

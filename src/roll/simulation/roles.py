@@ -1,4 +1,4 @@
-"""The roles around the scheduler, simulated: engine group, rewards, trainer, weights, environment loops."""
+"""Simulate the roles around the scheduler: engine group, rewards, trainer, weights, environment loops."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class SimulatedEngines(ManagedEngineGroup):
     """A simulated `roll.rollout.engine_group.EngineGroup`.
 
     Args:
-        num_engines: number of engines.
-        settings: settings of each engine.
-        answer_tokens: returns the number of tokens that a request generates.
+        num_engines: Number of engines.
+        settings: Settings of each engine.
+        answer_tokens: Returns the number of tokens that a request generates.
     """
 
     def __init__(self, num_engines: int, settings: EngineSettings, answer_tokens: AnswerTokens) -> None:
@@ -63,7 +63,7 @@ class SimulatedEngines(ManagedEngineGroup):
         await super().close()
 
     def schedule_failures(self, failures: Sequence[FailureConfig]) -> None:
-        """Schedule the failures of a simulation; each affects the engine that has the failure's index at its time."""
+        """Schedule failures; each affects the engine with the failure's index at the time of the failure."""
 
         async def fail_engine(failure: FailureConfig) -> None:
             loop = asyncio.get_running_loop()
@@ -155,18 +155,18 @@ class SimulatedRenderer:
     def parse_answer(self, answer: IntArray, context: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
         return "", True
 
-    def encode_suffix(self, text: str, ended: bool) -> EncodedText | None:
+    def encode_suffix(self, text: str, has_end_token: bool) -> EncodedText | None:
         return EncodedText(np.ones(1, np.int32))
 
 
 class SimulatedTrainer:
-    """Computes how long the updates of a simulated trainer take.
+    """Computes the duration of a simulated trainer's updates.
 
     Args:
-        config: the simulation.
-        model: the trained model.
-        device: device of the trainer.
-        workload: the workload, which may give durations.
+        config: The simulation.
+        model: The trained model.
+        device: Device of the trainer.
+        workload: The workload, which may give durations.
     """
 
     def __init__(self, config: SimulationConfig, model: Model, device: Device, workload: Workload) -> None:
@@ -181,8 +181,8 @@ class SimulatedTrainer:
         """Return the duration of an update.
 
         Args:
-            step: number of the step.
-            lengths: tokens of each sample, including the prompt.
+            step: Number of the step.
+            lengths: Tokens of each sample, including the prompt.
         """
         given = self._workload.get_training_s(step)
         if given is not None:
@@ -211,8 +211,8 @@ class EnvironmentTurns:
     """A `roll.rollout.loops.RolloutLoop` that simulates turns with the latencies of an environment.
 
     Args:
-        config: turns and their latencies.
-        workload: returns the latencies.
+        config: Turns and their latencies.
+        workload: Returns the latencies.
     """
 
     def __init__(self, config: EnvironmentLatencyConfig, workload: Workload) -> None:
@@ -243,7 +243,7 @@ class EnvironmentTurns:
         return join_turns(draw, index, generations, [self._observation] * (len(generations) - 1), (), renderer)
 
     async def _wait_for_group(self) -> None:
-        """Wait until all other running rollouts wait here, too; return immediately without `lockstep`."""
+        """Wait until all other running rollouts also wait; return immediately without `lockstep`."""
         if not self._config.lockstep:
             return
         arrival = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""Simulates one run: the production scheduler, controller and proxy, with simulated engines, rewards and trainer.
+"""Simulate one run: the real scheduler, controller and proxy, with simulated engines, rewards and trainer.
 
 prompts ─► AsyncController ─► RolloutScheduler ─► LLMProxy ─► SimulatedEngine × N      (roll.rollout, unchanged)
              │                    └─► SimulatedReward
@@ -68,7 +68,7 @@ def build_engine_settings(config: SimulationConfig, model: Model, device: Device
     """Return the settings of each engine of a simulation: step costs, limits, and times of weight syncs.
 
     Raises:
-        ConfigError: the model does not fit, or leaves no room for the KV cache.
+        ConfigError: The model does not fit, or leaves no room for the KV cache.
     """
     engine = config.engine
     capacity = engine.kv_capacity
@@ -105,13 +105,13 @@ def simulate(config: SimulationConfig, *, seed: int | None = None, trace: bool =
     """Simulate `config`, without its variants, in virtual time.
 
     Args:
-        config: the workload and its policies.
-        seed: replaces the configuration's seed.
-        trace: whether to keep events for a trace file.
+        config: The workload and its policies.
+        seed: Replaces the configuration's seed.
+        trace: Whether to keep events for a trace file.
 
     Raises:
-        UserError: the hardware or model is unknown, or the model does not fit.
-        DeadlockError: the scheduler waits for an event that can never happen; a note has the seed that reproduces this.
+        UserError: The hardware or model is unknown, or the model does not fit.
+        DeadlockError: The scheduler waits for an event that can never happen. A note contains the seed.
     """
     seed = config.seed if seed is None else seed
     recorder = Recorder(trace=trace)
@@ -131,7 +131,7 @@ def simulate(config: SimulationConfig, *, seed: int | None = None, trace: bool =
 
 @contextmanager
 def _collect_garbage_rarely() -> Iterator[None]:
-    """Run the body with much rarer garbage collection.
+    """Collect garbage rarely within a `with` block.
 
     Tens of thousands of tasks live for a whole step, so frequent collection would free nothing.
     """
@@ -149,7 +149,7 @@ class _RunObjects:
     def __init__(self, config: SimulationConfig, seed: int, recorder: Recorder) -> None:
         model, device = load_model_sizes(config.model), load_device(config.device)
         settings = build_engine_settings(config, model, device)
-        _check_room(config, settings.limits.kv_capacity)
+        _check_kv_capacity(config, settings.limits.kv_capacity)
         scheduling = config.rollout.scheduling
         self.config = config
         self.recorder = recorder
@@ -189,7 +189,7 @@ class _RunObjects:
                 draw=self._draw_prompts,
                 plans=(self._build_sampling_plan(),),
                 batch_size=config.rollout.prompts_per_step,
-                left_out=_find_rejection_reason if config.reward.filter_groups else None,
+                get_rejection_reason=_find_rejection_reason if config.reward.filter_groups else None,
                 max_refills=config.reward.max_refills if config.reward.filter_groups else 0,
             ),
         )
@@ -207,7 +207,7 @@ class _RunObjects:
         )
 
 
-def _check_room(config: SimulationConfig, capacity: int) -> None:
+def _check_kv_capacity(config: SimulationConfig, capacity: int) -> None:
     if config.rollout.max_new_tokens >= capacity:
         raise ConfigError(
             f"rollout.max_new_tokens {config.rollout.max_new_tokens} does not fit into an engine's KV cache of "
@@ -216,7 +216,7 @@ def _check_room(config: SimulationConfig, capacity: int) -> None:
 
 
 def _find_rejection_reason(group: Group) -> str:
-    """Return why dynamic sampling rejects a group (all rewards are equal); empty if it accepts the group."""
+    """Return why dynamic sampling rejects a group (all rewards are equal); an empty string if the group is accepted."""
     values = {rollout.reward.value for rollout in group.scored_rollouts if rollout.reward is not None}
     return "all rewards are equal" if len(values) < 2 else ""
 
@@ -241,7 +241,7 @@ async def _run_step(objects: _RunObjects, step: int) -> None:
     with recorder.phase("wait for batch"):
         batch = await objects.controller.next_batch()
     moments.append(loop.time())
-    trained = [group for group in batch.groups if group.draw.draw_id not in batch.left_out]
+    trained = [group for group in batch.groups if group.draw.draw_id not in batch.rejection_reasons]
     shared = objects.config.training.share_prefix
     lengths = [
         len(rollout.token_ids) + (len(group.draw.token_ids) if not index or not shared else 0)
@@ -284,7 +284,7 @@ def _build_record(
         busy_share=(after.busy_s - before.busy_s) / (total * objects.config.num_engines) if total else 0.0,
         tokens_per_s=(after.num_generated - before.num_generated) / total if total else 0.0,
         num_preempted=after.num_preempted - before.num_preempted,
-        num_filtered=len(batch.left_out),
+        num_filtered=len(batch.rejection_reasons),
     )
 
 

@@ -1,4 +1,4 @@
-"""`roll plan` for a run that learns from given examples: it does not generate, so only the trainer is planned."""
+"""`roll plan` for a run without generation: plan only the trainer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def render_training_plan(source: PlanSource) -> str:
     """Plan a supervised run, and return the plan as text: step time and memory for each number of ranks.
 
     Raises:
-        ConfigError: the model does not fit with any number of ranks up to the number of devices.
+        ConfigError: The model does not fit with any number of ranks up to the number of devices.
     """
     config = source.config
     model, device = load_model_sizes(config.model), load_device(config.device)

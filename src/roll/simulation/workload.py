@@ -1,7 +1,7 @@
-"""Prompts, lengths and latencies of a simulated run, all functions of the seed and of their key.
+"""Draw the prompts, lengths and latencies of a simulated run as functions of the seed and a key.
 
 All tokens of a simulated prompt are its draw id plus one, so that an engine can distinguish prompts; a generated token
-is 0, so the zeros at the end of a resumed request are the part of the answer that it already has.
+is 0, so the zeros at the end of a resumed request are the tokens of its partial answer.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Workload:
     """Draws the random quantities of a simulated run: prompts, lengths, latencies and correctness.
 
     Args:
-        config: the simulation.
-        seed: seed of this run.
+        config: The simulation.
+        seed: Seed of this run.
     """
 
     def __init__(self, config: SimulationConfig, seed: int) -> None:
@@ -50,7 +50,7 @@ class Workload:
         )
 
     def count_answer_tokens(self, request: GenerationRequest) -> int:
-        """Return how many tokens a request generates, at least 1; the length depends on the request's id."""
+        """Return the number of tokens that a request generates, at least 1; it depends on the request's id."""
         tokens = request.token_ids
         shared = self._draw_uniform(_PROMPT, int(tokens[0]), _ANSWER)
         own = self._draw_uniform(_ANSWER, hash_text(request.request_id))
@@ -58,7 +58,7 @@ class Workload:
         return count_remaining_tokens(total, request)
 
     def get_reward_s(self, rollout: Rollout) -> float:
-        """Return how long scoring a rollout takes, in seconds; a random duration."""
+        """Return the random scoring time of a rollout, in seconds."""
         return self._reward(self._draw_uniform(_REWARD, rollout.draw_id, rollout.index))
 
     def is_correct(self, rollout: Rollout) -> bool:
@@ -67,7 +67,7 @@ class Workload:
         return self._draw_uniform(_VERDICT, rollout.draw_id, rollout.index) < rate
 
     def get_turn_s(self, draw_id: int, index: int, turn: int) -> float:
-        """Return how long the environment takes after a turn, in seconds."""
+        """Return the environment's latency after a turn, in seconds."""
         return self._turn(self._draw_uniform(_TURN, draw_id, index, turn))
 
     def get_training_s(self, step: int) -> float | None:
@@ -79,7 +79,7 @@ class Workload:
 
 
 def count_remaining_tokens(total: int, request: GenerationRequest) -> int:
-    """Return how many of an answer's `total` tokens are missing in a request that repeats a part of it; at least 1."""
+    """Return the number of tokens of an answer that a resumed request still has to generate; at least 1."""
     tokens = request.token_ids
     if tokens[-1] == 0:
         total -= len(tokens) - 1 - int(np.flatnonzero(tokens)[-1])

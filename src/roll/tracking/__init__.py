@@ -1,7 +1,6 @@
-"""Recording a run in its directory and in trackers, and displaying it.
+"""Record a run in its run directory and in trackers, and display it.
 
-Importing this package imports nothing else: its names are loaded on first access, and torch, rich, pyarrow, matplotlib
-and tensorboard when first needed.
+Submodules are imported on first access, and torch, rich, pyarrow, matplotlib and tensorboard on first use.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     temporary file next to the target ──► fsync(file) ──► rename over the target ──► fsync(directory)
 
-Invariants: the target never holds part of the new content; when a function returns, the content survives power loss;
-files that remain after a crash start with `.` and end with `.tmp`, and `remove_leftovers` deletes them.
+Invariants: the target never contains only part of the new content; when a function returns, the content survives power
+loss; files that remain after a crash start with `.` and end with `.tmp`, and `remove_leftovers` deletes them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Write `content` to `path`, atomically and durably; an existing file is replaced.
 
     Raises:
-        OSError: the file could not be written (disk full, no permission); `path` is unchanged.
+        OSError: The file could not be written (disk full, no permission); `path` is unchanged.
     """
     temporary = make_temporary_path(path)
     try:
@@ -97,7 +97,7 @@ def append(path: Path, content: bytes) -> None:
     """Append `content` to `path`, durably. After a crash, the file may end with a part of `content`.
 
     Raises:
-        OSError: the file could not be written (disk full, no permission); `path` is unchanged.
+        OSError: The file could not be written (disk full, no permission); `path` is unchanged.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:

@@ -41,7 +41,7 @@ class RunHeader:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepView:
-    """The figures of a finished step that a console shows."""
+    """Metrics of a finished step, shown by a console."""
 
     step: int
     reward: float | None
@@ -57,11 +57,11 @@ class StepView:
     failures: str = ""
     """Short description of infrastructure failures; empty if there were none."""
     truncated_share: float | None = None
-    """Share of rollouts that were truncated, 0 … 1; `None` for a run without rollouts."""
+    """Share of rollouts that were truncated, between 0 and 1; `None` for a run without rollouts."""
 
     @property
     def bottleneck(self) -> tuple[str, float] | None:
-        """The longest phase and its share of the step, 0 … 1."""
+        """The longest phase, and its share of the step between 0 and 1."""
         if not self.phases or self.duration_s <= 0:
             return None
         name = max(self.phases, key=self.phases.__getitem__)
@@ -77,7 +77,7 @@ class EvaluationView:
     """Value of `measure`; `None` if there were no answers, which is different from 0."""
     measure: str = "accuracy"
     """`accuracy` if every answer has a verdict, `mean reward` if none has, otherwise `score`: the mean of verdicts,
-    and of rewards for answers without a verdict. `loss` if examples are measured without an answer.
+    and of rewards for answers without a verdict. `loss` for a run without answers.
     """
     num_answers: float | None = None
     """Number of answers or pairs that the accuracy is computed from."""
@@ -111,9 +111,9 @@ class AnswerView:
 
 
 class Console:
-    """Displays a run. The base class displays nothing, since everything is in the run directory.
+    """Displays a run. The base class displays nothing.
 
-    All methods return immediately: the run's thread never waits for a display.
+    All methods return immediately, so the run's thread never waits for a display.
     """
 
     def start(self, header: RunHeader) -> None:
@@ -126,7 +126,7 @@ class Console:
         """Show the current phase; an empty name means that no phase is running."""
 
     def show_progress(self, done: int, total: int | None, failures: str = "") -> None:
-        """Show how many rollouts of this phase are done, of `total` if it is known, and a description of failures."""
+        """Show the number of finished rollouts of this phase, the total if known, and a description of failures."""
 
     def show_step(self, view: StepView) -> None:
         pass
@@ -150,7 +150,7 @@ class Console:
 def select_best_and_worst(groups: Sequence[Group]) -> list[AnswerView]:
     """Return the answer with the highest reward and the answer with the lowest.
 
-    Only one is returned if they are the same answer, and none if no answer was scored.
+    Only one answer is returned if both are the same, and none if no answer was scored.
     """
     scored = [(r.reward, r) for group in groups for r in group.scored_rollouts if r.reward is not None]
     if not scored:
@@ -172,7 +172,7 @@ def _describe_prompt(prompt: Prompt) -> str:
 
 
 def format_failures(num_failed: float, num_timed_out: float) -> str:
-    """Return text such as `2 failed, 1 timed out`: answers that have no reward, or took too long to verify."""
+    """Return a text such as `2 failed, 1 timed out` for answers without a reward."""
     parts = [f"{num_failed:.0f} failed"] if num_failed else []
     parts += [f"{num_timed_out:.0f} timed out"] if num_timed_out else []
     return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""Escapes text of models and environments, which could otherwise control a terminal."""
+"""Escape text of models and environments, which could otherwise control a terminal."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def escape_controls(text: str) -> str:
 
 
 def shorten(text: str, num_characters: int) -> str:
-    """Return the first `num_characters` of the text, escaped, with a note on how many more there are."""
+    """Return the first `num_characters` of the text, escaped, with a note on the number of omitted characters."""
     left = len(text) - num_characters
     return escape_controls(text[:num_characters]) + (f" … and {left} characters" if left > 0 else "")

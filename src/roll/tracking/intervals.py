@@ -1,10 +1,10 @@
-"""The uncertainty of an accuracy: the number of answers and, if there are few, the confidence interval.
+"""Report the uncertainty of an accuracy: the number of answers and, if there are few, the confidence interval.
 
 Wilson's score interval (Wilson 1927, JASA 22, 209-212, equation 7) of a share s of n trials, for z = 1.96 (95 %):
 
     [ s + z^2 / 2n  ±  z sqrt( s (1 - s) / n + z^2 / 4n^2 ) ] / (1 + z^2 / n)
 
-It assumes independent trials: several answers to one prompt carry less information than as many prompts.
+It assumes independent trials: several answers to one prompt contain less information than answers to different prompts.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _Z = 1.959963984540054
 
 
 def compute_wilson_interval(share: float, num_trials: float) -> tuple[float, float]:
-    """Return the lower and upper bound, 0 … 1, of the 95 % confidence interval of a share.
+    """Return the lower and upper bound of the 95 % confidence interval of a share.
 
     Args:
-        share: share of successes; a tie counts as half a success.
-        num_trials: number of trials, above 0.
+        share: Share of successes; a tie counts as half a success.
+        num_trials: Number of trials, above 0.
     """
     middle, spread = (
         share + _Z**2 / (2 * num_trials),
@@ -49,7 +49,7 @@ def compute_accuracy_figures(prefix: str, share: float, num_trials: float) -> di
 def format_accuracy(share: float, num_trials: float | None, format_spec: str = ".3f") -> str:
     """Format an accuracy with the number of trials and, if they are few, the confidence interval.
 
-    The results are such as `0.620 of 50 (95 %: 0.482 to 0.741)`, `0.620 of 500`, and `0.620` without `num_trials`.
+    Examples are `0.620 of 50 (95 %: 0.482 to 0.741)`, `0.620 of 500`, and `0.620` without `num_trials`.
     """
     text = format(share, format_spec)
     if not num_trials:

@@ -3,7 +3,7 @@
     run's thread ──► Screen (under a lock) ──► display thread, ≤4 Hz after changes, else 1 Hz ──► terminal
 
 Invariants:
-    - the run's thread only records what happened: it never draws, and never waits for the terminal while training;
+    - the run's thread only records events: it never draws, and never waits for the terminal while training;
     - the display thread sleeps between frames; a frame takes a few milliseconds, so the display takes well under 2 % of
       a core;
     - `close` (also at interpreter exit) draws the last frame and shows the cursor again.
@@ -50,7 +50,7 @@ class LiveConsole(Console):
 
     def start(self, header: RunHeader) -> None:
         """Print the header and start drawing."""
-        self._screen = Screen(header=header, started=time.monotonic())
+        self._screen = Screen(header=header, started_at=time.monotonic())
         with self._ignore_lost_terminal():
             self._fit_to_terminal()
             self._rich.print(_format_title(header))
@@ -72,7 +72,7 @@ class LiveConsole(Console):
 
     def show_phase(self, name: str) -> None:
         now = time.monotonic()
-        self._update(phase=name, phase_started=now, progress=None, failures="", note="between steps")
+        self._update(phase=name, phase_started_at=now, progress=None, failures="", note="between steps")
 
     def show_progress(self, done: int, total: int | None, failures: str = "") -> None:
         self._update(progress=(done, total), failures=failures)
@@ -110,7 +110,7 @@ class LiveConsole(Console):
             self._thread.join()
         live, self._live = self._live, None
         if live is not None:
-            self._update(ended=True, phase="")
+            self._update(has_ended=True, phase="")
             with self._ignore_lost_terminal():
                 self._fit_to_terminal()
                 live.refresh()

@@ -1,7 +1,7 @@
-"""Redirects all output except ROLL's own display from the terminal to log files.
+"""Redirect all output except ROLL's own display from the terminal to log files.
 
     descriptors 1 and 2 (Python, C++, child processes) ──► logs/<role>-<rank>.log
-    a duplicate of the original descriptor 1            ──► `Terminal`, which only ROLL's console holds
+    a duplicate of the original descriptor 1            ──► `Terminal`, which only ROLL's console uses
 
 The file descriptors themselves are redirected, so nothing can write over the display: no logger of a library, no
 `printf` in C++, and no child process. The output of a user's reward function goes to the log as well.
@@ -28,14 +28,14 @@ _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class Terminal:
-    """The standard output before its redirection: where ROLL draws its display."""
+    """The original standard output, on which ROLL draws its display."""
 
     def __init__(self, file: TextIO) -> None:
         self.file = file
 
     @property
     def is_interactive(self) -> bool:
-        """Whether the terminal can redraw a display in place."""
+        """True if the terminal can redraw a display in place."""
         return self.file.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
     @property
@@ -50,10 +50,11 @@ class Terminal:
 
 @contextlib.contextmanager
 def redirect_infrastructure_logs(path: Path, *, level: int = logging.INFO) -> Iterator[Terminal]:
-    """Append standard output, standard error, Python's loggers and warnings to `path` while the body runs.
+    """Append standard output, standard error, Python's loggers and warnings to `path` within a `with` block.
 
     Yields:
-        The terminal, for ROLL's own display. If standard output is not a descriptor (a notebook), it is that object.
+        The terminal, for ROLL's own display. If standard output has no descriptor (in a notebook), the terminal wraps
+        that object.
 
     Raises:
         OSError: `path` cannot be written.
@@ -83,7 +84,7 @@ def redirect_infrastructure_logs(path: Path, *, level: int = logging.INFO) -> It
 
 @contextlib.contextmanager
 def redirect_logs(name: str) -> Iterator[Path]:
-    """Write output and logs to a temporary file instead of the terminal while the body runs.
+    """Write output and logs to a temporary file instead of the terminal within a `with` block.
 
     ROLL's own warnings are still printed to standard error. If an exception propagates, the file is kept, and the
     exception names it.
@@ -111,7 +112,7 @@ def redirect_logs(name: str) -> Iterator[Path]:
 
 
 def read_tail(path: Path, num_lines: int = 12) -> list[str]:
-    """Return at most the last `num_lines` non-empty lines of a log; none if it cannot be read."""
+    """Return at most the last `num_lines` non-empty lines of a log; an empty list if the log cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 64 * 1024))
@@ -155,7 +156,7 @@ def _enable_line_buffering() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _redirect_loggers(descriptor: int, level: int) -> Iterator[None]:
-    """Run the body with Python's loggers and warnings written to the log, with timestamps."""
+    """Write Python's loggers and warnings to the log, with timestamps, within a `with` block."""
     stream = os.fdopen(os.dup(descriptor), "a", encoding="utf-8", errors="replace")
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter(_LOG_FORMAT))
@@ -177,7 +178,7 @@ def _redirect_loggers(descriptor: int, level: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _redirect_faults(descriptor: int) -> Iterator[None]:
-    """Run the body with the Python stacks of a crash in native code written to the log."""
+    """Write the Python stacks of crashes in native code to the log within a `with` block."""
     if faulthandler.is_enabled():  # by the user (PYTHONFAULTHANDLER) or by pytest
         yield
         return

@@ -1,4 +1,4 @@
-"""Measures the memory of a process and all its descendants.
+"""Measure the memory of a process and all its descendants.
 
 Memory is measured as PSS (proportional set size), which counts shared pages once, for example those of forked workers.
 Reading PSS takes milliseconds per gigabyte, reading RSS (resident set size) microseconds. So the sampler watches RSS,

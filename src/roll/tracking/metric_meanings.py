@@ -24,7 +24,7 @@ class MetricMeaning:
     bad: str
     """Meaning of a bad value, and advice; empty if no value is bad."""
     also_held_out: bool = False
-    """Whether `eval/` and the last part of the name is the same metric on held-out examples."""
+    """True if `eval/` plus the last part of the name is the same metric on held-out examples."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ def list_metric_sections() -> tuple[MetricSection, ...]:
 
 
 def find_meaning(name: str) -> MetricMeaning | None:
-    """Return the description of a metric (of several families that match, the most specific), or `None`."""
+    """Return the description of a metric, from the most specific family that matches; `None` if there is none."""
     found = [
         (len(re.sub(r"\{.*?\}", "", own)), meaning)
         for section in list_metric_sections()

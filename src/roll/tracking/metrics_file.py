@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: one line per training step and one per evaluation, from which figures and plots are made.
+"""`metrics.jsonl`: one line per training step and one per evaluation, the source of all tables and plots.
 
     {"step": 7, "kind": "train", "reward/mean": 0.5, …}
     {"step": 10, "kind": "evaluation", "eval/accuracy": 0.9, …}
@@ -34,7 +34,7 @@ __all__ = ["Kind", "MetricsFile", "read_metrics", "read_untrusted_metrics"]
 logger = logging.getLogger(__name__)
 
 Kind: TypeAlias = Literal["train", "evaluation"]
-_OWN_KEYS = ("step", "kind")
+_RESERVED_KEYS = ("step", "kind")
 _MAX_FILE_BYTES = 256 * 2**20
 _MAX_LINE_BYTES = 4 * 2**20
 _MAX_LINES = 2**20
@@ -42,7 +42,7 @@ _MAX_VALUES = 2**23
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of `metrics.jsonl`, in order, without incomplete ones; empty if the file does not exist."""
+    """Return the complete lines of `metrics.jsonl` in order; an empty list if the file does not exist."""
     return [row for row, _ in _read_rows(path)]
 
 
@@ -50,7 +50,7 @@ def read_untrusted_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a metrics file that may be malicious; lines of more than 4 MiB are dropped.
 
     Raises:
-        RunDirectoryError: the file is not a regular file, is behind a link, or is too large to be read into memory.
+        RunDirectoryError: The file is not a regular file, is behind a link, or is too large to be read into memory.
     """
     if not os.path.lexists(path):
         return []
@@ -76,7 +76,7 @@ def read_untrusted_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file, without those of more than `_MAX_LINE_BYTES` bytes."""
+    """Yield the lines of a file; skip lines of more than `_MAX_LINE_BYTES` bytes."""
     while line := file.readline(_MAX_LINE_BYTES):
         if len(line) < _MAX_LINE_BYTES or line.endswith(b"\n"):
             yield line
@@ -99,7 +99,7 @@ class MetricsFile:
         """Append one line, durably; an earlier line of this step and kind is removed.
 
         Raises:
-            OSError: the line cannot be written; the file is unchanged.
+            OSError: The line cannot be written; the file is unchanged.
         """
         if (kind, step) in self._seen:
             self._rewrite(lambda row: (row["kind"], row["step"]) != (kind, step))
@@ -139,10 +139,10 @@ class MetricsFile:
         return dropped
 
     def _read_steps_and_keys(self) -> None:
-        """Read which steps the file has, and the names of the metrics."""
+        """Read the steps and the metric names of the file."""
         rows = read_metrics(self._path)
         self._seen = {(row["kind"], row["step"]) for row in rows}
-        self._keys = {row["kind"]: [name for name in row if name not in _OWN_KEYS] for row in rows}
+        self._keys = {row["kind"]: [name for name in row if name not in _RESERVED_KEYS] for row in rows}
 
 
 def _read_rows(path: Path) -> list[tuple[dict[str, Any], bytes]]:

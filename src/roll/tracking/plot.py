@@ -1,4 +1,4 @@
-"""`reward.png`: the reward of every step and the measure of every evaluation; `loss.png` for a run without rewards."""
+"""Plot the rewards of all steps and the scores of all evaluations; for a run without rewards, plot the loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roll.tracking.console_views import EvaluationView
 
 __all__ = ["is_loss_plotted", "plot_run", "smooth"]
 
-_REWARD, _ACCURACY, _INK, _GRID = "#2a78d6", "#e07b00", "#333333", "#e4e4e4"
+_REWARD_COLOR, _ACCURACY_COLOR, _TEXT_COLOR, _GRID_COLOR = "#2a78d6", "#e07b00", "#333333", "#e4e4e4"
 
 
 def is_loss_plotted(rows: Sequence[Mapping[str, Any]]) -> bool:
@@ -24,12 +24,12 @@ def plot_run(path: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Plot the reward (or the loss) and the held-out scores over steps, and write the image to `path`.
 
     Args:
-        path: the PNG file.
-        name: title of the plot.
-        rows: lines of `metrics.jsonl`.
+        path: The PNG file.
+        name: Title of the plot.
+        rows: Lines of `metrics.jsonl`.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: The file cannot be written.
     """
     # pyplot is not used, since it would select a GUI backend and keep global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -43,14 +43,14 @@ def plot_run(path: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     axes = figure.add_subplot()
     if rewards:
         steps, values = zip(*rewards, strict=True)
-        axes.plot(steps, values, color=_REWARD, alpha=0.3, linewidth=1)
-        axes.plot(steps, smooth(values), color=_REWARD, linewidth=2.2, label=f"training {quantity}, smoothed")
+        axes.plot(steps, values, color=_REWARD_COLOR, alpha=0.3, linewidth=1)
+        axes.plot(steps, smooth(values), color=_REWARD_COLOR, linewidth=2.2, label=f"training {quantity}, smoothed")
     if held_out:
         steps, values = zip(*held_out, strict=True)
         axes.plot(
             steps,
             values,
-            color=_ACCURACY,
+            color=_ACCURACY_COLOR,
             marker="o",
             markersize=6,
             linewidth=1.4,
@@ -66,7 +66,7 @@ def plot_run(path: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
                 textcoords="offset points",
                 xytext=(0, 9),
                 ha="center",
-                color=_ACCURACY,
+                color=_ACCURACY_COLOR,
                 fontsize=10,
                 fontweight="bold",
             )
@@ -77,17 +77,17 @@ def plot_run(path: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _style_axes(axes: Any, name: str, values: Sequence[float]) -> None:
-    axes.set_title(name, loc="left", color=_INK, fontsize=13, fontweight="bold", pad=14)
-    axes.set_xlabel("step", color=_INK)
-    axes.grid(axis="y", color=_GRID)
+    axes.set_title(name, loc="left", color=_TEXT_COLOR, fontsize=13, fontweight="bold", pad=14)
+    axes.set_xlabel("step", color=_TEXT_COLOR)
+    axes.grid(axis="y", color=_GRID_COLOR)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(colors=_INK, length=0)
+    axes.tick_params(colors=_TEXT_COLOR, length=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
     if values and min(values) >= 0 and max(values) <= 1:
         axes.set_ylim(0, 1.05)
     if values:
-        axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, labelcolor=_INK)
+        axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, labelcolor=_TEXT_COLOR)
 
 
 def _select_points(rows: Sequence[Mapping[str, Any]], kind: str, name: str) -> list[tuple[int, float]]:
@@ -95,7 +95,7 @@ def _select_points(rows: Sequence[Mapping[str, Any]], kind: str, name: str) -> l
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Return the moving average over a centered window, which is a tenth of the series long.
+    """Return the moving average over a centered window of a tenth of the series.
 
     The window is narrower at both ends, so that the average does not lag.
     """

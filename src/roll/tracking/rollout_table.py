@@ -1,4 +1,4 @@
-"""Rollouts as a Parquet table: one row per attempt, with everything needed to train on it again."""
+"""Write rollouts as a Parquet table: one row per attempt, with all data that training needs."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _TOKENS_PER_GROUP = 2**17
 
 
 def replace_surrogates(text: str) -> str:
-    """Replace lone surrogates by `?`: UTF-8 cannot encode them, but user code may produce them."""
+    """Replace lone surrogates with `?`: UTF-8 cannot encode them, but user code may produce them."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def build_rollout_schema() -> pa.Schema:
     """Return names and types of a rollout file's columns.
 
-    Lists of numbers are aligned with `token_ids`, except `prompt_token_ids`. Media spans are those of
-    `prompt_token_ids`, of `token_ids`, and of the context of each branch; they are null without media.
+    Lists of numbers are aligned with `token_ids`, except `prompt_token_ids`. There are columns for the media spans of
+    `prompt_token_ids`, of `token_ids`, and of the context of each branch; these columns are null without media.
     """
     import pyarrow as pa
 
@@ -168,7 +168,7 @@ def write_rollouts(
     """Write the table (zstd) to `path`, atomically.
 
     Raises:
-        OSError: the file cannot be written; `path` is unchanged.
+        OSError: The file cannot be written; `path` is unchanged.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

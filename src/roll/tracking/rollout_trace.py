@@ -1,4 +1,4 @@
-"""Trace events of rollout states, the load of engines and a judge's requests, in real and simulated runs.
+"""Emit trace events of rollout states, engine load and a judge's requests, in real and simulated runs.
 
 The trace also has the durations of engine steps, which `roll simulate --calibrate` reads.
 """
@@ -34,13 +34,13 @@ class RolloutTrace:
     """Converts the state changes of rollouts to trace events.
 
     Args:
-        emit: called with the fields of an event, to which it adds the time.
-        final: final states of a rollout.
+        emit: Called with the fields of an event; adds the time to the event.
+        final_states: Final states of a rollout.
     """
 
-    def __init__(self, emit: Callable[..., None], final: frozenset[str]) -> None:
+    def __init__(self, emit: Callable[..., None], final_states: frozenset[str]) -> None:
         self._emit = emit
-        self._final = final
+        self._final = final_states
         self._at_engine: dict[RolloutId, str] = {}
         self._running: dict[str, int] = {}
         for number, name in PROCESSES.items():
@@ -67,7 +67,7 @@ class RequestTrace:
     """Converts a judge's requests to trace events: their durations, and the number of requests in each engine.
 
     Args:
-        emit: called with the fields of an event, to which it adds the time.
+        emit: Called with the fields of an event; adds the time to the event.
     """
 
     def __init__(self, emit: Callable[..., None]) -> None:
@@ -107,8 +107,8 @@ def trace_engine_steps(engines: Iterable[Any], emit: Callable[..., None]) -> Non
     """Emit trace events for the spans of engine steps that engines have recorded since the last call.
 
     Args:
-        engines: the engines; those without a method `take_steps` (in other processes) are skipped.
-        emit: called with the fields of an event.
+        engines: The engines; those without a method `take_steps` (in other processes) are skipped.
+        emit: Called with the fields of an event.
     """
     for lane, engine in enumerate(engines):
         take = getattr(engine, "take_steps", None)

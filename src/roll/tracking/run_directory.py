@@ -37,7 +37,7 @@ _STEP_FILES = (
 
 
 class RunDirectory:
-    """The directory of one run: its paths, and its lock. `create` is for new runs, `open` for existing ones."""
+    """The directory of one run: paths and lock. `create` is for new runs, `open` for existing runs."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -70,18 +70,18 @@ class RunDirectory:
         """Create the directories, lock them for this process, and write `config.yaml`.
 
         Raises:
-            RunDirectoryError: the run exists already, another process writes to it, or the disk cannot be written.
+            RunDirectoryError: The run exists already, another process writes to it, or the disk cannot be written.
         """
         from roll.config.document import dump
         from roll.config.history import ORIGIN_FILE
 
         run = cls(Path(path))
         with convert_write_errors(run.path):
-            run._reject_existing()
+            run._check_unused()
             run.path.mkdir(parents=True, exist_ok=True)
             run.lock()
             try:
-                run._reject_existing()  # again: another process may have created the run before this one had the lock
+                run._check_unused()  # again: another process may have created the run before this one had the lock
                 run._make_directories()
                 atomic.write_text(run.config_path, dump(resolved_config))
                 atomic.write_text(run.path / ORIGIN_FILE, dump({"directory": os.getcwd(), "config": resolved_config}))
@@ -95,7 +95,7 @@ class RunDirectory:
         """Open an existing run: for writing (resume) with `lock=True`, otherwise for reading.
 
         Raises:
-            RunDirectoryError: the path is not a run (the message names the nearest one), or another process writes to
+            RunDirectoryError: The path is not a run (the message names the nearest one), or another process writes to
                 it.
         """
         run = cls(Path(path))
@@ -115,12 +115,12 @@ class RunDirectory:
         After a crash between two writes, the history still matches the configuration on disk.
 
         Args:
-            config: the configuration, with the overrides applied.
-            step: step of the checkpoint from which the run continues.
-            overrides: overrides of the command, for the history.
+            config: The configuration, with the overrides applied.
+            step: Step of the checkpoint from which the run continues.
+            overrides: Overrides of the command, for the history.
 
         Raises:
-            RunDirectoryError: a file cannot be read or written.
+            RunDirectoryError: A file cannot be read or written.
         """
         from roll.config.document import dump, read
         from roll.config.history import (
@@ -149,10 +149,10 @@ class RunDirectory:
                 atomic.write_text(self.path / HISTORY_FILE, dump_entries(history))
 
     def find_working_directory(self) -> Path:
-        """Return the directory to which the configuration's relative paths refer.
+        """Return the base directory of the configuration's relative paths.
 
-        It is the current directory if `output_dir` and `name` lead from there to this run. Otherwise it is the
-        directory from which they lead to it, or, if they are absolute, the directory in which the run started.
+        This is the directory from which `output_dir` and `name` lead to this run; the current directory takes
+        precedence. If these paths are absolute, it is the directory in which the run started.
         """
         from roll.config.document import read
         from roll.config.history import get_value, read_origin
@@ -178,7 +178,7 @@ class RunDirectory:
             The new directory; `None` if no step was recorded.
 
         Raises:
-            RunDirectoryError: a file cannot be moved.
+            RunDirectoryError: A file cannot be moved.
         """
         if not self.metrics_path.exists():
             return None
@@ -198,11 +198,11 @@ class RunDirectory:
     def lock(self) -> None:
         """Lock the run for this process, until `close` or the end of this process.
 
-        The kernel releases the lock when this process ends in any way. Forked children do not hold it, so a worker that
-        outlives a killed controller does not keep the run locked.
+        The kernel releases the lock when this process ends in any way. Forked children do not inherit the lock, so a
+        worker that outlives a killed controller does not keep the run locked.
 
         Raises:
-            RunDirectoryError: another process holds the lock; the message names the process.
+            RunDirectoryError: Another process holds the lock; the message names the process.
         """
         if self._lock is not None:
             return
@@ -254,7 +254,7 @@ class RunDirectory:
         return self.rollouts_dir / f"step-{step:06d}.parquet"
 
     def get_plot_path(self, measure: Literal["reward", "loss"]) -> Path:
-        """Return the path of the plot over steps: of rewards, or of the loss for a run without rewards."""
+        """Return the path of the plot of rewards, or of the loss for a run without rewards."""
         return self.path / f"{measure}.png"
 
     def get_evaluation_path(self, step: int) -> Path:
@@ -273,7 +273,7 @@ class RunDirectory:
         for name in _DIRECTORIES:
             (self.path / name).mkdir(exist_ok=True)
 
-    def _reject_existing(self) -> None:
+    def _check_unused(self) -> None:
         if self.path.exists() and not self.path.is_dir():
             raise RunDirectoryError(f"run directory '{self.path}' is a file: choose another `name` or `output_dir`.")
         other = f"`name={_find_free_name(self.path)}`"
@@ -291,7 +291,7 @@ class RunDirectory:
 
 @contextlib.contextmanager
 def convert_write_errors(path: Path) -> Iterator[None]:
-    """Run the body, and convert an `OSError` while writing to `path` to a `RunDirectoryError` with advice."""
+    """Convert an `OSError` that occurs while writing to `path` to a `RunDirectoryError` with advice."""
     try:
         yield
     except OSError as error:
@@ -331,7 +331,7 @@ def _find_free_name(path: Path) -> str:
 
 
 def describe_missing_run(path: Path) -> str:
-    """Return the message that `path` is not a run; it lists the runs in `path` or, if there are none, next to it."""
+    """Build the error message for a path that is not a run; it lists the runs in `path`, or else next to `path`."""
     what = (
         f"'{path}' is not a run: it has no config.yaml."
         if path.is_dir()

@@ -1,4 +1,4 @@
-"""The live display as a pure function: `Screen` in, a Rich renderable out."""
+"""Render the live display: a pure function from a `Screen` to a Rich renderable."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ _NUM_WARNINGS = 2
 
 @dataclass(kw_only=True, slots=True)
 class Screen:
-    """What the live display shows."""
+    """State of the live display."""
 
     header: RunHeader
-    started: float
+    started_at: float
     """Start time of the run; all times are in seconds of one clock."""
     steps: list[StepView] = field(default_factory=list)
     finished_at: list[float] = field(default_factory=list)
     """End time of each step."""
     phase: str = ""
-    phase_started: float = 0.0
+    phase_started_at: float = 0.0
     progress: tuple[int, int | None] | None = None
     note: str = "starting"
     answers: Sequence[AnswerView] = ()
@@ -67,7 +67,7 @@ class Screen:
     """Short description of failed answers in this phase."""
     evaluations: list[EvaluationView] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    ended: bool = False
+    has_ended: bool = False
 
     @property
     def num_done(self) -> int:
@@ -92,7 +92,7 @@ def render(screen: Screen, now: float, columns: int, rows: int) -> Group:
 def _render_progress(screen: Screen, now: float, width: int) -> Text:
     done, total = screen.num_done, screen.header.num_steps
     left = estimate_time_left(screen, now)
-    tail = f"  {format_clock(now - screen.started)} elapsed"
+    tail = f"  {format_clock(now - screen.started_at)} elapsed"
     tail += "" if left is None else f"   {format_clock(left)} left"
     line = _format_label("step").append(f"{done:>{len(str(total))}}/{total}  ", "bold")
     length = max(8, width - cell_len(line.plain) - cell_len(tail))
@@ -103,7 +103,7 @@ def _render_progress(screen: Screen, now: float, width: int) -> Text:
 
 def _render_phase(screen: Screen, now: float) -> Text:
     line = _format_label("")
-    if screen.ended:
+    if screen.has_ended:
         return line.append("done" if screen.num_done >= screen.header.num_steps else "stopped", "dim")
     if not screen.phase:
         return line.append(screen.note, "dim")
@@ -112,7 +112,7 @@ def _render_phase(screen: Screen, now: float) -> Text:
         done, total = screen.progress
         line.append(f"  {done} answers" if total is None else f"  {done} of {total} answers")
     line.append(f"  {screen.failures}" if screen.failures else "", "bold red")
-    return line.append(f"  {now - screen.phase_started:.0f} s", "dim")
+    return line.append(f"  {now - screen.phase_started_at:.0f} s", "dim")
 
 
 def _render_figures(screen: Screen, width: int) -> Table:
@@ -136,7 +136,7 @@ def _render_figures(screen: Screen, width: int) -> Table:
 
 
 def _render_reward(screen: Screen, width: int) -> Text:
-    """Render the last reward and a sparkline over all steps; of the loss if there are no rewards."""
+    """Render the last reward (or loss, without rewards) and a sparkline over all steps."""
     rewards = [s.reward for s in screen.steps if s.reward is not None]
     values = rewards or [math.nan if s.loss is None else s.loss for s in screen.steps]
     last = f"{values[-1]:.3f}" if math.isfinite(values[-1]) else "–"
@@ -217,8 +217,8 @@ def _format_label(text: str, style: str = "dim") -> Text:
 def render_sparkline(values: Sequence[float], width: int) -> str:
     """Render `values` as a line of block characters; more than `width` values are averaged in equal intervals.
 
-    The scale is 0 … 1 if all values are in that range, so that noise does not look like progress; otherwise lowest to
-    highest.
+    The scale is 0 to 1 if all values are in this range, so that noise does not look like progress; otherwise the scale
+    ranges from the lowest to the highest value.
     """
     if len(values) > width:
         edges = [round(i * len(values) / width) for i in range(width + 1)]
@@ -247,7 +247,7 @@ def render_stacked_bar(phases: Mapping[str, float], total: float, width: int) ->
 
 def estimate_time_left(screen: Screen, now: float) -> float | None:
     """Estimate the seconds to the end of the last step, from the last ten steps and the evaluations between them."""
-    if not screen.steps or screen.ended:
+    if not screen.steps or screen.has_ended:
         return None
     recent = screen.finished_at[-11:]
     between = (recent[-1] - recent[0]) / max(1, len(recent) - 1)
@@ -256,7 +256,7 @@ def estimate_time_left(screen: Screen, now: float) -> float | None:
 
 
 def fit_to_line(text: str, width: int) -> str:
-    """Return `text` as one line of at most `width` cells, without escape sequences, which a model may generate."""
+    """Return `text` as one line of at most `width` cells, without escape sequences."""
     # Sequences are removed as a whole first: without the escape character, `[31m` would stay as text.
     visible = _ESCAPE_SEQUENCES.sub("", text[:_MAX_CHARACTERS])
     collapsed = " ".join("".join(c if c.isprintable() else " " for c in visible).split())

@@ -45,7 +45,7 @@ class _Span:
 
     @property
     def is_phase(self) -> bool:
-        """Whether the span is a phase: directly in a step, not nested in another phase."""
+        """True if the span is a phase: directly in a step, not nested in another phase."""
         return not self.is_step and (self.parent is None or self.parent.is_step)
 
 
@@ -67,9 +67,9 @@ class Spans:
 
     Args:
         trace_path: Chrome trace file to append to; `None` for no trace. A trace that cannot be written is abandoned
-            with a warning: it never stops a run.
-        on_phase: called with the name of a phase that begins, and with `""` when one ends; not for nested phases.
-        clock: monotonic clock in seconds.
+            with a warning: It never stops a run.
+        on_phase: Called with the name of a phase that begins, and with `""` when one ends; not for nested phases.
+        clock: Monotonic clock in seconds.
     """
 
     def __init__(

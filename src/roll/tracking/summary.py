@@ -148,7 +148,7 @@ class Summary:
         """Write `summary.json`, atomically.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: The file cannot be written.
         """
         atomic.write_json(path, self.to_json())
 

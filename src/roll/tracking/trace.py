@@ -23,7 +23,7 @@ class TraceFile:
     """Appends trace events to `path`, which is created, or continued by a resumed run.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: The file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:

@@ -61,21 +61,21 @@ class Tracker:
     """Records and displays one session of a run; a context manager.
 
     Args:
-        run: run directory, locked by this process.
-        config: configuration of the run.
-        num_steps: number of steps of the whole run.
-        method: name of the training method in the header; by default the pipeline's.
-        setup: description of engines, trainer and machine in the header.
-        rollouts_per_step: number of rollouts that a step waits for; `None` for a run without rollouts.
-        resumed_at: step of the checkpoint from which this session continues; later records are dropped. With `None` the
+        run: Run directory, locked by this process.
+        config: Configuration of the run.
+        num_steps: Number of steps of the whole run.
+        method: Name of the training method in the header; by default the pipeline's.
+        setup: Description of engines, trainer and machine in the header.
+        rollouts_per_step: Number of rollouts that a step waits for; `None` for a run without rollouts.
+        resumed_at: Step of the checkpoint from which this session continues; later records are dropped. With `None` the
             run starts from the beginning, and all records are dropped (those of a run killed before its first
             checkpoint).
-        started_at: time of the command (`time.time()`); by default, when this process started.
-        callbacks: the user's callbacks, called when a step or an evaluation is recorded.
+        started_at: Time of the command (`time.time()`); by default, when this process started.
+        callbacks: The user's callbacks, called when a step or an evaluation is recorded.
 
     Raises:
-        RunDirectoryError: on entering, or later in `log_step` and `log_evaluation`: the record cannot be written.
-        ConfigError: on entering: a configured tracker cannot be started.
+        RunDirectoryError: On entering, or later in `log_step` and `log_evaluation`: the record cannot be written.
+        ConfigError: On entering: a configured tracker cannot be started.
     """
 
     def __init__(

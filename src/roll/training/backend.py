@@ -54,7 +54,7 @@ class TorchBackend(TorchRank[TrainingBatch, LossFn], LanguageModelRank):
         precision: Overrides the model's dtype; for tests in float64.
 
     Raises:
-        ModelError: the model cannot be loaded, its architecture cannot be packed, or the device does not support the
+        ModelError: The model cannot be loaded, its architecture cannot be packed, or the device does not support the
             configured FP8 products.
     """
 

@@ -71,7 +71,7 @@ def pick_device(spec: TrainerSpec) -> torch.device:
     """Return a rank's device and make it current; ranks that see several devices take one each, in order.
 
     Raises:
-        PlacementError: there are more ranks on this machine than visible devices.
+        PlacementError: There are more ranks on this machine than visible devices.
     """
     kind = spec.device
     if kind is None:
@@ -112,7 +112,7 @@ def compute_mesh_sizes(world_size: int, parallel: ParallelConfig) -> MeshSizes:
     """Return the size of every mesh dimension; the product of the sizes is the number of ranks.
 
     Raises:
-        PlacementError: the number of ranks does not fit the parallel sizes.
+        PlacementError: The number of ranks does not fit the parallel sizes.
     """
     if misfit := parallel.find_layout_problem(world_size):
         raise PlacementError(f"{misfit}: change them, or the devices that cluster.device_mapping gives to the trainer")
@@ -202,7 +202,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which writes files and sends weights for all ranks."""
+        """True if this is rank 0, which writes files and sends weights for all ranks."""
         return self.rank == 0
 
     @property
@@ -273,7 +273,7 @@ def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
     instead of averaging them.
 
     Raises:
-        ModelError: the model's decoder has no `layers`, or its sizes cannot be sharded with this layout.
+        ModelError: The model's decoder has no `layers`, or its sizes cannot be sharded with this layout.
     """
     assert ranks.mesh is not None
     # FSDP2 reduces the gradient of every micro-batch: unreduced sums would take the memory of a whole gradient on every

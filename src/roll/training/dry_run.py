@@ -102,8 +102,8 @@ def dry_run(spec: TrainerSpec, batch: TrainingBatch | None, needs: Needs) -> Dry
         needs: The outputs that the loss needs.
 
     Raises:
-        ModelError: the model cannot be sharded with this layout.
-        PlacementError: the number of ranks does not fit the layout.
+        ModelError: The model cannot be sharded with this layout.
+        PlacementError: The number of ranks does not fit the layout.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -297,7 +297,7 @@ class _MemoryTracker(TorchDispatchMode):
         self._on_host: set[int] = set()
         """The storages in host memory."""
         self._placed: bool | None = None
-        """Whether new tensors count as host memory; `None`: a new tensor does if all operands do."""
+        """True if new tensors count as host memory; `None`: a new tensor does if all operands do."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         on_host = self._is_on_host((args, kwargs)) if self._placed is None else self._placed

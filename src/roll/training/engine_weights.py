@@ -14,7 +14,7 @@ def build_engine_weights(backend: TrainBackend, spec: TrainerSpec) -> WeightSour
     """Return all weights for the engines, with linear weights quantized if the spec sets a quantization.
 
     Raises:
-        ModelError: the model's weights cannot be quantized.
+        ModelError: The model's weights cannot be quantized.
     """
     weights = backend.weights()
     if spec.quantization == "none":

@@ -143,9 +143,9 @@ class PassRunner:
             last: True if this is the last batch before the update.
 
         Raises:
-            ValueError: no token of the batch is in the loss, and `counts` is not given, or a sample lacks an input of
+            ValueError: No token of the batch is in the loss, and `counts` is not given, or a sample lacks an input of
                 the loss.
-            ModelError: a sample has a token ID or an expert index that is out of the model's range.
+            ModelError: A sample has a token ID or an expert index that is out of the model's range.
         """
         batch = self._prepare(batch)
         if batch.num_loss_tokens == 0:
@@ -228,8 +228,8 @@ class PassRunner:
         """Return the outputs of the current weights for a batch, on every rank; see `TrainBackend.forward`.
 
         Raises:
-            UnsupportedError: this role's network does not compute a requested output.
-            ModelError: a sample has a token ID or an expert index that is out of the model's range.
+            UnsupportedError: This role's network does not compute a requested output.
+            ModelError: A sample has a token ID or an expert index that is out of the model's range.
             ValueError: `adapter` is false and the policy has none, attention is requested without its range, or top-k
                 log-probs without k.
         """

@@ -40,7 +40,7 @@ class RandomStates:
         """Restore saved states.
 
         Raises:
-            RuntimeError: a value is not a valid generator state.
+            RuntimeError: A value is not a valid generator state.
         """
         outer = self._read_states()
         try:

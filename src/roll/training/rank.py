@@ -83,10 +83,10 @@ class TrainerRank(ABC, Generic[B, L]):
         """Run all micro-batches of a batch and one optimizer step.
 
         Raises:
-            ValueError: no token of the batch is in the loss, or a sample lacks an input of the loss.
-            TrainingDivergedError: gradients were not finite `training.max_nonfinite_steps` times in a row.
-            UnsupportedError: the role is not trained, or the back-end cannot continue after a failed step.
-            HalfUpdatedError: the optimizer failed.
+            ValueError: No token of the batch is in the loss, or a sample lacks an input of the loss.
+            TrainingDivergedError: Gradients were not finite `training.max_nonfinite_steps` times in a row.
+            UnsupportedError: The role is not trained, or the back-end cannot continue after a failed step.
+            HalfUpdatedError: The optimizer failed.
         """
         self._check_trained("does not support train_step: use a policy or critic")
         started = time.perf_counter()
@@ -110,9 +110,9 @@ class TrainerRank(ABC, Generic[B, L]):
         """Run the passes of a batch and add its gradient to the accumulated one; see `TrainBackend.forward_backward`.
 
         Raises:
-            ValueError: no token of the batch is in the loss, and `counts` is not given, or a sample lacks an input of
+            ValueError: No token of the batch is in the loss, and `counts` is not given, or a sample lacks an input of
                 the loss.
-            UnsupportedError: the role is not trained, or the back-end supports only `last=True`.
+            UnsupportedError: The role is not trained, or the back-end supports only `last=True`.
         """
         self._check_trained("does not support forward_backward: use a policy or critic")
         self._check_accumulation(last)
@@ -134,10 +134,10 @@ class TrainerRank(ABC, Generic[B, L]):
         """Update the weights with the gradients accumulated since the last update; see `TrainBackend.optim_step`.
 
         Raises:
-            ValueError: there is no gradient.
-            TrainingDivergedError: gradients were not finite `training.max_nonfinite_steps` times in a row.
-            UnsupportedError: the role is not trained, or the back-end cannot scale gradients or set `params`.
-            HalfUpdatedError: the optimizer failed.
+            ValueError: There is no gradient.
+            TrainingDivergedError: Gradients were not finite `training.max_nonfinite_steps` times in a row.
+            UnsupportedError: The role is not trained, or the back-end cannot scale gradients or set `params`.
+            HalfUpdatedError: The optimizer failed.
         """
         self._check_trained("does not support optim_step: use a policy or critic")
         if not self._has_gradients:
@@ -160,7 +160,7 @@ class TrainerRank(ABC, Generic[B, L]):
         """Drop the gradients accumulated since the last update.
 
         Raises:
-            UnsupportedError: the back-end does not support it.
+            UnsupportedError: The back-end does not support it.
         """
         self._check_trained("has no gradients")
         self._has_gradients, self._summed_loss = False, 0.0
@@ -171,7 +171,7 @@ class TrainerRank(ABC, Generic[B, L]):
         """Return a loss and its metrics under the current weights, without changing them.
 
         Raises:
-            ValueError: no token of the batch is in the loss, or a sample lacks an input of the loss.
+            ValueError: No token of the batch is in the loss, or a sample lacks an input of the loss.
         """
         self.network.eval()
         with self._get_library_context():
@@ -195,7 +195,7 @@ class TrainerRank(ABC, Generic[B, L]):
         """Load a state that any back-end saved, even with a different number of ranks or another layout.
 
         Raises:
-            CheckpointError: the checkpoint is incomplete, damaged, or of another model.
+            CheckpointError: The checkpoint is incomplete, damaged, or of another model.
         """
         with self._get_library_context():
             counters = self._load(path)
@@ -209,7 +209,7 @@ class TrainerRank(ABC, Generic[B, L]):
         Offloading the optimizer drops the gradients accumulated since the last update.
 
         Raises:
-            UnsupportedError: the back-end does not support it.
+            UnsupportedError: The back-end does not support it.
         """
 
     @abstractmethod

@@ -305,7 +305,7 @@ def test_dashboard_web_a_list_with_entries_left_out_is_refused_with_the_reason(m
     answer = client.get(f"/api/runs/{run}/rollouts/{encode_row(2, 'train', 0)}")
     assert (answer.status_code, answer.json()["error"]) == (
         404,
-        f"the column '{column}' has lists with missing entries, which a run does not write.",
+        f"the column '{column}' has lists with missing entries: the file was not written by a run.",
     )
 
 

@@ -362,7 +362,7 @@ class Plain:
     def parse_answer(self, answer: IntArray, context: IntArray, stops: Any = ()) -> tuple[str, bool]:
         return self.decode(answer), bool(len(answer)) and answer[-1] == 0
 
-    def encode_suffix(self, text: str, ended: bool) -> EncodedText | None:
+    def encode_suffix(self, text: str, has_end_token: bool) -> EncodedText | None:
         return self.encode(text)
 
     def escape_special_tokens(self, text: str) -> str:

@@ -88,7 +88,7 @@ def after_a_step(
     )
     online: Any = SimpleNamespace(config=config, run=run, learner=Learner(policy=policy, **held))
     learned = objective(online, *parts)
-    batch: Any = SimpleNamespace(groups=groups, left_out={}, expired={})
+    batch: Any = SimpleNamespace(groups=groups, rejection_reasons={}, expired={})
 
     async def step() -> None:
         assert (await learned.learn(await learned.collect(batch))).stepped

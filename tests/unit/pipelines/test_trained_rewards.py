@@ -193,7 +193,7 @@ def selected(sources: list[dict[str, Any]], groups: list[Group], **algorithm: An
         }
     )
     run: Any = SimpleNamespace(state=SimpleNamespace(moments={}), spans=SimpleNamespace(phase=nothing))
-    batch: Any = SimpleNamespace(groups=groups, companions={}, left_out={}, expired={})
+    batch: Any = SimpleNamespace(groups=groups, companions={}, rejection_reasons={}, expired={})
 
     async def shown(batch: Any) -> tuple[()]:
         return ()

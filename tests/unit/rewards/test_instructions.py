@@ -16,7 +16,7 @@ from roll.config.rewards import RewardList, expand_rewards
 from roll.errors import ConfigError, MalformedPromptError, UnscorableError
 from roll.rewards import build_reward, instruction_checks
 from roll.rewards.compose import WeightedReward
-from roll.rewards.instruction_checks import INSTRUCTIONS, InstructionError, check_instruction, make_variants
+from roll.rewards.instruction_checks import INSTRUCTIONS, InstructionError, build_loose_variants, check_instruction
 from roll.rewards.sentences import count_capital_words, count_words, split_sentences
 from roll.types import Rollout
 
@@ -160,13 +160,13 @@ def test_reward_instructions_no_text_breaks_a_check_and_loose_accepts_whatever_s
 ) -> None:
     name, arguments, _, _ = case
     strict = check_instruction(name, arguments, text)
-    loose = any(check_instruction(name, arguments, variant) for variant in make_variants(text))
+    loose = any(check_instruction(name, arguments, variant) for variant in build_loose_variants(text))
     assert loose or not strict
 
 
 def test_reward_instructions_variants_by_hand() -> None:
-    assert make_variants("a\n*b*\nc") == ["a\n*b*\nc", "*b*\nc", "a\n*b*", "*b*", "a\nb\nc", "b\nc", "a\nb", "b"]
-    assert make_variants("one") == ["one", ""]
+    assert build_loose_variants("a\n*b*\nc") == ["a\n*b*\nc", "*b*\nc", "a\n*b*", "*b*", "a\nb\nc", "b\nc", "a\nb", "b"]
+    assert build_loose_variants("one") == ["one", ""]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from roll.errors import ConfigError
 from roll.rewards.pickled_function import pickle_function
 from roll.rewards.python import call_reward
-from roll.rewards.signatures import bind_arguments, check_signature, make_values
+from roll.rewards.signatures import bind_arguments, build_argument_values, check_signature
 from roll.types import Prompt
 
 ROW = {
@@ -27,7 +27,7 @@ def prompt(metadata: dict[str, Any] | None = None) -> Prompt:
 
 def called(function: Callable[..., Any], metadata: dict[str, Any] | None = None, **options: Any) -> Any:
     check_signature(function, "f", options)
-    arguments, named = bind_arguments(function, make_values("It is 72.", prompt(metadata)), options)
+    arguments, named = bind_arguments(function, build_argument_values("It is 72.", prompt(metadata)), options)
     return function(*arguments, **named)
 
 
@@ -137,6 +137,6 @@ def test_reward_signature_of_verl_may_return_a_score_with_other_figures() -> Non
     def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> Any:
         return {"score": 0.5, "acc": True, "pred": "72", "odd": float("nan"), "share": np.float32(0.25)}
 
-    judgement = call_reward(pickle_function(compute_score), make_values("It is 72.", prompt()), {})
+    judgement = call_reward(pickle_function(compute_score), build_argument_values("It is 72.", prompt()), {})
     assert (judgement.value, judgement.verdict) == (0.5, "0.5")
     assert dict(judgement.parts) == {"acc": 1.0, "share": 0.25}

@@ -20,7 +20,7 @@ from roll.protocols import Reward
 from roll.rewards import build_reward
 from roll.rewards.final_answer import find_last_tagged
 from roll.rewards.short_answer import compute_f1, is_exact_match, parse_references
-from roll.rewards.simple import compute_overlength_share, compute_repeated_share
+from roll.rewards.simple import compute_overlength_penalty, compute_repeated_share
 from roll.types import Rollout
 
 MakeRollout = Callable[..., Rollout]
@@ -107,16 +107,16 @@ def test_reward_text_short_answer_reads_references_as_data_sets_write_them(cell:
 @pytest.mark.parametrize(
     ("cell", "problem"),
     [
-        ({"label": "NYC"}, "the object has the keys 'label', but none of text, value"),
-        ([object()], "is not a string, a number, a list of these"),
-        ([[[[[["deep"]]]]]], "nested too deeply"),
+        ({"label": "NYC"}, "expected one of the keys text, value.* got the keys 'label'"),
+        ([object()], "expected a string, a number, a list of these"),
+        ([[[[[["deep"]]]]]], "nested more than 4 levels"),
     ],
 )
 async def test_reward_text_short_answer_refuses_references_that_it_cannot_read(
     pool: LocalWorkerPool, rollout: MakeRollout, cell: Any, problem: str
 ) -> None:
     reward = build(pool, {"type": "short_answer", "references_key": "aliases"})
-    with pytest.raises(UnscorableError, match=rf"column 'aliases' cannot be read.*{problem}"):
+    with pytest.raises(UnscorableError, match=rf"column 'aliases' has no valid.*{problem}"):
         await reward(rollout("NYC", "NYC", metadata={"aliases": cell}))
 
 
@@ -140,7 +140,7 @@ def test_reward_text_repeated_ngrams_by_hand() -> None:
 
 
 def test_reward_text_overlength_is_linear_between_its_limits() -> None:
-    assert [compute_overlength_share(n, 10, 20) for n in (5, 10, 15, 20, 99)] == [0.0, 0.0, 0.5, 1.0, 1.0]
+    assert [compute_overlength_penalty(n, 10, 20) for n in (5, 10, 15, 20, 99)] == [0.0, 0.0, 0.5, 1.0, 1.0]
 
 
 async def test_reward_text_penalties_lower_the_reward_and_decide_nothing(

@@ -45,7 +45,7 @@ class Renderer:
     def parse_answer(self, answer: IntArray, context: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
         return "x" * len(answer), False
 
-    def encode_suffix(self, text: str, ended: bool) -> EncodedText | None:
+    def encode_suffix(self, text: str, has_end_token: bool) -> EncodedText | None:
         return self.encode(text)
 
     def escape_special_tokens(self, text: str) -> str:

@@ -81,8 +81,8 @@ class Forgetful(Script):
     [
         ("first state", "the observation before turn 1 differs"),
         ("text", "an observation up to turn 3 differs"),
-        ("reward", "the reward of turn 2 is 1.5, but was 0.5"),
-        ("end", "it ends after 2 of 2 turns"),
+        ("reward", "the reward of turn 2 is 1.5, not 0.5 as recorded"),
+        ("end", "the episode ends after 2 of 2 turns"),
         ("state", "the state before turn 3 differs"),
     ],
 )
@@ -101,7 +101,7 @@ def test_rollout_replay_another_first_observation_is_an_error_also_where_no_turn
     again = run_episode(renderer, engine, Script(STEPS), anchor=Anchor(trajectory=whole, num_turns=0))
     assert again.replayed == () and again.turns == whole.turns
     other = replace(whole, prompt_token_ids=whole.prompt_token_ids[1:])
-    with pytest.raises(ReplayError, match="its first observation differs"):
+    with pytest.raises(ReplayError, match="the first observation differs"):
         run_episode(renderer, engine, Script(STEPS), anchor=Anchor(trajectory=other, num_turns=0))
 
 

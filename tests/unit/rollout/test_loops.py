@@ -53,7 +53,7 @@ class Numbers:
     def parse_answer(self, answer: IntArray, context: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
         return self.decode(answer), True
 
-    def encode_suffix(self, text: str, ended: bool) -> EncodedText | None:
+    def encode_suffix(self, text: str, has_end_token: bool) -> EncodedText | None:
         return EncodedText(np.array([7], dtype=np.int32))
 
 

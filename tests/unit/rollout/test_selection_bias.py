@@ -22,8 +22,8 @@ def group(scored: list[Any], chosen: list[int], num_stopped: int) -> Any:
 
 def test_selection_bias_means_of_what_counts_of_what_finished_and_of_what_was_launched() -> None:
     census = SelectionBias()
-    census.add(group([rollout(3, 0.0, 10), rollout(0, 1.0, 30), rollout(1, 1.0, 50)], [3, 0], 2), counts=True)
-    census.add(group([rollout(0, 0.5, 20)], [0], 3), counts=False)  # a group that the step does not get
+    census.add(group([rollout(3, 0.0, 10), rollout(0, 1.0, 30), rollout(1, 1.0, 50)], [3, 0], 2), is_counted=True)
+    census.add(group([rollout(0, 0.5, 20)], [0], 3), is_counted=False)  # a group that the step does not get
     assert census.compute_metrics() == pytest.approx(
         {
             "selection/reward_counted": 0.5,  # 0 and 1
@@ -40,5 +40,5 @@ def test_selection_bias_means_of_what_counts_of_what_finished_and_of_what_was_la
 
 def test_selection_bias_a_step_that_got_no_group_counts_nothing() -> None:
     census = SelectionBias()
-    census.add(group([rollout(0, 1.0, 5)], [0], 1), counts=False)
+    census.add(group([rollout(0, 1.0, 5)], [0], 1), is_counted=False)
     assert (census.compute_metrics(), census.num_stopped, len(census.unused)) == ({}, 1, 1)

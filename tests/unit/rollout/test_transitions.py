@@ -282,7 +282,7 @@ def test_rollout_transition_engine_group_steps_of_one_engine_follow_each_other_a
         assert world.heard == ["a", "b", "a gets weights"] and world.group.engines[0].unsynced is False
         await asyncio.gather(*asked)
         await given_up(world.move.retire("a", "drain"), 0)
-        with pytest.raises(ConfigError, match="there is no engine 'a'"):
+        with pytest.raises(ConfigError, match="engine 'a' does not exist"):
             await world.move.wake("a")
         assert [engine.engine_id for engine in world.group.engines] == ["b"]
 

@@ -211,7 +211,7 @@ async def run_steps(scheduler: RolloutScheduler, proxy: LLMProxy, policy: dict[s
         plans=(plan,),
         batch_size=NUM_PROMPTS,
         num_steps=NUM_STEPS,
-        left_out=same_verdicts,
+        get_rejection_reason=same_verdicts,
         max_refills=2,
     )
     controller = AsyncController(scheduler, proxy, SchedulingConfig(**policy), spec)
@@ -219,7 +219,7 @@ async def run_steps(scheduler: RolloutScheduler, proxy: LLMProxy, policy: dict[s
     for step in range(NUM_STEPS):
         batch: Batch = await controller.next_batch()
         ids = [(r.draw_id % SECOND, r.index) for group in batch.groups for r in group.rollouts]
-        taken.append([ids, sorted(draw_id % SECOND for draw_id in batch.left_out)])
+        taken.append([ids, sorted(draw_id % SECOND for draw_id in batch.rejection_reasons)])
         await controller.complete_step(step + 1, set())
     await controller.close()
     return taken

@@ -154,7 +154,7 @@ def test_plan_sources_plan_refuses_a_config_that_does_not_say_how_many_experts(t
     file.write_text(
         json.dumps({key: value for key, value in PUBLISHED["Qwen/Qwen3-30B-A3B"][0].items() if key != missing})
     )
-    with pytest.raises(ModelError, match="does not give their number"):
+    with pytest.raises(ModelError, match="does not contain their number"):
         read_plan_source(str(file))
 
 

@@ -36,10 +36,10 @@ def get_text(screen: Screen, now: float = 60.0, columns: int = 100, rows: int = 
 
 
 def running_screen() -> Screen:
-    screen = Screen(header=HEADER, started=0.0)
+    screen = Screen(header=HEADER, started_at=0.0)
     screen.steps = [view(i) for i in range(1, 13)]
     screen.finished_at = [5.0 * i for i in range(1, 13)]
-    screen.phase, screen.phase_started, screen.progress = "generate", 57.0, (37, 64)
+    screen.phase, screen.phase_started_at, screen.progress = "generate", 57.0, (37, 64)
     screen.evaluations = [EvaluationView(step=0, value=0.1666), EvaluationView(step=10, value=0.5416)]
     screen.answers = (
         AnswerView(prompt="3 + 4 =", answer="It is\n7.", reward=1.0, verdict="correct"),
@@ -72,7 +72,7 @@ def test_live_display_the_display_says_all_that_a_run_must_say() -> None:
 
 
 def test_live_display_before_the_first_step_it_says_what_is_being_done() -> None:
-    screen = Screen(header=HEADER, started=0.0, note="loading the model")
+    screen = Screen(header=HEADER, started_at=0.0, note="loading the model")
     assert "loading the model" in get_text(screen)
     assert "0/40" in get_text(screen)
 

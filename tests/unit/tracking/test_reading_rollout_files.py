@@ -105,7 +105,7 @@ def test_tracking_rollout_reader_a_row_group_of_gigabytes_is_refused_by_its_meta
     assert (run / "rollouts" / NAME).stat().st_size < 2**16
     monkeypatch.setattr("roll.tracking.reading.rollout_files._MAX_GROUP_BYTES", 2**24)
     with (
-        pytest.raises(RunDirectoryError, match=r"0\.0 GiB in one row group, more than a run writes"),
+        pytest.raises(RunDirectoryError, match=r"0\.0 GiB in one row group: it was not written by a run"),
         open_rollout_file(SafeDirectory(run), NAME) as file,
     ):
         list(file.iter_batches(("token_ids",)))

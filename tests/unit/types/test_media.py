@@ -228,7 +228,7 @@ def test_media_replayed_episodes_are_compared_with_their_media() -> None:
     )
     prompt = rollout().prompt
     check_replay(prompt, anchor, played)
-    with pytest.raises(ReplayError, match="its first observation differs"):
+    with pytest.raises(ReplayError, match="the first observation differs"):
         check_replay(prompt, anchor, replace(played, prompt_media=(span(OTHER),)))
     with pytest.raises(ReplayError, match="an observation up to turn 2 differs"):
         check_replay(prompt, anchor, replace(played, media=(span(ONE, 2, 4),)))

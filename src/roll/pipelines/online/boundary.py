@@ -19,7 +19,7 @@ def collect_draw_outcomes(batch: Batch) -> dict[int, tuple[DrawOutcome, str]]:
 
     Outcomes are `FILTERED` (replaced or stopped early) and `EXPIRED`.
     """
-    left_out = {draw_id: (DrawOutcome.FILTERED, why) for draw_id, why in batch.left_out.items()}
+    left_out = {draw_id: (DrawOutcome.FILTERED, why) for draw_id, why in batch.rejection_reasons.items()}
     return left_out | {draw_id: (DrawOutcome.EXPIRED, why) for draw_id, why in batch.expired.items()}
 
 

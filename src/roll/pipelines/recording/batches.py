@@ -62,7 +62,7 @@ class RecordedBatches:
         return Batch(
             groups=groups,
             companions={purpose: restore_prompts(self.data, found) for purpose, found in recorded.companions.items()},
-            left_out=dict(recorded.left_out),
+            rejection_reasons=dict(recorded.left_out),
             expired=dict(recorded.expired),
             expired_lengths=list(recorded.expired_lengths),
             num_refills=recorded.num_refills,

@@ -161,7 +161,7 @@ async def _replay_step(replay: _RolloutReplay, step: int, comparison: Comparison
         with spans.phase("sync"):
             async with controller.pause_for_update():
                 await asyncio.sleep(work.sync_s[step])
-    kept = [group for group in batch.groups if group.draw.draw_id not in batch.left_out]
+    kept = [group for group in batch.groups if group.draw.draw_id not in batch.rejection_reasons]
     await controller.complete_step(
         step - replay.first + 1, {r.rollout_id for group in kept for r in group.scored_rollouts}
     )

@@ -114,7 +114,7 @@ class Recorder:
             groups=tuple(batch.groups),
             companions={purpose: tuple(groups) for purpose, groups in batch.companions.items()},
             demonstrations=tuple(demonstrations),
-            left_out=batch.left_out,
+            left_out=batch.rejection_reasons,
             expired=batch.expired,
             expired_lengths=tuple(batch.expired_lengths),
             num_refills=batch.num_refills,

@@ -47,7 +47,7 @@ def build_controller(
         generation,
         plan,
         *_build_companion_plans(config, plan),
-        left_out=refills,
+        get_rejection_reason=refills,
         max_refills=algorithm.filters.max_refills,
         early_stop=_build_configured_early_stop(config),
         draws=draws,

@@ -100,7 +100,7 @@ class CodeSandboxes:
         """Start a checker; yield its job, through which the caller exchanges messages with it.
 
         Raises:
-            ConfigError: pytest is needed, but not installed.
+            ConfigError: Pytest is needed, but not installed.
         """
         spec = self._checker_with_pytest if pytest else self._checker
         with sandbox_errors():

@@ -38,12 +38,12 @@ T = TypeVar("T")
 
 
 class Judge:
-    """Requests verdicts on answers from a judge model.
+    """Requests verdicts on answers from a judge model, with a cache.
 
     Args:
         config: The judge's settings.
         chat: The model.
-        usage: Receives the counts of verdicts.
+        usage: Counters of verdicts, which the judge increments.
     """
 
     def __init__(self, config: JudgeReward, chat: Chat, usage: JudgeUsage | None = None) -> None:
@@ -58,7 +58,7 @@ class Judge:
 
         Raises:
             RewardInfraError: The judge cannot be reached, or none of its replies had the required format.
-            UserError: The user must correct something.
+            UserError: A setting or the data is wrong.
         """
         answer = rollout.text[-self._config.max_answer_chars :]
         if not answer.strip():
@@ -151,11 +151,11 @@ class Judge:
     async def _request_readable_reply(
         self, messages: Sequence[Message], schema: Mapping[str, Any], read: Callable[[str], object]
     ) -> str:
-        """Request a reply that `read` can parse, and return it; after a reply that it rejects, retry with the error."""
+        """Request a reply and return it; if `read` cannot parse it, request another one with the error message."""
         prompt = list(messages)
         problem = ""
         for _ in range(self._config.parse_attempts):
-            reply = await self._chat.ask(prompt, schema)
+            reply = await self._chat.generate_reply(prompt, schema)
             try:
                 read(reply)
             except ReplyError as error:
@@ -178,20 +178,20 @@ class Judge:
         self._cache.close()
 
 
-def build_judge_verifier(config: JudgeReward, runs_in: WorkerPool | JudgeModel | None) -> Verifier:
+def build_judge_verifier(config: JudgeReward, judge_model: WorkerPool | JudgeModel | None) -> Verifier:
     """Build the verifier of the reward `judge`, which sends requests from the event loop of the controller.
 
     Args:
         config: The judge's prompt and endpoint.
-        runs_in: The run's own judge model, if the reward uses it.
+                judge_model: The run's own judge model, if the reward uses it.
 
     Raises:
         ConfigError: The environment variable for the API key is not set, or there is no judge.
     """
     if not config.uses_own_judge:
         judge = Judge(config, EndpointChat(config))
-    elif isinstance(runs_in, JudgeModel):
-        judge = Judge(config, EngineChat(config, runs_in), runs_in.usage)
+    elif isinstance(judge_model, JudgeModel):
+        judge = Judge(config, EngineChat(config, judge_model), judge_model.usage)
     else:
         raise ConfigError(
             "the reward 'judge' has no `url`, and this run has no judge model: set `url` to an endpoint, or add the "

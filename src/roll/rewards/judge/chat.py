@@ -1,11 +1,11 @@
-"""Send requests to a language model, wherever it runs.
+"""Send requests to a judge model behind an endpoint.
 
-    ask ──► a free slot (max_concurrent) ──► POST ──► 200: its text
+    generate_reply ──► a free slot (max_concurrent) ──► POST ──► 200: its text
                                               ├─ connection, timeout, 408/409/425/429/5xx: wait (with jitter), retry
                                               ├─ 401/403/404: the user must correct the address, the key or the name
                                               └─ any other: this request cannot be answered
 
-Invariants: never more than `max_concurrent` running requests; a request that waits for a retry holds no slot.
+Invariants: never more than `max_concurrent` running requests; a request that waits for a retry uses no slot.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class Chat(Protocol):
     name: str
     """Name for messages."""
     identity: list[Any]
-    """Plain data that replies depend on, in addition to the request; part of the cache key."""
+    """Plain data, besides the request, that determines replies; part of the cache key."""
 
-    async def ask(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> str:
+    async def generate_reply(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> str:
         """Request a reply that is JSON of this schema, and return its text.
 
         Raises:
@@ -89,7 +89,7 @@ class EndpointChat:
     Args:
         config: The address and the settings of requests.
         sleep: Waits between attempts.
-        jitter: Returns a number in 0 … 1, drawn for each wait.
+        jitter: Returns a random number between 0 and 1, for each wait.
 
     Raises:
         ConfigError: The environment variable for the API key is not set.
@@ -115,7 +115,7 @@ class EndpointChat:
         )
         self._logged_long_wait = False
 
-    async def ask(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> str:
+    async def generate_reply(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> str:
         body = json.dumps(self._make_body(messages, schema)).encode()
         failure = RequestFailure("")
         for attempt in range(self._config.max_attempts):
@@ -222,7 +222,7 @@ def _join_parts(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
-        raise TypeError("content must be text, or a list of parts")
+        raise TypeError("content must be a string or a list of parts")
     texts = [part if isinstance(part, str) else part.get("text") for part in content if _is_text(part)]
     return "".join(text for text in texts if isinstance(text, str))
 

@@ -1,10 +1,10 @@
-"""The run's own judge: a language model on engines of this run, which get and return tokens.
+"""The run's own judge: a language model on engines of this run.
 
-    ask ──► messages as tokens ──► for each field of the schema: generate text ────────────────► {"reasoning": "…",
+    messages ──► tokens ──► for each field of the schema: generate text ────────────────► {"reasoning": "…",
                                                                  score the verdicts ───────────►  "score": 7.2, …}
 
 A reply always has the required format: ROLL writes the JSON between the fields, and chooses a verdict among those that
-the schema permits, by the probability of their tokens. So even a model that cannot write JSON can judge, and no verdict
+the schema permits, by the probability of their tokens. So a model that cannot write JSON can be a judge, and no verdict
 needs a retry. The probability-weighted mean over verdicts follows G-Eval (Liu et al., arXiv 2303.16634, equation 1). A
 grammar for the whole reply would instead need a tokenizer inside the engine.
 
@@ -33,12 +33,12 @@ from roll.types import Generation, GenerationRequest, Message, SamplingParams
 
 __all__ = ["EngineChat", "JudgeModel", "JudgeUsage", "VerdictNode", "build_verdict_tree"]
 
-MIN_SHARE = 1e-3
+MIN_PROBABILITY_SHARE = 1e-3
 """If the common prefix of several verdicts has a lower probability than this, the verdicts share it equally."""
 
 
 _TEXT = re.compile(r'(?:[^"\\]|\\.?)*+', re.DOTALL)
-_numbers = itertools.count()
+_request_numbers = itertools.count()
 """Counter for request ids, shared by all rewards of a process, because they use the same engines."""
 
 
@@ -75,7 +75,7 @@ class JudgeModel:
         self._defused = make_escaper(self.tokenizer)
         self._has_system = self._has_system_role()
         tokens = self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
-        quotes = [i for i, token in enumerate(tokens) if _has_quote(token)]
+        quotes = [i for i, token in enumerate(tokens) if _contains_quote(token)]
         self.text_ends = tuple(sorted({*self.stop_token_ids, *quotes}))
         """Tokens that end a string: stop tokens, and tokens with a quotation mark."""
 
@@ -106,8 +106,8 @@ class JudgeModel:
         return True
 
 
-def _has_quote(token: str | None) -> bool:
-    """Return whether a token holds an unescaped quotation mark."""
+def _contains_quote(token: str | None) -> bool:
+    """Return whether a token contains an unescaped quotation mark."""
     return token is not None and '"' in token.replace('\\"', "")
 
 
@@ -127,7 +127,7 @@ class VerdictNode:
     prefix: tuple[int, ...]
     """Tokens since the parent node."""
     leaf: int | None = None
-    """The verdict, if only one is left."""
+    """The verdict, if the node is a leaf."""
     branches: Mapping[int, VerdictNode] = field(default_factory=dict)
     """Child nodes by next token."""
 
@@ -170,34 +170,34 @@ class EngineChat:
         self.name = model.name
         self.identity = [model.identity, config.verdict]
 
-    async def ask(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> str:
+    async def generate_reply(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> str:
         """Return a reply as JSON, by generating every field of the schema in turn.
 
         Raises:
             UnscorableError: The request does not fit the judge's context.
         """
-        head = self._model.render(messages)
+        prompt_ids = self._model.render(messages)
         reply: dict[str, Any] = {}
-        written = "{"
+        partial_reply = "{"
         for name, kind in schema["properties"].items():
-            written += f"{json.dumps(name)}: "
+            partial_reply += f"{json.dumps(name)}: "
             if kind["type"] == "string" and "enum" not in kind:
-                reply[name] = await self._generate_text(head, written)
+                reply[name] = await self._generate_text(prompt_ids, partial_reply)
             else:
                 values = kind["enum"] if "enum" in kind else list(range(kind["minimum"], kind["maximum"] + 1))
-                weights = await self._compute_probabilities(head, written, values)
+                weights = await self._compute_probabilities(prompt_ids, partial_reply, values)
                 reply |= self._make_verdict(name, values, weights)
-            written += f"{json.dumps(reply[name], ensure_ascii=False)}, "
+            partial_reply += f"{json.dumps(reply[name], ensure_ascii=False)}, "
         return json.dumps(reply, ensure_ascii=False)
 
-    async def _generate_text(self, head: Sequence[int], written: str) -> str:
+    async def _generate_text(self, prompt_ids: Sequence[int], partial_reply: str) -> str:
         """Generate the text of a JSON string field, without its closing quotation mark.
 
         Args:
-            head: Token IDs of the prompt.
-            written: The reply so far, up to this field.
+            prompt_ids: Token IDs of the prompt.
+            partial_reply: The reply so far, up to this field.
         """
-        tokens = [*head, *self._model.encode(f'{written}"')]
+        tokens = [*prompt_ids, *self._model.encode(f'{partial_reply}"')]
         generation = await self._generate(
             tokens,
             SamplingParams(
@@ -212,24 +212,28 @@ class EngineChat:
         except ValueError:  # an invalid JSON escape
             return text
 
-    async def _compute_probabilities(self, head: Sequence[int], written: str, values: Sequence[Any]) -> list[float]:
+    async def _compute_probabilities(
+        self, prompt_ids: Sequence[int], partial_reply: str, values: Sequence[Any]
+    ) -> list[float]:
         """Compute the probability that the judge continues its reply with each of `values`.
 
         Args:
-            head: Token IDs of the prompt.
-            written: The reply so far, up to the value.
+            prompt_ids: Token IDs of the prompt.
+            partial_reply: The reply so far, up to the value.
             values: The permitted values.
         """
         # The closing brace is included, so that no verdict is a prefix of another, as `1` would be of `10`.
-        tree = build_verdict_tree({i: self._model.encode(f"{written}{json.dumps(v)}}}") for i, v in enumerate(values)})
+        tree = build_verdict_tree(
+            {i: self._model.encode(f"{partial_reply}{json.dumps(v)}}}") for i, v in enumerate(values)}
+        )
         weights = [0.0] * len(values)
-        pending: list[tuple[VerdictNode, list[int], float]] = [(tree, list(head), 1.0)]
+        pending: list[tuple[VerdictNode, list[int], float]] = [(tree, list(prompt_ids), 1.0)]
         while pending:
             node, before, share = pending.pop()
             if node.leaf is not None:
                 weights[node.leaf] += share
                 continue
-            if share < MIN_SHARE:
+            if share < MIN_PROBABILITY_SHARE:
                 leaves = list(_list_leaves(node))
                 for leaf in leaves:
                     weights[leaf] += share / len(leaves)
@@ -263,14 +267,14 @@ class EngineChat:
             )
         seed = int(compute_content_key(list(tokens), sampling.max_new_tokens)[:7], 16)
         request = GenerationRequest(
-            request_id=f"judge-{next(_numbers)}",
+            request_id=f"judge-{next(_request_numbers)}",
             token_ids=np.asarray(tokens, np.int32),
             sampling=replace(sampling, seed=seed),
         )
         return await self._model.generate(request, self._config.time_limit_s)
 
     async def close(self) -> None:
-        """Do nothing: the judge model belongs to the run."""
+        """Do nothing, because the run closes the judge model."""
 
 
 def _list_leaves(node: VerdictNode) -> list[int]:

@@ -1,4 +1,4 @@
-"""Parse a judge's reply: valid JSON, JSON as models write it, or an error."""
+"""Parse a judge's reply, which may be invalid JSON with the usual mistakes of models."""
 
 from __future__ import annotations
 
@@ -29,18 +29,20 @@ class Preference:
     winner: str
     """`A`, `B` or `tie`."""
     points: float
-    """Points of A, 0 … 1: decided by the winner, or the expected value if the judge returns probabilities."""
+    """Points of answer A: 1 for a win, 0.5 for a tie, 0 for a loss; the expected value if the judge returns
+    probabilities.
+    """
 
 
 class ReplyError(ValueError):
-    """A reply cannot be parsed; the message is addressed to the judge."""
+    """A reply cannot be parsed. The message is sent to the judge."""
 
 
 def _find_objects(text: str) -> Iterator[str]:
     """Yield every `{…}` with balanced braces outside of strings, from the last to the first.
 
     Raises:
-        ReplyError: The text ends inside an object: the reply was truncated, and its last number may be incomplete.
+        ReplyError: The text ends inside an object, because the reply was truncated.
     """
     objects: list[str] = []
     depth, begin, in_string, escaped = 0, 0, False, False
@@ -66,7 +68,7 @@ def _find_objects(text: str) -> Iterator[str]:
     yield from reversed(objects)
 
 
-def _repair(text: str) -> Iterator[str]:
+def _yield_repaired(text: str) -> Iterator[str]:
     yield text
     text = _TRAILING_COMMA.sub(r"\1", text)
     yield text
@@ -91,10 +93,10 @@ def _parse(reply: str) -> dict[str, Any]:
         return whole
     answer = extract_answer(reply)
     if answer is None:
-        raise ReplyError("The reasoning in your reply does not end.")
+        raise ReplyError("Your reply ends inside its reasoning.")
     text = answer[-MAX_REPLY_LENGTH:]
     for candidate in itertools.islice(_find_objects(text), MAX_OBJECTS):
-        for form in _repair(candidate):
+        for form in _yield_repaired(candidate):
             try:
                 value = json.loads(form, strict=False)
             except (ValueError, RecursionError):
@@ -105,7 +107,7 @@ def _parse(reply: str) -> dict[str, Any]:
 
 
 def read_score(reply: str, lowest: int, highest: int) -> float:
-    """Return the score, scaled to 0 … 1.
+    """Return the score, scaled to the range from 0 to 1.
 
     Raises:
         ReplyError: The reply has no score, or the score is not on the scale.
@@ -117,7 +119,7 @@ def read_score(reply: str, lowest: int, highest: int) -> float:
             raise ReplyError(f"Your score {value} is not on the scale from {lowest} to {highest}.")
         value = float(number[1]) if number else None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ReplyError("Your reply has no number as `score`.")
+        raise ReplyError("Your reply has no number in the field `score`.")
     if not lowest <= value <= highest:
         raise ReplyError(f"Your score {value} is not between {lowest} and {highest}.")
     return (value - lowest) / (highest - lowest)
@@ -127,12 +129,12 @@ def read_winner(reply: str) -> str:
     """Return the winner that the reply names: `A`, `B` or `tie`.
 
     Raises:
-        ReplyError: The reply has no winner that can be read as one of these.
+        ReplyError: The reply names no valid winner.
     """
     value = str(_parse(reply).get("winner", "")).strip().strip('."').casefold().removeprefix("answer ")
     named = {"a": "A", "b": "B", "tie": "tie", "equal": "tie", "both": "tie", "draw": "tie", "neither": "tie"}
     if value not in named:
-        raise ReplyError('Your reply has no `winner` that is "A", "B" or "tie".')
+        raise ReplyError('The field `winner` of your reply must be "A", "B" or "tie".')
     return named[value]
 
 

@@ -1,8 +1,7 @@
 """The judge's prompts, and the format of its replies.
 
-The judged answer is untrusted text: it stands between delimiters with a digest of the answer, which the answering model
-cannot predict, and the judge is instructed to ignore instructions between them. Control tokens of the judge model are
-escaped.
+The judged answer is untrusted text. It is enclosed in delimiters with a digest of the answer, which the policy cannot
+predict, and the judge is instructed to ignore instructions inside them. Control tokens of the judge model are escaped.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ _REASONING_FIELD = '"reasoning": "…", '
 
 
 def build_pointwise_schema(lowest: int, highest: int, *, explain: bool = True) -> dict[str, Any]:
-    """Return the JSON schema of a reply that scores an answer, with a reason first if `explain` is set."""
+    """Return the JSON schema of a reply that scores an answer, with an explanation first if `explain` is set."""
     return _build_object_schema(_build_reasoning_field(explain) | {"score": _build_integer_schema(lowest, highest)})
 
 
 def build_pairwise_schema(*, explain: bool = True) -> dict[str, Any]:
-    """Return the JSON schema of a reply that compares two answers, with a reason first if `explain` is set."""
+    """Return the JSON schema of a reply that compares two answers, with an explanation first if `explain` is set."""
     return _build_object_schema(
         _build_reasoning_field(explain) | {"winner": {"type": "string", "enum": ["A", "B", "tie"]}}
     )
@@ -84,7 +83,7 @@ def _delimit(name: str, text: str) -> str:
 def _format_question(conversation: Sequence[Message]) -> str:
     """Return the conversation without system messages as text.
 
-    A single message is returned as it is; of several messages, each is preceded by its role.
+    A single message is returned as is; each of several messages is preceded by its role.
     """
     messages = [message for message in conversation if message.role != "system"]
     if len(messages) == 1:
@@ -111,10 +110,10 @@ def build_pointwise_messages(
     Args:
         conversation: The prompt.
         answer: The answer to score.
-        reference: The right answer, or a good one; empty without a reference.
+        reference: A correct or good answer; empty if there is none.
         rubric: A name in `RUBRICS`, or the rubric itself; `{reference}` in it is replaced by the reference.
         scale: Lowest and highest score.
-        explain: Whether the judge gives a reason before the score.
+        explain: Whether the judge explains the score first.
     """
     lowest, highest = scale
     content = "\n\n".join(
@@ -148,7 +147,7 @@ def build_pairwise_messages(
 
 
 def build_repair_messages(messages: Sequence[Message], reply: str, problem: str) -> list[Message]:
-    """Build the prompt that repeats a request after a reply that cannot be used; `problem` describes why."""
+    """Build the prompt that repeats a request after an invalid reply; `problem` describes the error."""
     return [
         *messages,
         Message(role="assistant", content=reply[:4_000]),

@@ -1,1 +1,1 @@
-"""Mathematical answers: their notation, their shape, and whether two of them are equal."""
+"""Normalize, parse and compare mathematical answers."""

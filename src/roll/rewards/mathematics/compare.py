@@ -1,4 +1,4 @@
-"""Compare two answers: their shapes here, their values by math-verify.
+"""Compare two answers by their shapes, and their values by math-verify.
 
 answer, reference ─► cleaned ─► shapes ─► matched part by part ─► plain numbers: exactly
                                                               └─► anything else: `symbolic.has_same_value`
@@ -32,7 +32,7 @@ def is_same_answer(answer: str, reference: str) -> bool:
     """Return whether `answer` equals `reference`.
 
     Raises:
-        TooDeepError: The answer is nested deeper than any sensible answer.
+        TooDeepError: The answer has too many nested brackets.
         TooLargeError: The answer contains numbers or powers that are too large to compute.
     """
     answer, reference = normalize_notation(answer), normalize_notation(reference)
@@ -57,7 +57,7 @@ def _is_same(answer: Shape, reference: Shape) -> bool:
 
 
 def _expand_signs(shape: Shape) -> Shape:
-    r"""Replace `a \pm b` by the two values `a + b` and `a - b`: as a list, or as two items of the list it is in."""
+    r"""Replace `a \pm b` with the values `a + b` and `a - b`, as a list or as two items of the enclosing list."""
     if isinstance(shape, str):
         both = _substitute_signs(shape)
         return shape if len(both) == 1 else Group("", "", both)
@@ -127,8 +127,8 @@ def _match_two_relations(answer: Relation, reference: Relation) -> bool:
 def _get_values(relation: Relation) -> list[str]:
     r"""Return the values that an equation states.
 
-    This is its last side. For `exact \approx rounded`, it is the exact side and, if the rounding is correct, the
-    rounded side.
+    The value is the last side. For `exact \approx rounded`, the exact side is a value and, if the rounding is correct,
+    so is the rounded side.
     """
     sides = [_MODULUS.sub("", side).strip() for side in relation.sides]
     if "\\approx" not in relation.signs:
@@ -136,7 +136,7 @@ def _get_values(relation: Relation) -> list[str]:
     exact, rounded = sides[relation.signs.index("\\approx")], sides[-1]
     if is_name(exact) or not exact:
         return [rounded]
-    return [exact, rounded] if is_rounding_of(rounded, exact, fewest_decimals=0) else [exact]
+    return [exact, rounded] if is_rounding_of(rounded, exact, min_decimals=0) else [exact]
 
 
 def _match_residues(answer: Relation, reference: Relation) -> bool:
@@ -304,7 +304,7 @@ def _multiply(text: str, factor: Fraction) -> str:
 
 
 def _match_in_bases(answer: str, reference: str) -> bool | None:
-    """Return whether two numbers have equal digits and bases; `None` if neither names a base, or one is no number.
+    """Return whether two numbers have equal digits and bases; `None` if neither has a base, or one is not a number.
 
     A reference without a base is in base 10; a reference with a base requires that base.
     """

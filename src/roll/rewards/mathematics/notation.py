@@ -1,6 +1,6 @@
-r"""Normalize notation, and remove layout: `\left(\tfrac12,√3\right)` as `(\frac{1}{2},\sqrt{3})`
+r"""Normalize notation and remove layout: `\left(\tfrac12,√3\right)` becomes `(\frac{1}{2},\sqrt{3})`.
 
-Every pass reads the text once, or once with a stack of brackets: the time is linear in its length.
+Every pass takes time linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["convert_decimals", "convert_degrees", "match_brackets", "normalize_n
 def _parse_replacements(text: str) -> dict[str, str]:
     r"""Parse a table such as `− – as -; ÷ as /; ≤ ⩽ as \le` into the replacement of each sign or command.
 
-    A blank is added to a replacement that ends with a command, so that it is not joined to a following letter.
+    A space is added to a replacement that ends with a command, to separate the command from a following letter.
     """
     replacements: dict[str, str] = {}
     for entry in text.split("; "):
@@ -37,7 +37,7 @@ _SIGN = re.compile("|".join(map(re.escape, _UNICODE)))
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _COMMAND = re.compile(r"\\(?:q?quad|[a-zA-Z]+|.)", re.DOTALL)
-_DOUBLED = re.compile(
+_DOUBLED_BACKSLASH = re.compile(
     r"\\\\(?=(?:left|right|[dt]?frac|sqrt|leq?|geq?|text|pi|cup|infty|in|cdot|times|pm|circ)(?![a-zA-Z]))"
 )
 _LAYOUT = {"\\left", "\\right", "\\mleft", "\\mright", "\\displaystyle", "\\textstyle", "\\quad", "\\qquad", "\\limits"}
@@ -52,27 +52,29 @@ _COMMAND_ALIASES = _parse_replacements(
 _COMMAND_ALIASES |= {"\\thinspace": " ", "\\dbinom": "\\binom", "\\tbinom": "\\binom"}
 _COMMAND_ALIASES |= dict.fromkeys(("\\dfrac", "\\tfrac", "\\cfrac"), "\\frac")
 _WORD = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{2,}(?![a-zA-Z])")
-_NAMES = {
+_COMMAND_BY_WORD = {
     **{name: f"\\{name}" for name in ("sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "exp", "sqrt", "pi")},
     **{name: f"\\{name}" for name in ("arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "gcd", "lcm", "cup")},
     **{"infty": "\\infty", "infinity": "\\infty", "oo": "\\infty", "inf": "\\infty", "percent": "%"},
 }
-_WRAPPED = re.compile(
+_TEXT_COMMAND = re.compile(
     r"\\(?:text|textbf|textrm|textit|textnormal|mathrm|mathit|mbox|operatorname\*?)\s*\{\s*([^{}]*?)\s*\}"
 )
 _UNIT_LETTERS = frozenset("msghlL")
 _VALUE_END = frozenset("0123456789})i")
 _OPERATORS = re.compile(r"\*\*|<=|>=|!=|\*")
 _PLAIN_OPERATORS = {"**": "^", "<=": "\\le ", ">=": "\\ge ", "!=": "\\ne ", "*": "\\cdot "}
-_REPEATING = re.compile(r"(?<!\d)(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?\s*(\d{1,40})\s*\}?(?:\s*\\dot\s*\{?(\d)\}?)?")
+_REPEATING_DECIMAL = re.compile(
+    r"(?<!\d)(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?\s*(\d{1,40})\s*\}?(?:\s*\\dot\s*\{?(\d)\}?)?"
+)
 _DECIMAL = re.compile(r"(?<!\d)(\d*)\.(\d+)")
 _POWER = re.compile(r"\^\s*(-?\d{2,}|-\d)")
 _SUBSCRIPT = re.compile(r"_\s*(\d{2,})")
 _DEGREE = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))")
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
-_ROOT = re.compile(r"√\s*(\d+)")
+_ROOT_SIGN = re.compile(r"√\s*(\d+)")
 _ARGUMENT = re.compile(r"\\sqrt\s*\[[^\[\]]*\]|\\[{}]|\\(?:frac|binom|sqrt)(?![a-zA-Z])|\\[a-zA-Z]+|.", re.DOTALL)
-_GROUPED = re.compile(r"(?<![\d,.])\d{1,3}(?:(?:,\\!\s?|\\!,|\s?\{\s?,\s?\}\s?|\\[, ]|,)\d{3})+(?![\d,])")
+_GROUPED_DIGITS = re.compile(r"(?<![\d,.])\d{1,3}(?:(?:,\\!\s?|\\!,|\s?\{\s?,\s?\}\s?|\\[, ]|,)\d{3})+(?![\d,])")
 
 
 def normalize_notation(text: str) -> str:
@@ -82,17 +84,17 @@ def normalize_notation(text: str) -> str:
     """
     # In a matrix, two backslashes separate rows.
     if "\\begin" not in text:
-        text = _DOUBLED.sub(r"\\", text)  # a doubled escape
+        text = _DOUBLED_BACKSLASH.sub(r"\\", text)  # a doubled escape
     # Thousands are joined before `_COMMAND` removes the thin spaces between them.
-    text = _GROUPED.sub(_join_thousands, text)
+    text = _GROUPED_DIGITS.sub(_join_thousands, text)
     text = _SUPERSCRIPT.sub(lambda match: "^{" + match.group().translate(_SUPERSCRIPTS) + "}", text)
-    text = _ROOT.sub(r"\\sqrt{\1}", text)
+    text = _ROOT_SIGN.sub(r"\\sqrt{\1}", text)
     text = _SIGN.sub(lambda match: _UNICODE[match.group()], text)
-    text = _WRAPPED.sub(_replace_word, text)
+    text = _TEXT_COMMAND.sub(_replace_word, text)
     text = _COMMAND.sub(_replace_command, text).replace("$", " ").replace("~", " ")
     text = _OPERATORS.sub(lambda match: _PLAIN_OPERATORS[match.group()], text)
-    text = _WORD.sub(lambda match: _NAMES.get(match.group().lower(), match.group()), text)
-    text = _REPEATING.sub(_convert_repeating, text)
+    text = _WORD.sub(lambda match: _COMMAND_BY_WORD.get(match.group().lower(), match.group()), text)
+    text = _REPEATING_DECIMAL.sub(_convert_repeating, text)
     text = _POWER.sub(r"^{\1}", _SUBSCRIPT.sub(r"_{\1}", text))
     return _brace_arguments(_add_braces(text)).strip()
 
@@ -110,14 +112,14 @@ def _replace_command(match: re.Match[str]) -> str:
 
 
 def _replace_word(match: re.Match[str]) -> str:
-    r"""Replace `\text{i}` by `i`, `\operatorname{gcd}` by `\gcd`, `\text{ or }` by ` or `; other words are kept."""
+    r"""Replace `\text{i}` with `i`, `\operatorname{gcd}` with `\gcd`, `\text{ or }` with ` or `; keep other words."""
     word = match[1]
     before = match.string[: match.start()][-4:].rstrip("\\ ,;!~")
     is_unit = word in _UNIT_LETTERS and before[-1:] in _VALUE_END
     if (len(word) < 2 and not is_unit) or word.lower() in ("or", "and"):
         return f" {word} "
-    if word.lower() in _NAMES:
-        return _NAMES[word.lower()] + " "
+    if word.lower() in _COMMAND_BY_WORD:
+        return _COMMAND_BY_WORD[word.lower()] + " "
     return f"\\text{{{word}}}"
 
 
@@ -140,17 +142,17 @@ def convert_degrees(text: str) -> str:
 
 
 def match_brackets(text: str, opening: str, closing: str) -> dict[int, int]:
-    """Map the position of each opening bracket to that of its closing bracket.
+    """Map the position of each opening bracket to the position of its closing bracket.
 
-    Brackets after a backslash, and brackets without a partner, are ignored.
+    Brackets after a backslash and unmatched brackets are ignored.
     """
     found: dict[int, int] = {}
-    waiting: list[int] = []
+    incomplete_commands: list[int] = []
     for position, character in enumerate(text):
         if character == opening and text[position - 1 : position] != "\\":
-            waiting.append(position)
-        elif character == closing and waiting and text[position - 1 : position] != "\\":
-            found[waiting.pop()] = position
+            incomplete_commands.append(position)
+        elif character == closing and incomplete_commands and text[position - 1 : position] != "\\":
+            found[incomplete_commands.pop()] = position
     return found
 
 
@@ -168,35 +170,37 @@ def _add_braces(text: str) -> str:
 def _brace_arguments(text: str) -> str:
     r"""Add the missing braces of arguments: `\frac12` becomes `\frac{1}{2}`, and `\sqrt3` becomes `\sqrt{3}`."""
     parts: list[str] = []
-    waiting: list[list[int]] = []  # commands that lack arguments: depth of braces, number of missing arguments
+    incomplete_commands: list[
+        list[int]
+    ] = []  # commands that lack arguments: depth of braces, number of missing arguments
     depth = 0
     for match in _ARGUMENT.finditer(text):
         token = match.group()
-        wanted = bool(waiting) and waiting[-1][0] == depth
+        wanted = bool(incomplete_commands) and incomplete_commands[-1][0] == depth
         if token == "{":
             depth += 1
         elif token == "}":
             depth -= 1
-            while waiting and waiting[-1][0] > depth:
-                waiting.pop()
-            _record_argument(waiting, depth)
+            while incomplete_commands and incomplete_commands[-1][0] > depth:
+                incomplete_commands.pop()
+            _record_argument(incomplete_commands, depth)
         elif token.startswith(("\\frac", "\\binom", "\\sqrt")):
-            _record_argument(waiting, depth)
-            waiting.append([depth, 1 if token.startswith("\\sqrt") else 2])
+            _record_argument(incomplete_commands, depth)
+            incomplete_commands.append([depth, 1 if token.startswith("\\sqrt") else 2])
         elif wanted and not token.isspace():
             if token.isalnum() or token.startswith("\\"):
                 token = f"{{{token}}}"
-            _record_argument(waiting, depth)
+            _record_argument(incomplete_commands, depth)
         parts.append(token)
     return "".join(parts)
 
 
-def _record_argument(waiting: list[list[int]], depth: int) -> None:
-    """Record that the innermost waiting command, if it is at this depth of braces, got one of its arguments.
+def _record_argument(incomplete_commands: list[list[int]], depth: int) -> None:
+    """Record one argument of the innermost incomplete command, if the command is at this depth of braces.
 
-    A command that has all of its arguments is removed from `waiting`.
+    A command that has all of its arguments is removed from `incomplete_commands`.
     """
-    if waiting and waiting[-1][0] == depth:
-        waiting[-1][1] -= 1
-        if waiting[-1][1] == 0:
-            waiting.pop()
+    if incomplete_commands and incomplete_commands[-1][0] == depth:
+        incomplete_commands[-1][1] -= 1
+        if incomplete_commands[-1][1] == 0:
+            incomplete_commands.pop()

@@ -1,8 +1,8 @@
 """Bound the memory of math-verify's parser caches.
 
-An ANTLR parser caches each lookahead that it meets, as automaton states and shared contexts, until its process ends.
-Usually the parsed text repeats itself, so the cache stops growing; but a model's answers are always new, and a worker
-that scored 24,000 fuzzed answers grew by 16 MB, nearly all of it in these caches.
+An ANTLR parser never removes entries from its caches of automaton states and contexts. A model's answers always contain
+new text, so the caches keep growing: a worker that scored 24,000 fuzzed answers grew by 16 MB, nearly all of it in
+these caches.
 """
 
 from __future__ import annotations

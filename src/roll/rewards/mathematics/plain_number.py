@@ -1,4 +1,4 @@
-"""Plain numbers as people write them (`1,234`, `-3.50`, `7/8`, `1 1/2`, `$5`, `40%`, `3e8`, `25 km`), exactly."""
+"""Parse plain numbers exactly: `1,234`, `-3.50`, `7/8`, `1 1/2`, `$5`, `40%`, `3e8`, `25 km`."""
 
 from __future__ import annotations
 
@@ -38,19 +38,38 @@ _CURRENCY = re.compile(
     r"\\(?:text|textrm|textbf|mathrm|mbox)\s*+\{\s*+"
     r"(?:[€£¥₹]|(?:USD|US|EUR|GBP|CAD|AUD|HK|Rs|INR|CNY|RMB|JPY)\b\.?)?+\s*+\}"
 )
-_WRAPPED = re.compile(
+_ENCLOSED_TEXT = re.compile(
     r"\\(?:text|textbf|mathbf|mathrm|mbox|displaystyle)\s*\{([^{}]*)\}|\((.*)\)|\{(.*)\}|\*\*(.*)\*\*", re.DOTALL
 )
-_SPACES = re.compile(r"(?<=\d)(?:,\\!\s?|\\!,|\\[,! ]|\s?\{\s?,\s?\}\s?|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
-_SHORT = re.compile(r"(?:\s|\\[,;:! ]|~)+([a-zA-Z]{1,2})(?![a-zA-Z])")
-_NO_VARIABLES = {"am", "pm", "AM", "PM", "of", "in", "to", "N", "V", "W", "A", "J", "K", "C", "F"}
-_NO_VARIABLES |= {"Hz", "kN", "kW", "Pa", "kV", "mA", "kJ", "eV", "dB", "cc", "yr", "mV", "mW", "GB", "MB", "TB"}
+_LATEX_THOUSANDS_SEPARATOR = re.compile(
+    r"(?<=\d)(?:,\\!\s?|\\!,|\\[,! ]|\s?\{\s?,\s?\}\s?|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))"
+)
+_SHORT_WORD = re.compile(r"(?:\s|\\[,;:! ]|~)+([a-zA-Z]{1,2})(?![a-zA-Z])")
+_SHORT_UNITS_AND_WORDS = {"am", "pm", "AM", "PM", "of", "in", "to", "N", "V", "W", "A", "J", "K", "C", "F"}
+_SHORT_UNITS_AND_WORDS |= {
+    "Hz",
+    "kN",
+    "kW",
+    "Pa",
+    "kV",
+    "mA",
+    "kJ",
+    "eV",
+    "dB",
+    "cc",
+    "yr",
+    "mV",
+    "mW",
+    "GB",
+    "MB",
+    "TB",
+}
 VULGAR_FRACTIONS = {
     sign: f"{top}/{bottom}"
     for sign, top, bottom in zip("½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞", "112131234151357", "233445555668888", strict=True)
 }
 _VULGAR = re.compile(rf"(?:(\d)\s?)?([{''.join(VULGAR_FRACTIONS)}])")
-_BLANKS = re.compile(r"\d{1,3}(?: \d{3})+(?![\d/,]| ?\d)")
+_SPACED_THOUSANDS = re.compile(r"\d{1,3}(?: \d{3})+(?![\d/,]| ?\d)")
 """Thousands separated by blanks, if the text can only be one number."""
 _SCALE = re.compile(
     r"(?:\s|\\[,;:! ]|~)*(?P<opened>\\(?:text|textrm|textbf|mathrm|mbox)\s*\{\s*)?"
@@ -64,7 +83,7 @@ MAX_LENGTH = 1_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlainNumber:
-    """A number: its exact value, and how it is written."""
+    """A number: its exact value and its notation."""
 
     value: Fraction
     percent: bool
@@ -73,13 +92,13 @@ class PlainNumber:
     unit: Unit | None = None
     """The unit after the number, if it is known to `roll.rewards.mathematics.units`."""
     scale: int = 1
-    """The factor of a word such as `million`, which is part of the value."""
+    """Factor of a word such as `million`; already included in `value`."""
 
 
 def normalize_numbers(text: str) -> str:
     """Write the minus signs, thousands separators and fractions of a text in one notation: `-`, `,` and `a/b`."""
     text = text.replace("\u2212", "-").replace("\\$", "$").replace("\\%", "%")
-    text = _SPACES.sub(",", text)
+    text = _LATEX_THOUSANDS_SEPARATOR.sub(",", text)
     text = _VULGAR.sub(lambda match: (f"{match[1]} " if match[1] else "") + VULGAR_FRACTIONS[match[2]], text)
     return _FRACTION.sub(_replace_fraction, text)
 
@@ -103,7 +122,11 @@ def parse_number(text: str) -> PlainNumber | None:
     if found := re.match(r"[€£¥\s]*([-+])?[€£¥\s]*", rest):
         sign = -1 if found.group(1) == "-" else 1
         rest = rest[found.end() :]
-    rest = _BLANKS.sub(lambda found: found.group().replace(" ", ""), rest, count=1) if _BLANKS.match(rest) else rest
+    rest = (
+        _SPACED_THOUSANDS.sub(lambda found: found.group().replace(" ", ""), rest, count=1)
+        if _SPACED_THOUSANDS.match(rest)
+        else rest
+    )
     match = NUMBER.match(rest)
     if match is None:
         return None
@@ -126,7 +149,7 @@ def parse_number(text: str) -> PlainNumber | None:
 
 def _unwrap(text: str) -> str:
     r"""Return the text without `\text{…}`, brackets, or asterisks around the whole text."""
-    while match := _WRAPPED.fullmatch(text):
+    while match := _ENCLOSED_TEXT.fullmatch(text):
         inner = next(part for part in match.groups() if part is not None).strip()
         if inner.count("(") != inner.count(")") or inner == text:
             break
@@ -153,13 +176,13 @@ def _compute_value(match: re.Match[str]) -> Fraction | None:
 def _is_unit(text: str) -> bool:
     """Return whether the text after a number is a unit or empty.
 
-    In `5x` (one adjacent letter) and `5^2` it is not a unit, nor in `5 x`, `5 x^2` and `5 ab`: words of one or two
-    letters that name no unit are variables.
+    The text after 5 is not a unit in `5x` (one adjacent letter) and `5^2`, nor in `5 x`, `5 x^2` and `5 ab`, because
+    words of one or two letters are variables unless they name a unit.
     """
     if re.match(r"[^\W\d_](?![^\W\d_])|\s*\^[\s{]*\d|[²³/]", text):
         return False
-    short = _SHORT.match(text)
-    if short and short[1] not in _NO_VARIABLES and parse_unit(short[1]) is None:
+    short = _SHORT_WORD.match(text)
+    if short and short[1] not in _SHORT_UNITS_AND_WORDS and parse_unit(short[1]) is None:
         return False
     if is_statement(text):
         return False
@@ -175,9 +198,9 @@ def _is_unit(text: str) -> bool:
 def is_same_number(answer: PlainNumber, reference: PlainNumber) -> bool:
     """Return whether an answer equals the reference: exactly, as a percentage, or correctly rounded.
 
-    `50%` equals both `0.5` and `50`. Units count if both numbers have one: 500 m are 0.5 km. A decimal equals a
+    `50%` equals both `0.5` and `50`. Units count if both numbers have one: 500 m equals 0.5 km. A decimal equals a
     fraction without finite decimals, such as 1/3, if it has at least four decimals and is rounded correctly. If only
-    one number has a word such as `million`, the word is treated as a unit, as the other number may be a count of
+    one number has a word such as `million`, the word is treated as a unit, because the other number may be a count of
     millions.
     """
     factor = compute_unit_factor(answer.unit, reference.unit)

@@ -13,15 +13,15 @@ __all__ = ["is_text_stated", "normalize_text", "unwrap_text"]
 
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox)\s*+\{([^{}]*)\}")
 _LAYOUT = re.compile(r"(?<!\\)\\[()\[\],;:! ]|\\(?:displaystyle|quad|qquad|left|right)(?![a-zA-Z])|[$~]")
-_BLANKS = re.compile(r"\s++")
+_WHITESPACE = re.compile(r"\s++")
 _COLON = re.compile(r"(?<=\d) ?(?:\{:\}|:) ?(?=\d)")
-_HALF_OF_DAY = re.compile(r"(?<=\d) ?([ap])(?:m|\. ?m\.?)(?!\w)")
+_AM_OR_PM = re.compile(r"(?<=\d) ?([ap])(?:m|\. ?m\.?)(?!\w)")
 _INTRODUCTION = re.compile(
     r"^(?:[^\n]{0,120}?\banswers?\b|\s*+(?:so|thus|therefore|hence|result|solution|then)\b)[\s*_:=,]*+"
     r"(?:(?:is|are|will be|would be)\b[\s*_:=,]*+)?+",
     re.IGNORECASE,
 )
-_IT_IS = re.compile(r"^\s*+(?:it|this|that)(?:['’]s|\s++is)\b[\s*_:=,]*+", re.IGNORECASE)
+_LEADING_IT_IS = re.compile(r"^\s*+(?:it|this|that)(?:['’]s|\s++is)\b[\s*_:=,]*+", re.IGNORECASE)
 MAX_LINE_LENGTH = 2_000
 """Maximum number of characters of a line that may introduce an answer."""
 
@@ -34,8 +34,8 @@ def unwrap_text(text: str) -> str:
 def normalize_text(text: str) -> str:
     """Return the text without layout, with single spaces and in lower case; empty if nothing is left."""
     plain = _LAYOUT.sub(" ", unwrap_text(text).replace("\\$", "$"))
-    plain = _BLANKS.sub(" ", plain).strip("*_` ").rstrip(".").strip("*_` ").casefold()
-    plain = _HALF_OF_DAY.sub(r" \1m", _COLON.sub(":", plain))
+    plain = _WHITESPACE.sub(" ", plain).strip("*_` ").rstrip(".").strip("*_` ").casefold()
+    plain = _AM_OR_PM.sub(r" \1m", _COLON.sub(":", plain))
     return plain if re.search(r"\w|\\[a-z]|[^\x00-\x7f]", plain) else ""
 
 
@@ -48,5 +48,5 @@ def is_text_stated(text: str, reference: str) -> bool:
     candidates = [text, line]
     if len(line) <= MAX_LINE_LENGTH:
         candidates.append(_INTRODUCTION.sub("", line, count=1))
-        candidates.append(_IT_IS.sub("", candidates[-1], count=1))
+        candidates.append(_LEADING_IT_IS.sub("", candidates[-1], count=1))
     return any(normalize_text(candidate) == wanted for candidate in candidates)

@@ -1,4 +1,4 @@
-r"""The shape of an answer: a value, a list, a set, a point, an interval, a union, a relation.
+r"""Parse the shape of an answer: a value, a list, a set, a point, an interval, a union, or a relation.
 
     cleaned text ─► \cup? ─► commas, `or`? ─► = < \le? ─► one pair of brackets? ─► a value, as text
 
@@ -28,16 +28,30 @@ MAX_DEPTH = 30
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|(?<![a-zA-Z])(?:or|and)(?![a-zA-Z])|.", re.DOTALL)
 _OPENING = {"(", "[", "{", "\\{", "\\begin"}
 _CLOSING = {")", "]", "}", "\\}", "\\end"}
-_LIST = {",", ";", "or", "and", "\\lor", "\\land", "\\\\"}
-_SIGNS = {"=", "<", ">", "\\le", "\\ge", "\\ne", "\\approx", "\\equiv", "\\mid", "\\nmid", "\\not", "\\sim", "\\propto"}
-_IMPLIES = {"\\Rightarrow", "\\implies", "\\rightarrow", "\\to", "\\Longrightarrow", "\\therefore"}
-_NAME = re.compile(
+_LIST_SEPARATORS = {",", ";", "or", "and", "\\lor", "\\land", "\\\\"}
+_RELATION_SIGNS = {
+    "=",
+    "<",
+    ">",
+    "\\le",
+    "\\ge",
+    "\\ne",
+    "\\approx",
+    "\\equiv",
+    "\\mid",
+    "\\nmid",
+    "\\not",
+    "\\sim",
+    "\\propto",
+}
+_IMPLICATION_SIGNS = {"\\Rightarrow", "\\implies", "\\rightarrow", "\\to", "\\Longrightarrow", "\\therefore"}
+_NAME_PATTERN = re.compile(
     r"_\{[^{}]*\}|_\w|\\(?:text|mathbf|mathrm|vec|overline|overrightarrow|angle|triangle|frac)(?![a-zA-Z])"
 )
 
 
 class TooDeepError(Exception):
-    """Brackets are nested deeper than in any sensible answer."""
+    """Brackets are nested deeper than `MAX_DEPTH`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +65,7 @@ class Group:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether the order of the values matters."""
+        """True if the order of the values matters."""
         return self.opening in ("(", "[")
 
 
@@ -72,7 +86,7 @@ class Relation:
 
     @property
     def is_equation(self) -> bool:
-        """Whether all signs are equalities, exact or approximate."""
+        """True if all signs are equalities, exact or approximate."""
         return set(self.signs) <= {"=", "\\approx", "\\equiv"}
 
     @property
@@ -89,7 +103,7 @@ def parse_shape(text: str) -> Shape:
     """Parse a cleaned text to its shape: a value, a group, a union or a relation.
 
     Raises:
-        TooDeepError: The text's brackets nest too deeply.
+        TooDeepError: Brackets are nested deeper than `MAX_DEPTH`.
     """
     return _parse(text, MAX_DEPTH)
 
@@ -97,7 +111,7 @@ def parse_shape(text: str) -> Shape:
 def _parse(text: str, max_depth: int) -> Shape:
     if max_depth == 0:
         raise TooDeepError
-    text = split_outside(text, _IMPLIES)[0][-1].strip().rstrip(".,;").strip()
+    text = split_outside(text, _IMPLICATION_SIGNS)[0][-1].strip().rstrip(".,;").strip()
     foreign = re.fullmatch(r"([\[\]])([^\[\]]*),([^\[\]]*)([\[\]])", text)
     if foreign and (foreign[1], foreign[4]) != ("[", "]"):  # `]1,2[`: as (1,2)
         ends = tuple(_parse(part, max_depth - 1) for part in (foreign[2], foreign[3]))
@@ -105,13 +119,13 @@ def _parse(text: str, max_depth: int) -> Shape:
     if "\\cup" in text and len(parts := re.split(r"\\cup(?![a-zA-Z])", text)) > 1:
         first = _strip_membership(parts[0])
         return Union(tuple(_parse(part, max_depth - 1) for part in (first, *parts[1:])))
-    parts, separators = split_outside(text, _LIST)
+    parts, separators = split_outside(text, _LIST_SEPARATORS)
     if len(parts) > 1:
         return _parse_list(parts, separators, max_depth)
     member = _strip_membership(text)
     if member != text:
         return _parse(member, max_depth - 1)
-    sides, signs = split_outside(text, _SIGNS)
+    sides, signs = split_outside(text, _RELATION_SIGNS)
     if signs and any(side.strip() for side in sides):
         return Relation(tuple(side.strip() for side in sides), tuple(signs))
     return _parse_bracketed(text, max_depth)
@@ -126,7 +140,7 @@ def _strip_membership(text: str) -> str:
 def _parse_list(parts: list[str], separators: list[str], max_depth: int) -> Shape:
     r"""Parse a list without brackets, given its parts and the separators between them.
 
-    `p=5,q=2;p=7,q=2` is a list of points; inequalities that are joined by `or` are a union.
+    `p=5,q=2;p=7,q=2` is a list of points; inequalities joined by `or` are a union.
     """
     if ";" in separators and "," in separators:
         points: list[list[str]] = [[]]
@@ -148,7 +162,7 @@ def _parse_list(parts: list[str], separators: list[str], max_depth: int) -> Shap
 
 
 def _parse_value(text: str, max_depth: int) -> Shape:
-    """Parse a value; of an equation such as `x = 3`, return only the last side."""
+    """Parse a value. For an equation such as `x = 3`, return only the last side."""
     shape = _parse(text, max_depth)
     return shape.sides[-1] if isinstance(shape, Relation) and shape.is_equation else shape
 
@@ -183,15 +197,15 @@ def strip_brackets(text: str) -> tuple[str, str, str]:
     return text[tokens[0].end() : tokens[-1].start()], tokens[0].group(), tokens[-1].group()
 
 
-def split_outside(text: str, at: set[str]) -> tuple[list[str], list[str]]:
-    """Split a text at the tokens in `at` that are outside all brackets; return the parts and the separators found."""
+def split_outside(text: str, separators: set[str]) -> tuple[list[str], list[str]]:
+    """Split a text at the separators outside all brackets; return the parts and the separators found."""
     parts: list[str] = []
     found: list[str] = []
     depth = begin = 0
     for match in _TOKEN.finditer(text):
         token = match.group()
         depth += (token in _OPENING) - (token in _CLOSING)
-        if depth == 0 and token in at:
+        if depth == 0 and token in separators:
             parts.append(text[begin : match.start()])
             found.append(token)
             begin = match.end()
@@ -200,7 +214,7 @@ def split_outside(text: str, at: set[str]) -> tuple[list[str], list[str]]:
 
 def is_name(text: str) -> bool:
     """Return whether a text is a name (`x`, `f(2)`, `AB`, `|AB|`, `S_1 : S_2`, `(p,q)`), rather than a calculation."""
-    bare = _NAME.sub("", text)
+    bare = _NAME_PATTERN.sub("", text)
     if re.search(r"[-+*^!]|\\(?!alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|Delta)", bare):
         return False
     outside = re.sub(r"[A-Za-z]\s*\([^()]*\)", "f", bare)  # `f(2)`
@@ -212,6 +226,6 @@ def is_name(text: str) -> bool:
 
 def is_list(text: str) -> bool:
     r"""Return whether a cleaned text is a list of values (`1,2`, `(2,2),(6,2)`, `1 \pm 2`, a set)."""
-    if "\\pm" in text or len([part for part in split_outside(text, _LIST)[0] if part.strip()]) > 1:
+    if "\\pm" in text or len([part for part in split_outside(text, _LIST_SEPARATORS)[0] if part.strip()]) > 1:
         return "\\cup" not in text
     return strip_brackets(text)[1] == "\\{"

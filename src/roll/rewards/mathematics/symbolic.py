@@ -1,9 +1,9 @@
 """Compare values by math-verify over sympy, with bounds on time and memory.
 
-A formula that is certain to take too much time or memory is rejected before it is parsed. A slow comparison is
-interrupted by an alarm inside the process, so that the worker survives (starting one costs two seconds). Only code that
-no alarm interrupts, such as one huge power of integers, is left to the pool, which kills the worker. Text is parsed as
-a whole or not at all: no number is extracted from text that cannot be parsed.
+A formula that would take too much time or memory is rejected before it is parsed. A slow comparison is
+interrupted by an alarm inside the process, so that the worker survives (starting one costs two seconds). An alarm
+cannot interrupt some operations, such as one huge power of integers; then the pool kills the worker. Text is parsed as
+a whole: no number is extracted from text that cannot be parsed.
 """
 
 from __future__ import annotations
@@ -50,25 +50,25 @@ MAX_INTEGRALS = 6
 """Maximum number of integrals, sums, products and limits together."""
 MAX_LENGTH = 4_000
 """Maximum number of characters of a cleaned text (`½` is 11 of them)."""
-NUM_POINTS = 3
-_REPEAT_S = 0.05
+NUM_SAMPLE_POINTS = 3
+_ALARM_INTERVAL_S = 0.05
 
 _POWER = re.compile(r"(?:\^|\*\*)[\s{(]*+-?(\d++)")
 _FACTORIAL = re.compile(r"(?<!\d)(\d++)[\s)]*+!")
-_LONG = re.compile(rf"\d{{{MAX_NUMBER_LENGTH},}}")
-_TOWER = re.compile(r"(?:\^|\*\*)[\s{(]*+-?\d++[\s)}]*+(?:\^|\*\*)")
-_LONG_TOWER = re.compile(r"(?:[\^_][\s{]*+[a-zA-Z0-9][\s}]*+){5}")
+_LONG_NUMBER = re.compile(rf"\d{{{MAX_NUMBER_LENGTH},}}")
+_POWER_TOWER = re.compile(r"(?:\^|\*\*)[\s{(]*+-?\d++[\s)}]*+(?:\^|\*\*)")
+_LONG_POWER_TOWER = re.compile(r"(?:[\^_][\s{]*+[a-zA-Z0-9][\s}]*+){5}")
 _LARGE_ARGUMENT = re.compile(r"\\[dt]?binom[\s{]*+(\d++)|\\exp[\s(]*+\\exp|\\Gamma[\s(]*+(\d{4,}+)")
-_SIGNS = re.compile(rf"(?:(?:[-+±]|\\pm|\\mp)\s*+){{{MAX_SIGNS},}}")
+_REPEATED_SIGNS = re.compile(rf"(?:(?:[-+±]|\\pm|\\mp)\s*+){{{MAX_SIGNS},}}")
 _INTEGRAL = re.compile(r"\\(?:i{0,2}int|oint|sum|prod|lim)(?![a-zA-Z])")
-_COMPLEX = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])|(?<=[\d}])i|\\i(?![a-zA-Z])")
+_IMAGINARY_UNIT = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])|(?<=[\d}])i|\\i(?![a-zA-Z])")
 _FUNCTIONS = re.compile(
     r"\\(?:sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|pi|min|lim|in|Phi|phi|psi|xi|chi)(?![a-zA-Z])"
 )
 
 
 def is_too_large(text: str) -> bool:
-    """Return whether a formula is longer or deeper than any sensible answer, or has more or larger terms.
+    """Return whether a formula is too long, too deeply nested, or has too many or too large terms.
 
     Every pattern is possessive, so the time is linear in the length.
     """
@@ -78,7 +78,7 @@ def is_too_large(text: str) -> bool:
         deepest = max(deepest, depth)
     if deepest > MAX_DEPTH or len(text) > MAX_LENGTH or text.count("|") > MAX_BARS:
         return True
-    if any(pattern.search(text) for pattern in (_LONG, _LONG_TOWER, _SIGNS)):
+    if any(pattern.search(text) for pattern in (_LONG_NUMBER, _LONG_POWER_TOWER, _REPEATED_SIGNS)):
         return True
     if len(_INTEGRAL.findall(text)) > MAX_INTEGRALS:
         return True
@@ -88,13 +88,13 @@ def is_too_large(text: str) -> bool:
         return True
     if any(not found or len(found) > 3 for groups in _LARGE_ARGUMENT.findall(text) for found in [max(groups)]):
         return True
-    return bool(_TOWER.search(text)) and any(
+    return bool(_POWER_TOWER.search(text)) and any(
         int(digits) > MAX_NESTED_POWER_BASE for digits in re.findall(r"\d{1,9}", text)
     )
 
 
 class _Alarm(BaseException):
-    """The time limit is over. Not an `Exception`, so that no code in between handles it as a parse error."""
+    """The time limit is over. It is not an `Exception`, so that the parser does not catch it as a parse error."""
 
 
 class SlowError(Exception):
@@ -106,8 +106,8 @@ def call_with_limit(seconds: float, function: Callable[..., T], *args: Any) -> T
 
     Outside the main thread, the function runs without a limit.
 
-    The alarm measures wall time: a worker that waits for a processor may be interrupted early, as with the pool's own
-    timeout. An alarm may fire just as the function returns or raises, but never after `call_with_limit` has returned.
+    The alarm measures wall time, like the pool's timeout, so a worker that waits for a CPU may be interrupted early. An
+    alarm may fire while the function returns or raises, but not after `call_with_limit` has returned.
 
     Raises:
         SlowError: The function took longer.
@@ -126,7 +126,7 @@ def call_with_limit(seconds: float, function: Callable[..., T], *args: Any) -> T
     try:
         armed = True
         # The alarm repeats, in case a handler inside the function swallowed it.
-        signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT_S)
+        signal.setitimer(signal.ITIMER_REAL, seconds, _ALARM_INTERVAL_S)
         return function(*args)
     except _Alarm:
         armed = False
@@ -141,7 +141,7 @@ def call_with_limit(seconds: float, function: Callable[..., T], *args: Any) -> T
 
 
 def _report_unraisable(hook: Callable[[sys.UnraisableHookArgs], Any], unraisable: sys.UnraisableHookArgs) -> None:
-    """Ignore an alarm that a destructor swallowed, since the alarm repeats; pass anything else to `hook`."""
+    """Ignore an alarm that was raised in a destructor, since the alarm repeats; pass any other exception to `hook`."""
     if unraisable.exc_type is not _Alarm:
         hook(unraisable)
 
@@ -162,7 +162,7 @@ def _parse(text: str) -> Any:
     from sympy.logic.boolalg import BooleanAtom
 
     text = convert_decimals(convert_degrees(text))
-    is_complex = _COMPLEX.search(_FUNCTIONS.sub(" ", text)) is not None
+    is_complex = _IMAGINARY_UNIT.search(_FUNCTIONS.sub(" ", text)) is not None
     try:
         expression = latex2sympy(
             text,
@@ -197,7 +197,7 @@ def has_same_value(answer: str, reference: str) -> bool:
     ours, theirs = _parse(answer), _parse(reference)
     if ours is None or theirs is None:
         return False
-    if _differ_somewhere(ours, theirs):
+    if _differ_at_sample_points(ours, theirs):
         return False
     return _is_variable(ours, theirs) if isinstance(theirs, sympy.Symbol) else _compare_by_math_verify(ours, theirs)
 
@@ -205,8 +205,8 @@ def has_same_value(answer: str, reference: str) -> bool:
 def is_same_relation(answer: str, reference: str) -> bool:
     """Return whether two equations or inequalities are equivalent.
 
-    Equations in one variable are equivalent if one is a multiple of the other. math-verify compares their real
-    solutions instead, and so accepts any two equations without real solutions as equal.
+    Equations in one variable are equivalent if one is a multiple of the other. Comparing real solutions, as math-verify
+    does, would accept any two equations without real solutions.
     """
     import sympy
 
@@ -217,20 +217,20 @@ def is_same_relation(answer: str, reference: str) -> bool:
         names = ours.free_symbols | theirs.free_symbols
         if not names:
             pairs = ((ours.lhs, theirs.lhs), (ours.rhs, theirs.rhs))
-            return all(not _differ_somewhere(a, b) and _compare_by_math_verify(a, b) for a, b in pairs)
+            return all(not _differ_at_sample_points(a, b) and _compare_by_math_verify(a, b) for a, b in pairs)
         if len(names) == 1:
             return _is_multiple(ours, theirs)
     return _compare_by_math_verify(ours, theirs)
 
 
 def _is_multiple(answer: Any, reference: Any) -> bool:
-    """Return whether one equation is a nonzero constant times the other, evaluated at a few points."""
+    """Return whether one equation is a nonzero multiple of the other, evaluated at a few points."""
     import sympy
 
     ratios = []
     try:
         a, b = answer.lhs - answer.rhs, reference.lhs - reference.rhs
-        for at in _make_points(answer.free_symbols | reference.free_symbols):
+        for at in _make_sample_points(answer.free_symbols | reference.free_symbols):
             ours, theirs = sympy.N(a.subs(at), 25), sympy.N(b.subs(at), 25)
             if not (ours.is_finite and theirs.is_finite) or theirs == 0 or ours == 0:
                 return False
@@ -263,10 +263,10 @@ def _is_variable(formula: Any, variable: Any) -> bool:
         return False
 
 
-def _differ_somewhere(a: Any, b: Any) -> bool:
+def _differ_at_sample_points(a: Any, b: Any) -> bool:
     """Return whether two formulas have different values at one of a few points.
 
-    The result is false if their values cannot be computed. This is much faster than a proof of equality.
+    The result is false if the values cannot be computed. This check is much faster than a proof of equality.
     """
     import sympy
 
@@ -274,7 +274,7 @@ def _differ_somewhere(a: Any, b: Any) -> bool:
         names = a.free_symbols | b.free_symbols
         if not names and (difference := (a - b).doit()).is_Rational:
             return bool(difference != 0)  # 2^-100 is not 2^-101
-        for at in _make_points(names):
+        for at in _make_sample_points(names):
             ours, theirs = (sympy.N(value.subs(at) if at else value, 25) for value in (a, b))
             if not (ours.is_number and theirs.is_number and ours.is_finite and theirs.is_finite):
                 return False
@@ -285,7 +285,7 @@ def _differ_somewhere(a: Any, b: Any) -> bool:
     return False
 
 
-def _make_points(symbols: set[Any]) -> list[dict[Any, Any]]:
+def _make_sample_points(symbols: set[Any]) -> list[dict[Any, Any]]:
     """Return the points at which formulas are compared: dicts from each variable to a value.
 
     Without variables, return one empty dict.
@@ -295,20 +295,20 @@ def _make_points(symbols: set[Any]) -> list[dict[Any, Any]]:
     names = sorted(symbols, key=str)
     return [
         {name: sympy.Rational(7 + 4 * place + 5 * number, 6 + number) for place, name in enumerate(names)}
-        for number in range(NUM_POINTS if names else 1)
+        for number in range(NUM_SAMPLE_POINTS if names else 1)
     ]
 
 
-def is_rounding_of(decimal: str, exact: str, *, fewest_decimals: int = MIN_DECIMALS) -> bool:
+def is_rounding_of(decimal: str, exact: str, *, min_decimals: int = MIN_DECIMALS) -> bool:
     """Return whether a plain decimal rounds a constant without finite decimals correctly, in all of its digits.
 
     Args:
         decimal: A plain number; for any other text, the result is false.
         exact: The constant.
-        fewest_decimals: Minimum number of decimals; with fewer, the result is false.
+        min_decimals: Minimum number of decimals; with fewer decimals, the result is false.
     """
     number = parse_number(decimal)
-    if number is None or number.num_decimals < fewest_decimals:
+    if number is None or number.num_decimals < min_decimals:
         return False
     value = _compute_constant(exact)
     return value is not None and abs(value - number.value) <= Fraction(1, 2 * 10**number.num_decimals)
@@ -317,7 +317,7 @@ def is_rounding_of(decimal: str, exact: str, *, fewest_decimals: int = MIN_DECIM
 def _compute_constant(text: str) -> Fraction | None:
     """Return the value of a constant without finite decimals, to 30 digits.
 
-    Return `None` if the text is no real constant, or is a rational number with finite decimals.
+    Return `None` if the text is not a real constant, or is a rational number with finite decimals.
     """
     import sympy
 

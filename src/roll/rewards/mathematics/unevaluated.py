@@ -1,8 +1,8 @@
-r"""Detect a calculation that an answer leaves to the reader: `17 \cdot 23` instead of 391.
+r"""Detect an answer that is an unevaluated calculation: `17 \cdot 23` instead of 391.
 
 A number is written with digits, a sign, one fraction, a power, a root, a name (`\pi`). Any notation that leaves two
 values to be combined (a sum, a difference, a product, a quotient, a greatest common divisor) is a calculation, however
-its operation is written. One rule, on the tokens of the cleaned formula; the time is linear in its length.
+its operation is written. The check reads the tokens of the cleaned formula once, so the time is linear in its length.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ _NUMBERS = re.compile(
 
 
 def is_unevaluated(answer: str) -> bool:
-    r"""Return whether the part of an answer after its last `=` is a calculation that is still to be evaluated.
+    r"""Return whether the part of an answer after its last `=` is an unevaluated calculation.
 
-    `\frac{84}{2}` is a fraction, though not in lowest terms; `84/2` is a division, while `3/4` is a fraction. In
-    `3\sqrt{13} \approx 10.82` the number is given too.
+    `\frac{84}{2}` is a fraction, although not in lowest terms; `84/2` is a division, but `3/4` is a fraction.
+    `3\sqrt{13} \approx 10.82` is evaluated, because it states the number.
     """
     last = split_outside(normalize_notation(answer), {"=", "\\equiv"})[0][-1]
     exact, *rounded = split_outside(last, {"\\approx"})[0]
     if rounded and not re.search(r"\d", exact):
         exact, rounded = rounded[-1], []  # `x \approx 11`
-    return _is_unevaluated_text(exact) and not (rounded and is_rounding_of(rounded[-1], exact, fewest_decimals=0))
+    return _is_unevaluated_text(exact) and not (rounded and is_rounding_of(rounded[-1], exact, min_decimals=0))
 
 
 def _is_unevaluated_text(text: str) -> bool:
@@ -85,7 +85,7 @@ def _strip_unit(text: str) -> str:
 def _is_calculation(tokens: list[str]) -> bool:
     """Return whether the tokens of a formula leave something to compute.
 
-    This is an operator between two operands, two factors side by side, or a token such as `\\gcd` or `\\lfloor`.
+    Examples are an operator between two operands, two adjacent factors, or a token such as `\\gcd` or `\\lfloor`.
     """
     before = ""  # the previous token if it ended an operand, else empty
     for token in tokens:

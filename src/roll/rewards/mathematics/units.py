@@ -1,7 +1,7 @@
-"""Units after an answer: their dimensions and factors.
+"""Parse the unit after an answer, with its dimension and factor.
 
-Units are compared only if both the answer and the reference have a known unit: then 500 m is 0.5 km, and 5 m is not 5
-cm. Any other text after a number (`apples`, `square units`) is ignored.
+Units are compared only if both the answer and the reference have a known unit: 500 m equals 0.5 km, and 5 m does not
+equal 5 cm. Any other text after a number (`apples`, `square units`) is ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit: the quantity that it measures, and its size."""
+    """A unit: its dimension, and its factor to the base unit."""
 
     dimension: tuple[tuple[str, int], ...]
     """Base quantities with their powers, in order: `(("length", 2),)`."""
@@ -59,8 +59,8 @@ _UNITS = {
     ),
     **_parse_quantity("money", "dollar/dollars=1 cent/cents=0.01"),
 }
-_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
-_WRAPPED = re.compile(r"\\(?:text|textrm|textbf|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
+_POWER_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+_TEXT_COMMAND = re.compile(r"\\(?:text|textrm|textbf|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
 _PART = re.compile(
     r"\s*(?P<sign>/|per\b|\*|\\cdot)?\s*(?P<name>[a-zA-Z]+)\.?\s*(?:\^?\s*\{?\s*(?P<power>[23²³])\s*\}?)?"
 )
@@ -90,7 +90,7 @@ _PERCENT = ("\\%", "%", "percent", "percentage", "pct")
 
 
 def is_statement(text: str) -> bool:
-    r"""Return whether the text after a number is a statement (`\text{ is wrong}`) instead of the name of a thing."""
+    r"""Return whether the text after a number is a statement (`\text{ is wrong}`) instead of a noun."""
     return (
         any(pattern.search(text) for pattern in (_STATEMENT, _OTHER_NUMBER))
         or _NUMBER_MODIFIERS.match(text) is not None
@@ -99,7 +99,7 @@ def is_statement(text: str) -> bool:
 
 def parse_unit(text: str) -> Unit | None:
     r"""Return the unit that a text names (`km/h`, `\text{ cm}^2`, `square feet`); `None` for anything else."""
-    rest = _LAYOUT.sub(" ", _WRAPPED.sub(r" \1 ", text)).strip().rstrip(".")
+    rest = _LAYOUT.sub(" ", _TEXT_COMMAND.sub(r" \1 ", text)).strip().rstrip(".")
     powers: dict[str, int] = {}
     factor = Fraction(1)
     position, extra, divide = 0, 1, False
@@ -114,8 +114,8 @@ def parse_unit(text: str) -> Unit | None:
         elif name == "per":
             divide = True
             continue
-        if name in _WORDS:
-            extra = _WORDS[name]
+        if name in _POWER_WORDS:
+            extra = _POWER_WORDS[name]
             continue
         known = _UNITS.get(name) or _UNITS.get(name.lower())
         if known is None:
@@ -137,7 +137,7 @@ def find_leading_unit(text: str) -> Unit | None:
     whole = parse_unit(text)
     if whole is not None:
         return whole
-    words = _WORD.findall(_LAYOUT.sub(" ", _WRAPPED.sub(r" \1 ", text)))[:MAX_UNIT_WORDS]
+    words = _WORD.findall(_LAYOUT.sub(" ", _TEXT_COMMAND.sub(r" \1 ", text)))[:MAX_UNIT_WORDS]
     found = (parse_unit(" ".join(words[:count])) for count in range(len(words), 0, -1))
     return None if words[:1] == ["in"] else next((unit for unit in found if unit is not None), None)
 
@@ -156,7 +156,7 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
         return text, None
     end = tokens[-1].end()
     for kinds in (("text", "word"), ("text",)):
-        begin = _find_trailing(tokens, kinds)
+        begin = _find_trailing_tokens(tokens, kinds)
         trailing = text[begin:end]
         if not trailing or not text[:begin].strip() or is_statement(trailing):
             continue
@@ -166,10 +166,10 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
     return text, None
 
 
-def _find_trailing(tokens: Sequence[re.Match[str]], kinds: tuple[str, ...]) -> int:
-    """Return the position where the trailing tokens of these kinds, and separators between them, begin.
+def _find_trailing_tokens(tokens: Sequence[re.Match[str]], kinds: tuple[str, ...]) -> int:
+    """Return the start position of the trailing tokens of these kinds, including separators between them.
 
-    If the text does not end with such tokens, return its end.
+    If the text does not end with such tokens, return the length of the text.
     """
     begin = tokens[-1].end()
     for token in reversed(tokens):
@@ -192,7 +192,7 @@ def split_percent(text: str) -> tuple[str, bool]:
 def compute_unit_factor(answer_unit: Unit | None, reference_unit: Unit | None) -> Fraction | None:
     """Return the factor that converts a number in the answer's unit to the reference's unit.
 
-    It is `None` if the units measure different quantities. If either unit is unknown, the factor is 1.
+    The factor is `None` if the units measure different quantities. If either unit is unknown, the factor is 1.
     """
     if answer_unit is None or reference_unit is None:
         return Fraction(1)

@@ -1,1 +1,1 @@
-"""Reads untrusted run directories: only regular files inside the directory, in portions of bounded size."""
+"""Read untrusted run directories: only regular files inside the directory, in portions of bounded size."""

@@ -1,4 +1,4 @@
-"""Reads files inside one directory only, and follows growing files."""
+"""Read files inside one directory only, and follow growing files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from roll.errors import RunDirectoryError
 
-__all__ = ["SafeDirectory", "Stamp", "Tail", "parse_json"]
+__all__ = ["FileStamp", "SafeDirectory", "Tail", "parse_json"]
 
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: opening a FIFO without a writer would block, before `fstat` shows that it is not a regular file.
@@ -25,8 +25,8 @@ _MAX_DEPTH = 100
 """Maximum nesting of JSON: encoders of responses allow 255, and a run writes about 5."""
 
 
-class Stamp(NamedTuple):
-    """Identifies the state of a file, by inode, size and modification time."""
+class FileStamp(NamedTuple):
+    """Inode, size and modification time of a file, to detect changes."""
 
     inode: int
     size: int
@@ -42,8 +42,8 @@ def parse_json(text: str | bytes) -> Any:
     """Parse JSON, with `?` for lone surrogates, which cannot be encoded in a response.
 
     Raises:
-        ValueError: the text is not JSON.
-        RecursionError: the text is nested more than 100 levels deep.
+        ValueError: The text is not JSON.
+        RecursionError: The text is nested more than 100 levels deep.
     """
     value = json.loads(text)
     content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
@@ -70,7 +70,7 @@ class SafeDirectory:
     """A directory whose regular files are read; pipes, devices and links are rejected.
 
     Args:
-        root: the directory, which may itself be reached through links: the user gave it, or a parent directory.
+        root: The directory, which may itself be reached through links: the user gave it, or a parent directory.
     """
 
     def __init__(self, root: Path) -> None:
@@ -80,7 +80,7 @@ class SafeDirectory:
         """Open a file for reading.
 
         Raises:
-            RunDirectoryError: the file is missing, unreadable, not a regular file, or behind a link.
+            RunDirectoryError: The file is missing, unreadable, not a regular file, or behind a link.
         """
         with self._open_directory(parts[:-1]) as directory, _convert_errors(parts):
             descriptor = os.open(_check_part(parts[-1]), _FILE_FLAGS, dir_fd=directory)
@@ -93,7 +93,7 @@ class SafeDirectory:
         """Read a whole file.
 
         Raises:
-            RunDirectoryError: as `open`; or the file is larger than `limit` bytes.
+            RunDirectoryError: The file cannot be opened, or is larger than `limit` bytes.
         """
         with self.open(*parts) as file, _convert_errors(parts):
             content = file.read(limit + 1)
@@ -101,15 +101,15 @@ class SafeDirectory:
             raise RunDirectoryError(f"'{_format_path(parts)}' is larger than {limit / 2**20:g} MiB.")
         return content
 
-    def get_stamp(self, *parts: str) -> Stamp | None:
+    def get_stamp(self, *parts: str) -> FileStamp | None:
         """Return the stamp of a regular file or a directory; `None` if the path is neither."""
         with contextlib.suppress(RunDirectoryError, OSError), self._open_directory(parts[:-1]) as directory:
             found = os.stat(_check_part(parts[-1]), dir_fd=directory, follow_symlinks=False)
             if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):
-                return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
+                return FileStamp(found.st_ino, found.st_size, found.st_mtime_ns)
         return None
 
-    def list_stamps(self, *parts: str) -> dict[str, Stamp]:
+    def list_stamps(self, *parts: str) -> dict[str, FileStamp]:
         """Return the stamps of regular files and directories in the directory `parts`, by name; empty if it does not
         exist.
         """
@@ -123,7 +123,7 @@ class SafeDirectory:
                 with contextlib.suppress(OSError):
                     if entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False):
                         about = entry.stat(follow_symlinks=False)
-                        found[entry.name] = Stamp(about.st_ino, about.st_size, about.st_mtime_ns)
+                        found[entry.name] = FileStamp(about.st_ino, about.st_size, about.st_mtime_ns)
         return found
 
     @contextlib.contextmanager
@@ -174,16 +174,16 @@ class Tail:
     A file that was truncated, replaced, or rewritten before the current position is read again from its start.
 
     Args:
-        directory: the directory.
-        parts: path of the file in the directory.
-        end: line separator.
+        directory: The directory.
+        parts: Path of the file in the directory.
+        end: Line separator.
     """
 
     def __init__(self, directory: SafeDirectory, *parts: str, end: bytes = b"\n") -> None:
         self._directory = directory
         self._end = end
         self._parts = parts
-        self._stamp: Stamp | None = None
+        self._stamp: FileStamp | None = None
         self._refused = ""
         """Reason why the file is rejected, until the file changes."""
         self.offset = 0
@@ -199,12 +199,13 @@ class Tail:
     def read_chunks(self) -> Iterator[tuple[bool, bytes]]:
         """Yield new complete lines in pieces of a few MiB, each with a flag.
 
-        The flag is true, and the piece empty, if the file is read again from its start: earlier lines are void.
+        The flag is true, and the piece empty, if the file is read again from its start, which invalidates earlier
+        lines.
 
         Stops early if the file is truncated or rewritten between two pieces; the next call starts from its beginning.
 
         Raises:
-            RunDirectoryError: the file cannot be read, or has a line of more than 16 MiB.
+            RunDirectoryError: The file cannot be read, or has a line of more than 16 MiB.
         """
         stamp = self._directory.get_stamp(*self._parts)
         if stamp == self._stamp:
@@ -246,7 +247,7 @@ class Tail:
             self.rest = rest
         self._stamp = stamp
 
-    def _has_restarted(self, file: BinaryIO, stamp: Stamp) -> bool:
+    def _has_restarted(self, file: BinaryIO, stamp: FileStamp) -> bool:
         if not self.offset:
             return False
         if stamp.size < self.offset or (self._stamp is not None and stamp.inode != self._stamp.inode):

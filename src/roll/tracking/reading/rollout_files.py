@@ -1,4 +1,4 @@
-"""Reads untrusted files of rollouts (`roll.tracking.rollout_table`) in portions.
+"""Read untrusted rollout files (`roll.tracking.rollout_table`) in portions.
 
     rollouts/*.parquet ─ metadata ─► rejected, or portions of tens of MiB ─► columns, rows in full, search results
 
@@ -61,9 +61,7 @@ def get_arrow_compute() -> Any:
 
 
 def parse_file_name(name: str) -> tuple[int, str] | None:
-    """Return the step and kind (`train` or `eval`) of a file's rollouts; `None` if the name is not one that a run
-    uses.
-    """
+    """Return the step and kind (`train` or `eval`) of a file's rollouts; `None` for any other name."""
     match = _NAME.fullmatch(name)
     return None if match is None else (int(match[2]), "eval" if match[1] else "train")
 
@@ -73,7 +71,7 @@ def open_rollout_file(directory: SafeDirectory, name: str) -> Iterator[RolloutRe
     """Open the file `name` of a run's `rollouts/`, yield a reader, and close the file at the end.
 
     Raises:
-        RunDirectoryError: the file cannot be read, on opening or later, or was not written by a run.
+        RunDirectoryError: The file cannot be read, on opening or later, or was not written by a run.
     """
     import pyarrow.parquet as pq
 
@@ -81,7 +79,7 @@ def open_rollout_file(directory: SafeDirectory, name: str) -> Iterator[RolloutRe
         try:
             metadata = pq.read_metadata(file)
             if metadata.num_rows > MAX_FILE_ROWS:
-                raise RunDirectoryError(f"'{name}' has more than {MAX_FILE_ROWS:,} rows, more than a run writes.")
+                raise RunDirectoryError(f"'{name}' has more than {MAX_FILE_ROWS:,} rows: it was not written by a run.")
             # Dictionary-encoded strings are decoded once: a prompt occurs in every row of a group.
             leaves = [metadata.schema.column(index) for index in range(metadata.num_columns)]
             texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
@@ -107,7 +105,7 @@ class RolloutReader:
         """Yield all rows with the given columns; columns that the file does not have are omitted.
 
         Raises:
-            RunDirectoryError: a row group is larger than any that a run writes.
+            RunDirectoryError: A row group exceeds the size limit.
         """
         yield from self._read(range(self._file.metadata.num_row_groups), sorted(self.names.intersection(columns)))
 
@@ -115,7 +113,7 @@ class RolloutReader:
         """Return the rows at `positions`, in this order, with all or the given columns.
 
         Raises:
-            RunDirectoryError: a row does not exist or has the wrong type, or the rows are too large together.
+            RunDirectoryError: A row does not exist or has the wrong type, or the rows are too large together.
         """
         names = sorted(self.names.intersection(build_rollout_schema().names if columns is None else columns))
         found: dict[int, dict[str, Any]] = {}
@@ -133,7 +131,7 @@ class RolloutReader:
         """Return the first characters of a string column, for the rows at `positions`; empty for null values.
 
         Raises:
-            RunDirectoryError: a row does not exist, or the column does not contain strings.
+            RunDirectoryError: A row does not exist, or the column does not contain strings.
         """
         found: dict[int, str] = {}
         if column not in self.names:
@@ -180,7 +178,7 @@ class RolloutReader:
             size = sum(max(chunk.total_uncompressed_size, chunk.num_values * _BYTES_PER_VALUE) for chunk in chunks)
             if size > _MAX_GROUP_BYTES:
                 raise RunDirectoryError(
-                    f"'{self._name}' has {size / 2**30:.1f} GiB in one row group, more than a run writes."
+                    f"'{self._name}' has {size / 2**30:.1f} GiB in one row group: it was not written by a run."
                 )
             rows = min(rows, _PORTION_BYTES * group.num_rows // max(size, 1))
         return max(1, rows)
@@ -192,7 +190,7 @@ def factorize_texts(column: pa.Array) -> tuple[np.ndarray, pa.Array]:
     If the column is dictionary-encoded, the array has no duplicates.
 
     Raises:
-        pa.ArrowException: the column does not contain strings.
+        pa.ArrowException: The column does not contain strings.
     """
     import pyarrow as pa
 
@@ -210,7 +208,7 @@ def contains_text(column: pa.Array, query: str) -> np.ndarray:
     """Return a mask of the strings that contain `query`, ignoring case, shape [R], bool.
 
     Raises:
-        pa.ArrowException: the column does not contain strings.
+        pa.ArrowException: The column does not contain strings.
     """
     pc = get_arrow_compute()
     codes, texts = factorize_texts(column)
@@ -222,8 +220,8 @@ def cast_to_schema(rows: pa.RecordBatch) -> pa.Table:
     """Cast rows to the types of `build_rollout_schema`; drop columns that are not in this schema.
 
     Raises:
-        RunDirectoryError: a list has entries without a value.
-        pa.ArrowException: a column cannot be cast.
+        RunDirectoryError: A list has entries without a value.
+        pa.ArrowException: A column cannot be cast.
     """
     import pyarrow as pa
 
@@ -233,7 +231,9 @@ def cast_to_schema(rows: pa.RecordBatch) -> pa.Table:
     cast = kept.cast(pa.schema([schema.field(name) for name in names]), safe=False)
     for name in _COMPLETE_LISTS.intersection(names):
         if cast.column(name).combine_chunks().flatten().null_count:
-            raise RunDirectoryError(f"the column '{name}' has lists with missing entries, which a run does not write.")
+            raise RunDirectoryError(
+                f"the column '{name}' has lists with missing entries: the file was not written by a run."
+            )
     return cast
 
 

@@ -22,7 +22,7 @@ __all__ = ["PathWatcher", "RolloutTable", "Sink", "SinkArguments", "flatten", "g
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SinkArguments:
-    """What the constructor of a sink gets: the run, the tracker's project, and the configuration."""
+    """Arguments of a sink's constructor: the run, the tracker's project, and the configuration."""
 
     run: RunDirectory
     project: str
@@ -65,7 +65,7 @@ class PathWatcher:
     Most clients keep writing to a removed file without an error.
 
     Args:
-        path: a file or directory, which the client may create later.
+        path: A file or directory, which the client may create later.
     """
 
     def __init__(self, path: Path) -> None:
@@ -76,7 +76,7 @@ class PathWatcher:
         """Check that the path still exists.
 
         Raises:
-            FileNotFoundError: the path was removed or replaced.
+            FileNotFoundError: The path was removed or replaced.
         """
         now = self._read_inode()
         if self._inode is None:
@@ -95,7 +95,7 @@ def load_client(name: str) -> ModuleType:
     """Import and return the package `name` of a tracker.
 
     Raises:
-        ConfigError: the package is not installed; the message tells how to install it.
+        ConfigError: The package is not installed; the message has the install command.
     """
     try:
         return importlib.import_module(name)

@@ -1,14 +1,13 @@
-"""Wraps a tracker so that it can neither block a run nor end it.
+"""Wrap a tracker so that it can neither block nor end a run.
 
     run's thread: log, table ──► queue (bounded) ──► thread of the sink ──► its client, one call at a time
 
 Invariants:
     - the client is opened, used and closed by one thread, which is not the main thread (where some clients would catch
       Ctrl-C);
-    - calls are made in order; a call that fails, or that finds the queue full, is counted and logged; the run's own
-      record is complete without it;
-    - `flush` and `close` wait for a limited time: a server that does not respond costs a run that time once, at its
-      end.
+    - calls are made in order; a call that fails, or is dropped because the queue is full, is counted and logged; the
+    run directory is complete without it;
+    - `flush` and `close` wait for a limited time, so a server that does not respond delays a run only once, at its end.
 """
 
 from __future__ import annotations
@@ -37,27 +36,27 @@ CLOSE_TIMEOUT_S = 60.0
 """Timeout for a tracker at the end of a run."""
 
 _MAX_REASON_LENGTH = 300
-_abandoned: set[str] = set()
+_abandoned_trackers: set[str] = set()
 
 
 class GuardedSink:
-    """Passes calls to a sink in a thread of its own, and counts failures instead of raising them.
+    """Passes calls to a sink in a separate thread, and counts failures instead of raising them.
 
     Args:
-        name: key of the tracker in `tracking`.
-        make: opens the sink, in the thread; the constructor waits for the result.
-        max_waiting: maximum number of waiting calls; further calls are failures.
-        open_limit_s: timeout for opening the sink.
-        close_limit_s: timeout for `flush` and `close` together.
+        name: Key of the tracker in `tracking`.
+        factory: Opens the sink, in the thread; the constructor waits for the result.
+        max_waiting: Maximum number of waiting calls; further calls are failures.
+        open_limit_s: Timeout for opening the sink.
+        close_limit_s: Timeout for `flush` and `close` together.
 
     Raises:
-        ConfigError: the sink cannot be opened (only in the constructor).
+        ConfigError: The sink cannot be opened (only in the constructor).
     """
 
     def __init__(
         self,
         name: str,
-        make: Callable[[], Sink],
+        factory: Callable[[], Sink],
         *,
         max_waiting: int = MAX_QUEUED_CALLS,
         open_limit_s: float = OPEN_TIMEOUT_S,
@@ -69,20 +68,20 @@ class GuardedSink:
         self._limit_s = close_limit_s
         self._counting = threading.Lock()
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(max_waiting)
-        opened: Future[Sink] = Future()
+        sink_future: Future[Sink] = Future()
         # A daemon thread, so that a hanging client does not keep the process from exiting.
         self._thread = threading.Thread(
-            target=self._run_calls, args=(make, opened), name=f"tracker {name}", daemon=True
+            target=self._run_calls, args=(factory, sink_future), name=f"tracker {name}", daemon=True
         )
         self._thread.start()
         try:
-            self._sink = opened.result(open_limit_s)
+            self._sink = sink_future.result(open_limit_s)
         except ConfigError:
             raise
         except BaseException as error:
-            if not isinstance(error, Exception) and not opened.done():  # Ctrl-C here, not an exit of the client
+            if not isinstance(error, Exception) and not sink_future.done():  # Ctrl-C here, not an exit of the client
                 raise
-            late = isinstance(error, TimeoutError) and not opened.done()
+            late = isinstance(error, TimeoutError) and not sink_future.done()
             why = f"no response within {open_limit_s:g} s" if late else _format_one_line(error).rstrip(".")
             raise ConfigError(
                 f"tracking.{name}: the tracker could not be started ({why}). "
@@ -108,14 +107,16 @@ class GuardedSink:
         self._limit_s = max(0.0, self._limit_s - (time.monotonic() - started))
 
     def close(self) -> None:
-        """Close the sink; calling this twice is safe. A sink that does not close in time is abandoned: a failure."""
+        """Close the sink; calling this twice is safe. A sink that does not close in time is abandoned, which counts
+        as a failure.
+        """
         if self._thread.is_alive():
             self._enqueue(self._sink.close)
             self._enqueue(None)
             self._thread.join(self._limit_s)
         if self._thread.is_alive():
             self.is_abandoned = True
-            _abandoned.add(self.name)
+            _abandoned_trackers.add(self.name)
             self._record_failure(f"{self._calls.qsize()} calls were still queued when the run ended")
 
     def _enqueue(self, call: Callable[[], None] | None) -> bool:
@@ -126,11 +127,11 @@ class GuardedSink:
             return False
         return True
 
-    def _run_calls(self, make: Callable[[], Sink], opened: Future[Sink]) -> None:
+    def _run_calls(self, factory: Callable[[], Sink], sink_future: Future[Sink]) -> None:
         try:
-            opened.set_result(make())
+            sink_future.set_result(factory())
         except BaseException as error:
-            opened.set_exception(error)
+            sink_future.set_exception(error)
             return
         while (call := self._calls.get()) is not None:
             try:
@@ -146,8 +147,8 @@ class GuardedSink:
 
 
 def has_detached_threads() -> bool:
-    """Return whether a tracker of this process was abandoned: its thread may keep Python from exiting."""
-    return bool(_abandoned)
+    """Return whether a tracker of this process was abandoned, so that its thread may keep Python from exiting."""
+    return bool(_abandoned_trackers)
 
 
 def _format_one_line(error: BaseException) -> str:

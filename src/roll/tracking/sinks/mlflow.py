@@ -21,7 +21,7 @@ class MlflowSink:
     """One run of an experiment, identified by its tag `roll.run`.
 
     MLflow's parameters cannot change, so a resumed run keeps its initial parameters; the artifact `config.yaml` is
-    always the newest. If a step has two values, the later one counts.
+    always the newest. If a step has two values, the later value is shown.
     """
 
     def __init__(self, arguments: SinkArguments) -> None:

@@ -1,4 +1,4 @@
-"""Opens the configured trackers of a run."""
+"""Open the configured trackers of a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_packages(config: TrackingConfig) -> None:
     """Check that the packages of every configured tracker are installed.
 
     Raises:
-        ConfigError: a package is not installed; the message tells how to install it.
+        ConfigError: A package is not installed; the message has the install command.
     """
     for name in _list_enabled_trackers(config):
         load_client(name)
@@ -45,13 +45,13 @@ def open_sinks(
     """Open every configured tracker.
 
     Args:
-        run: directory of the run.
-        config: the configured trackers.
-        settings: the resolved configuration, which trackers show.
-        resumed_at: step after which the run continues; -1 for a new run.
+        run: Directory of the run.
+        config: The configured trackers.
+        settings: The resolved configuration, which trackers show.
+        resumed_at: Step after which the run continues; -1 for a new run.
 
     Raises:
-        ConfigError: a tracker cannot be opened; those already opened are closed.
+        ConfigError: A tracker cannot be opened; open trackers are closed.
     """
     sinks: list[GuardedSink] = []
     try:
@@ -70,6 +70,6 @@ def _open(name: str, arguments: SinkArguments) -> Sink:
 
 
 def _list_enabled_trackers(config: TrackingConfig) -> dict[str, str]:
-    """Return the project of every enabled tracker, by name; empty for TensorBoard, which has no projects."""
+    """Return the project of every enabled tracker, by name; an empty string for TensorBoard, which has no projects."""
     values = {name: getattr(config, name) for name in SINKS if getattr(config, name, None) not in (None, False)}
     return {name: value if isinstance(value, str) else "" for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""SwanLab: https://docs.swanlab.cn. `SWANLAB_MODE=offline` keeps everything below the run directory."""
+"""SwanLab: https://docs.swanlab.cn. `SWANLAB_MODE=offline` stores all data in the run directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selects a few rollouts of a step for trackers: the best, the worst, and some in between."""
+"""Select a few rollouts of a step for trackers: the best, the worst, and some in between."""
 
 from __future__ import annotations
 

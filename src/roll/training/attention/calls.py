@@ -43,7 +43,7 @@ class Prefixes:
     owners: Tensor
     """The index of each segment's prefix [B]."""
     overlap: bool
-    """Whether an entry of the row may be in several prefixes, or in a prefix and in a segment."""
+    """True if an entry of the row may be in several prefixes, or in a prefix and in a segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class CausalCall:
 
     rows: RowIndex
     blocked: bool
-    """Whether to use blocked products; otherwise SDPA."""
+    """True to use blocked products, False to use SDPA."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ class AttentionMapObserver:
         ranks.
 
         Raises:
-            UnsupportedError: fewer layers than expected have softmax attention.
+            UnsupportedError: Fewer layers than expected have softmax attention.
         """
         if self._num_observed < len(self._layers):
             raise UnsupportedError(

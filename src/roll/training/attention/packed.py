@@ -336,8 +336,8 @@ def packed_attention(
         The attention [1, N, H, w], and `None` for the attention weights.
 
     Raises:
-        ModelError: the model's attention needs a feature that packing does not support.
-        UnsupportedError: the observer does not support this attention.
+        ModelError: The model's attention needs a feature that packing does not support.
+        UnsupportedError: The observer does not support this attention.
     """
     if roll_plan is None:
         raise ModelError(f"attention '{ATTENTION_NAME}' is only for training: to generate, load the model without it")

@@ -73,7 +73,7 @@ def save_full_state(
     """Write a trainer's state below `path`, an empty or missing directory, and fsync. Collective.
 
     Raises:
-        CheckpointError: the state cannot be written.
+        CheckpointError: The state cannot be written.
     """
     state: dict[str, Any] = {}
     for number, name in enumerate(weights.names):
@@ -92,7 +92,7 @@ def load_full_state(
     """Load a state that any back-end saved, in place; return the counters. Collective.
 
     Raises:
-        CheckpointError: files are missing or damaged, or they belong to another model.
+        CheckpointError: Files are missing or damaged, or they belong to another model.
     """
     try:
         reader = SafeReader(path)

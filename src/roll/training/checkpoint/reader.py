@@ -57,7 +57,7 @@ class _Unpickler(pickle.Unpickler):
         """Return the stand-in for the class or function `name` of `module`.
 
         Raises:
-            pickle.UnpicklingError: the name has no stand-in.
+            pickle.UnpicklingError: The name has no stand-in.
         """
         if (module, name) in self._records:
             return self._records[module, name]
@@ -86,8 +86,8 @@ class SafeReader(FileSystemReader):
         """Read the index and rebuild it from checked values.
 
         Raises:
-            pickle.UnpicklingError: the file is not an index of tensors.
-            OSError: the file cannot be read.
+            pickle.UnpicklingError: The file is not an index of tensors.
+            OSError: The file cannot be read.
         """
         with self.fs.create_stream(self._get_metadata_path(kwargs.get("rank")), "rb") as file:
             index = _read_state(_Unpickler(file).load(), "Metadata")

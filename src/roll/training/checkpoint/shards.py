@@ -65,7 +65,7 @@ class ShardWriter:
         """Write a tensor.
 
         Raises:
-            OSError: the tensor could not be written.
+            OSError: The tensor could not be written.
         """
         width = tensor.element_size()
         shard = self._open.get(width)
@@ -80,7 +80,7 @@ class ShardWriter:
         """Write headers and the index, and give the files their final names.
 
         Raises:
-            OSError: a file could not be written.
+            OSError: A file could not be written.
         """
         for shard in self._open.values():
             shard.close()

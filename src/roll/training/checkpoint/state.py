@@ -82,8 +82,8 @@ def write_entries(path: Path, state: Mapping[str, Any], ranks: Ranks, group: dis
     A name that several ranks have is written once. If one rank fails, all ranks raise.
 
     Raises:
-        OSError: the disk is full, or cannot be written to.
-        CheckpointError: the state cannot be written for another reason.
+        OSError: The disk is full, or cannot be written to.
+        CheckpointError: The state cannot be written for another reason.
     """
     try:
         with suppress_dcp_warning():
@@ -111,7 +111,7 @@ def load_state(
     """Load a state that `write_entries` wrote, in place; return the counters. Collective.
 
     Raises:
-        CheckpointError: files are missing or damaged, or they belong to another model.
+        CheckpointError: Files are missing or damaged, or they belong to another model.
     """
     try:
         reader = SafeReader(path)
@@ -148,7 +148,7 @@ def check_entries(path: Path, saved: Mapping[str, Any], shapes: Mapping[str, Seq
     """Reject a checkpoint whose index `saved` does not have the tensors named in `shapes` with these shapes.
 
     Raises:
-        CheckpointError: tensors are missing, differ in shape, or have a dtype that is never written.
+        CheckpointError: Tensors are missing, differ in shape, or have a dtype that is never written.
     """
     missing = sorted(set(shapes) - set(saved))
     # Other entries, such as biases of routers, are absent from older checkpoints.
@@ -175,7 +175,7 @@ def read_counts(path: Path, names: Sequence[str], values: Tensor) -> dict[str, i
     """Return the counts in `values` by name, after checking that they are plausible.
 
     Raises:
-        CheckpointError: a count is outside the possible range.
+        CheckpointError: A count is outside the possible range.
     """
     counts = dict(zip(names, values.tolist(), strict=True))
     for name, count in counts.items():
@@ -190,7 +190,7 @@ def restore_random_states(
     """Restore the states that `collect_random_states` returned; a rank without saved states gets new ones.
 
     Raises:
-        CheckpointError: a value is not the state of a generator.
+        CheckpointError: A value is not the state of a generator.
     """
     if saved:
         try:

@@ -40,14 +40,14 @@ class StateWriter:
 
     @property
     def is_done(self) -> bool:
-        """Whether no write is running."""
+        """True if no write is running."""
         return self._thread is None or not self._thread.is_alive()
 
     def begin(self, path: Path, state: Mapping[str, Tensor]) -> None:
         """Copy a state and start to write it in the background; the previous write must have finished. Collective.
 
         Raises:
-            CheckpointError: a rank cannot copy its state; then no rank writes.
+            CheckpointError: A rank cannot copy its state; then no rank writes.
         """
         if self._group is None and self._ranks.size > 1:
             # The default group serves training at the same time, and its collectives must not mix with those of the
@@ -76,7 +76,7 @@ class StateWriter:
         """Wait for the write that `begin` started.
 
         Raises:
-            CheckpointError, OSError: the write failed; raised once.
+            CheckpointError, OSError: The write failed; raised once.
         """
         if self._thread is not None:
             self._thread.join()

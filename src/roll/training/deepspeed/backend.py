@@ -82,7 +82,7 @@ class DeepSpeedBackend(LanguageModelRank):
         call = None if self._engine is None else self._predict
         self._passes = PassRunner(spec, self.network, self.ranks, self.device, self._random_states, call=call)
         self._inside_step = False
-        """Whether gradients have been added since the last update; if a micro-batch fails, they are left over."""
+        """True if gradients have been added since the last update; if a micro-batch fails, they are left over."""
 
     def weights(self) -> WeightSource:
         adapted, is_first = self.spec.model.lora is not None, self.ranks.is_first

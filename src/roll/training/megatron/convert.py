@@ -32,7 +32,7 @@ def convert_from_hf(hf: Network, training: TrainingConfig, ranks: Ranks) -> tupl
         ranks: The ranks over which the network is sharded.
 
     Raises:
-        ModelError: the model family is not supported, or the model cannot be sharded with this layout.
+        ModelError: The model family is not supported, or the model cannot be sharded with this layout.
     """
     weights = collect_weights(hf)
     locations = locate_weights(list(weights), hf.decoder.config)

@@ -75,7 +75,7 @@ def create_process_groups(spec: TrainerSpec, device: torch.device) -> None:
     process group must exist already.
 
     Raises:
-        UnsupportedError: another trainer of this process has a different layout.
+        UnsupportedError: Another trainer of this process has a different layout.
     """
     from megatron.core import parallel_state
 

@@ -180,7 +180,7 @@ def build_transformer_config(decoder: Any, training: TrainingConfig, dtype: torc
     """Return Megatron's configuration of the layers of an HF model's decoder.
 
     Raises:
-        ModelError: the model has a feature that the Megatron layers, as built here, do not support.
+        ModelError: The model has a feature that the Megatron layers, as built here, do not support.
     """
     from megatron.core.transformer import TransformerConfig
 

@@ -108,7 +108,7 @@ def locate_weights(names: list[str], config: Any) -> dict[str, WeightLocation]:
         config: The configuration of the HF model.
 
     Raises:
-        ModelError: the model family, or one of its weights, is not supported.
+        ModelError: The model family, or one of its weights, is not supported.
     """
     if config.model_type not in FAMILIES:
         raise ModelError(

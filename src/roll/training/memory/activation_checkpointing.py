@@ -45,7 +45,7 @@ def tile_mlps(model: nn.Module, num_tokens: int) -> None:
     A weight's gradient is the sum over the tiles, in the dtype of the weights.
 
     Raises:
-        ModelError: the model does not have an MLP that can be tiled.
+        ModelError: The model does not have an MLP that can be tiled.
     """
     mlps: list[Any] = [module for module in model.modules() if _is_gated_mlp(module)]
     if not mlps:

@@ -33,7 +33,7 @@ class Heap:
     """Measures the heap memory of this process and the part in use, and trims the heap.
 
     Args:
-        library: glibc.
+        library: Glibc.
     """
 
     def __init__(self, library: Any) -> None:

@@ -107,7 +107,7 @@ def quantize_base(model: nn.Module) -> None:
     """Quantize the weights under a model's adapters to 4 bits, one by one; layers without an adapter stay unchanged.
 
     Raises:
-        ModelError: no adapter is on a linear layer.
+        ModelError: No adapter is on a linear layer.
     """
     from peft.tuners.lora import LoraLayer
 

@@ -52,7 +52,7 @@ class Snapshots:
         """Run the body with the weights of `version`.
 
         Raises:
-            ValueError: this version has no snapshot.
+            ValueError: This version has no snapshot.
         """
         if version not in self._kept:
             raise ValueError(f"policy version {version} has no snapshot; available versions: {list(self.versions)}")

@@ -58,7 +58,7 @@ class _Fp8Support(NamedTuple):
 
     e4m3: torch.dtype
     by_row: bool
-    """Whether the device has a kernel for row-wise scales."""
+    """True if the device has a kernel for row-wise scales."""
 
 
 class _QuantizedTensor(NamedTuple):
@@ -85,7 +85,7 @@ def use_fp8(model: Any, recipe: Fp8Recipe, tp: int = 1) -> int:
         The number of layers that use FP8.
 
     Raises:
-        ModelError: no layer can use FP8.
+        ModelError: No layer can use FP8.
     """
     layers: list[Any] = list(_iter_linear_layers(model))
     fitting = [layer for layer in layers if all(size % (SIZE_MULTIPLE * tp) == 0 for size in layer.weight.shape)]
@@ -110,7 +110,7 @@ def check_fp8_support(device: torch.device) -> None:
     """Check that a device supports FP8 matrix products, by running one; on a CPU, warn that they are slow.
 
     Raises:
-        ModelError: the device does not support FP8 matrix products.
+        ModelError: The device does not support FP8 matrix products.
     """
     _detect_support(device.type)
     if device.type == "cpu":
@@ -222,7 +222,7 @@ def _detect_support(kind: str) -> _Fp8Support:
     """Return the FP8 products that a kind of device supports, found by trying them.
 
     Raises:
-        ModelError: the device supports no FP8 format.
+        ModelError: The device supports no FP8 format.
     """
     reason = ""
     one = torch.ones(SIZE_MULTIPLE, SIZE_MULTIPLE, dtype=torch.bfloat16, device=kind)

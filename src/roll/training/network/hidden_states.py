@@ -56,7 +56,7 @@ def run_decoder(
     """Return hidden states [1, n, H] of this rank's tokens after the decoder, or after this rank's layers.
 
     Raises:
-        ModelError: a sequence is so long that it would change the RoPE scaling of all other sequences in its row.
+        ModelError: A sequence is so long that it would change the RoPE scaling of all other sequences in its row.
     """
     length, limit = int(layout.position_ids.max()) + 1, read_rope_scaling_length(vars(decoder.config.get_text_config()))
     if limit is not None and length > limit:

@@ -41,7 +41,7 @@ def build_network(
         deferred: If given, the weights are not read but registered here, and the network is on the meta device.
 
     Raises:
-        ModelError: the model cannot be loaded, or cannot be used in this role.
+        ModelError: The model cannot be loaded, or cannot be used in this role.
     """
     model = _load_model(spec, dtype, deferred)
     if spec.role in ("critic", "reward_model"):
@@ -72,7 +72,7 @@ def _set_up_load_balancing(spec: TrainerSpec, network: PolicyNetwork, config: An
     """Set up load balancing of a policy's routers as configured.
 
     Raises:
-        ModelError: the model has no routers that support it.
+        ModelError: The model has no routers that support it.
     """
     training, routing = spec.training, network.routing
     if training.router_aux_loss:
@@ -95,7 +95,7 @@ def _load_teacher(spec: TrainerSpec, path: str, dtype: torch.dtype, deferred: De
     """Load the frozen teacher at `path`, after checking that the model of `spec` has the same vocabulary.
 
     Raises:
-        ModelError: the vocabularies differ.
+        ModelError: The vocabularies differ.
     """
     trust = spec.model.trust_remote_code
     student, teacher = (load_tokenizer(p, trust_remote_code=trust).get_vocab() for p in (spec.model_path, path))

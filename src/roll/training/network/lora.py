@@ -34,7 +34,7 @@ class Adapter:
     """The name of the parameter B [outputs, rank]."""
     scale: float
     transposed: bool
-    """Whether the layer stores its weight as [inputs, outputs]."""
+    """True if the layer stores its weight as [inputs, outputs]."""
 
     def merge(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Return the merged weight W + scale * B A in float32 or better; the inputs are not changed."""
@@ -71,7 +71,7 @@ def inject_adapters(
         wrapped: Whether peft gets the module inside another one, so that it does not recognize its family.
 
     Raises:
-        ModelError: a target does not exist, or the rank is larger than that of every adapted layer.
+        ModelError: A target does not exist, or the rank is larger than that of every adapted layer.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -115,7 +115,7 @@ def _find_targets(model: Any, named: list[str] | str, vision: VisionConfig | Non
     either. Experts are stacked in one tensor, which peft would rename, so their adapters could not be merged.
 
     Raises:
-        ModelError: a name does not match any linear layer of the decoder.
+        ModelError: A name does not match any linear layer of the decoder.
     """
     routers = find_routers(model)
     mixture = bool(routers) or bool(find_experts(model))
@@ -156,7 +156,7 @@ def disable_adapters(model: Any, *, elsewhere: bool = False) -> Iterator[None]:
         elsewhere: Whether the adapters may all be in pipeline stages of other ranks.
 
     Raises:
-        ValueError: the model has no adapters.
+        ValueError: The model has no adapters.
     """
     from peft.tuners.lora import LoraLayer
 

@@ -35,7 +35,7 @@ def build_loss_inputs(
         attention: The current attention statistics by sample index, if the loss needs them and the samples have none.
 
     Raises:
-        ValueError: some samples of the batch have a column and others do not.
+        ValueError: Some samples of the batch have a column and others do not.
     """
     like = predicted.tensors[0]
     layout, numbers = _group_by_sequence(layout, batch)
@@ -110,7 +110,7 @@ def collect_teacher_top_ids(layout: PackedLayout, batch: TrainingBatch) -> Int64
     """Return the teacher's top-k tokens [M, k] at every prediction of a micro-batch.
 
     Raises:
-        ValueError: a sample of the batch has no top-k tokens, or the samples differ in k.
+        ValueError: A sample of the batch has no top-k tokens, or the samples differ in k.
     """
     tops = [s.teacher_top for s in batch.samples if s.loss_mask.any()]
     sizes = {None if top is None else top.token_ids.shape[1] for top in tops}
@@ -143,7 +143,7 @@ def _gather_by_sequence(
     Return `None` if all `values`, the values of this field in the batch, are `None`.
 
     Raises:
-        ValueError: some samples of the batch have the number and others do not.
+        ValueError: Some samples of the batch have the number and others do not.
     """
     if all(value is None for value in values):
         return None
@@ -167,7 +167,7 @@ def _gather_column(
         of_experts: Whether expert samples must have the array too; otherwise those without it get 0.
 
     Raises:
-        ValueError: some samples have the array and others do not.
+        ValueError: Some samples have the array and others do not.
     """
     lacking = {getattr(s, name) is None for s in batch.samples if of_experts or not s.expert}
     if len(lacking) == 2:

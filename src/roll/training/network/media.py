@@ -54,7 +54,7 @@ def add_positions(decoder: Any, samples: Sequence[TrainingSample], model: str) -
         model: The name of the model, for messages.
 
     Raises:
-        UnsupportedError: a sample has media that the model does not read.
+        UnsupportedError: A sample has media that the model does not read.
     """
     media = get_model_media(decoder)
     for sample in samples:

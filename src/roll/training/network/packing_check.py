@@ -87,7 +87,7 @@ def check_packing(model: Any, logits: Logits) -> None:
         logits: The trainer's function that computes hidden states and logits.
 
     Raises:
-        ModelError: the results differ, or the model does not run with packed sequences.
+        ModelError: The results differ, or the model does not run with packed sequences.
     """
     key = type(model).__name__, model.config.to_json_string(use_diff=False), model.dtype
     if key in _passed or _is_on_meta(model):
@@ -115,7 +115,7 @@ def check_stages(decoder: Any, starts: Iterable[int]) -> None:
     sequence. The output must then be that of the first sequence.
 
     Raises:
-        ModelError: the outputs differ.
+        ModelError: The outputs differ.
     """
     layout = _pack_into_layout([_generate_tokens(0, 8)], share=False)
     parameter = next(decoder.parameters())

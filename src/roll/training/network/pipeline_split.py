@@ -83,7 +83,7 @@ def check_split(network: Any, stage: Stage) -> None:
     """Check that a network, whole on every rank, can be split into as many chunks as all stages have.
 
     Raises:
-        ModelError: the network has fewer layers than chunks, or passes more than hidden states between layers.
+        ModelError: The network has fewer layers than chunks, or passes more than hidden states between layers.
     """
     models = [(get_decoder(model), model.get_output_embeddings()) for model in network.frozen_models]
     for decoder, projection in (*models, (network.decoder, network.projection)):
@@ -105,7 +105,7 @@ def split_into_stages(network: Any, stage: Stage, share: TokenShare, dtype: torc
         dtype: The dtype that the network computes in.
 
     Raises:
-        ModelError: a weight would be in no stage.
+        ModelError: A weight would be in no stage.
     """
     whole = dict(network.root.named_parameters()) | find_persistent_buffers(network.root)
     adapters = find_adapters(network.root) if any(".lora_" in name for name in whole) else {}

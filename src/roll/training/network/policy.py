@@ -54,7 +54,7 @@ class PolicyNetwork(nn.Module):
             hidden state that predicts the token, so the value cannot depend on the token.
 
     Raises:
-        ModelError: a model computes its logits in a way that the chunked projection does not support.
+        ModelError: A model computes its logits in a way that the chunked projection does not support.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class PolicyNetwork(nn.Module):
                 gradient.
 
         Raises:
-            ValueError: the required teacher, reference or adapter is missing, or `top` exceeds the vocabulary.
+            ValueError: The required teacher, reference or adapter is missing, or `top` exceeds the vocabulary.
         """
         if self.pipeline_split is not None and not self.pipeline_split.stage.active_chunk.is_last:
             return self._run_stage(self.pipeline_split, layout, needs)
@@ -273,7 +273,7 @@ def check_images(model: Any) -> None:
     """Check that packed rows with images give the same results as the model's own forward pass.
 
     Raises:
-        ModelError: the results differ.
+        ModelError: The results differ.
     """
     media = get_model_media(get_decoder(model))
     if media is None:

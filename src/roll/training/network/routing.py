@@ -77,7 +77,7 @@ class Routing:
         """Check that every router's choice of experts can be replaced.
 
         Raises:
-            ModelError: a router does not choose the top-k of its scores.
+            ModelError: A router does not choose the top-k of its scores.
         """
         for router, original_forward in self._original_forwards:
             best = torch.arange(self.num_chosen, device=router.weight.device)[None]
@@ -87,7 +87,7 @@ class Routing:
         """Check that the experts recorded in samples are valid choices for this model.
 
         Raises:
-            ModelError: a sample's experts have a wrong shape or wrong values; the message names the sample.
+            ModelError: A sample's experts have a wrong shape or wrong values; the message names the sample.
         """
         for sample in samples:
             if sample.experts is None:

@@ -83,7 +83,7 @@ def compute_topk_logprobs(policy: Projection, k: int, *, temperature: float = 1.
     gradient.
 
     Raises:
-        ValueError: the vocabulary has fewer than `k` tokens.
+        ValueError: The vocabulary has fewer than `k` tokens.
     """
     hidden, weight, softcap = policy[:3]
     if k > len(weight):

@@ -54,7 +54,7 @@ class ValueNetwork(nn.Module):
             a sequence's last state; with LoRA, the model inside the peft wrapper.
 
     Raises:
-        ModelError: the model has no vocabulary projection that the head could replace.
+        ModelError: The model has no vocabulary projection that the head could replace.
     """
 
     def __init__(self, model: Any) -> None:

@@ -36,7 +36,7 @@ def apply_expert_parallel(model: Any, mesh: DeviceMesh) -> dict[str, nn.Module]:
         mesh: The mesh of the `ep` ranks.
 
     Raises:
-        ModelError: the number of experts is not a multiple of the number of ranks.
+        ModelError: The number of experts is not a multiple of the number of ranks.
     """
     group, found = mesh.get_group(), find_experts(model)
     for experts in found.values():

@@ -132,7 +132,7 @@ class Stage:
         After the last action, wait until all sent messages have arrived.
 
         Raises:
-            InfraError: an earlier batch failed midway; its messages could be mistaken for this batch's.
+            InfraError: An earlier batch failed midway; its messages could be mistaken for this batch's.
         """
         if self._has_open_messages:
             raise InfraError(

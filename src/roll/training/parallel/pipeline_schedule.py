@@ -89,7 +89,7 @@ def simulate_schedules(
         backward: The time of one chunk's backward pass.
 
     Raises:
-        ValueError: the stages would deadlock.
+        ValueError: The stages would deadlock.
     """
     num_stages = len(schedules)
     ready: dict[tuple[bool, int, int], float] = {}

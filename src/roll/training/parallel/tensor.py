@@ -69,7 +69,7 @@ def apply_tensor_parallel(root: nn.Module, decoder: Any, projection: nn.Module |
         mesh: The mesh of the `tp` ranks.
 
     Raises:
-        ModelError: the model's sizes cannot be sharded, or transformers has no tensor-parallel plan for it.
+        ModelError: The model's sizes cannot be sharded, or transformers has no tensor-parallel plan for it.
     """
     styles = _choose_styles(decoder)
     embeddings = decoder.get_input_embeddings()

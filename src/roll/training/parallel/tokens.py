@@ -84,7 +84,7 @@ class TokenShare:
         there are fewer heads than ranks.
 
         Raises:
-            ValueError: the heads cannot be split evenly over the ranks.
+            ValueError: The heads cannot be split evenly over the ranks.
         """
         assert self.cp is not None
         size, (length, heads, width) = self.cp.size(), states.shape
