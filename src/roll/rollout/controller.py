@@ -17,7 +17,7 @@ batch only after training, without any benefit for answers of equal length.
 
 Invariants:
     - every launched draw is either live, deferred, or in the batch that reports its outcome (trained, rejected,
-    expired): no draw is lost, and no draw is trained twice;
+      expired): no draw is lost, and no draw is trained twice;
     - with α > 0, at most N + ⌈αN⌉ groups that no step has taken are live, and at most ⌈α⌉ N while a batch is trained,
       so the buffer has at most (1 + ⌈α⌉) N finished groups, including those that are being trained;
     - with `wait`, no token of a batch is more than ⌈α⌉ policy versions older than the trainer, and no group is dropped
@@ -71,9 +71,8 @@ class AsyncController:
         version: int = 0,
         pending: Sequence[PromptDraw] = (),
     ) -> None:
-        self.buffer = SampleBuffer(
-            spec.batch_size, config.max_staleness, enforce_deadlines=config.stale_policy == "wait"
-        )
+        waits = config.stale_policy == "wait"
+        self.buffer = SampleBuffer(spec.batch_size, config.max_staleness, enforce_deadlines=waits)
         self.buffer.version = version
         self._scheduler = scheduler
         self._proxy = proxy
@@ -318,9 +317,7 @@ class AsyncController:
         return batch
 
     async def _release_leftovers(self, groups: Sequence[LiveGroup]) -> None:
-        """Stop the groups that the step does not need; drop or defer their draws, depending on the setting
-        `leftovers`.
-        """
+        """Stop the groups that the step does not need; drop or defer their draws, according to `leftovers`."""
         if self._config.leftovers == "drop":
             await self._expire(groups, "redundant: the step had enough groups")
             return

@@ -7,7 +7,7 @@
 Invariants:
     - between `block` and `allow`, no engine is started; a detached engine is never started;
     - `block` waits a limited time for starts in progress. A start that takes longer is canceled and repeated after
-    `allow`, so an engine on a lost node does not stall the run.
+      `allow`, so an engine on a lost node does not stall the run.
 """
 
 from __future__ import annotations

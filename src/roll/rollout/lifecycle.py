@@ -8,7 +8,7 @@ Invariants, checked on every transition:
     - a rollout that fails while queued (in its environment, or before an engine has its request) is queued again;
     - a rollout begins in state `queued` and ends in exactly one final state: no rollout is lost or ends twice;
     - only the transitions in `ALLOWED_TRANSITIONS` occur: a rollout is generated before it is scored, and scored before
-    it is trained;
+      it is trained;
     - the number of live rollouts is the number that began minus the number that ended.
 """
 

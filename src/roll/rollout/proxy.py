@@ -9,7 +9,7 @@
 Invariants:
     - every request gets exactly one `Generation` or one error;
     - a request whose engine died or hangs is sent to another engine, with the same seed; meanwhile, the fleet (`fleet`)
-    replaces the engine;
+      replaces the engine;
     - a request's slot at an engine is free when the engine has released the request (`engine_connection`); canceling
       the caller does not free it;
     - a request that a pause aborted, or whose engine leaves, continues from its partial tokens, or restarts if

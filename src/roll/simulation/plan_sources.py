@@ -137,11 +137,8 @@ def _read_run(config: RunConfig, file: Path, device_name: str | None, num_device
     if isinstance(config, RolloutRunConfig):
         workload, assumed = _build_workload(config, name)
         found = SimulationConfig.model_validate(base | workload)
-        constants += [
-            *assumed,
-            *_list_update_constants(found, _PASSES_ORIGIN),
-            *_list_device_constants(load_device(device)),
-        ]
+        constants += [*assumed, *_list_update_constants(found, _PASSES_ORIGIN)]
+        constants += _list_device_constants(load_device(device))
         return PlanSource(config=found, trainer=trainer, constants=tuple(constants))
     if not isinstance(config, SupervisedConfig):
         raise ConfigError(f"'{file}' runs the pipeline {config.pipeline}, which `roll plan` does not support.")

@@ -1,4 +1,4 @@
-"""Measures the phases of a step.
+"""Measure the phases of a step.
 
     with spans.step(7):
         with spans.phase("generate"): …
@@ -6,7 +6,7 @@
             with spans.phase("forward"): …          # nested: inside `train`
         metrics = spans.get_metrics()                # time/generate_s, time/train_s, time/forward_s, time/step_s
 
-One event loop or thread uses a `Spans`; phases may overlap when tasks run them concurrently.
+A `Spans` object belongs to one event loop or thread. Phases of concurrent tasks may overlap.
 
 Invariants:
     - the time of a phase is the wall time during which at least one phase of that name was open, so overlapping phases
@@ -56,10 +56,10 @@ class _Timer:
     is_phase: bool
     elapsed: float = 0.0
     num_open: int = 0
-    since: float = field(default=0.0)
+    opened_at: float = field(default=0.0)
 
     def compute_elapsed(self, now: float) -> float:
-        return self.elapsed + (now - self.since if self.num_open else 0.0)
+        return self.elapsed + (now - self.opened_at if self.num_open else 0.0)
 
 
 class Spans:
@@ -68,7 +68,7 @@ class Spans:
     Args:
         trace_path: Chrome trace file to append to; `None` for no trace. A trace that cannot be written is abandoned
             with a warning: It never stops a run.
-        on_phase: Called with the name of a phase that begins, and with `""` when one ends; not for nested phases.
+        on_phase: Called with the name of a phase when it begins, and with `""` when it ends; not for nested phases.
         clock: Monotonic clock in seconds.
     """
 
@@ -97,12 +97,12 @@ class Spans:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Run the body as step `number`; the times of all phases start at 0."""
+        """Measure a `with` block as step `number`; the times of all phases start at 0."""
         now = self._clock()
         # An evaluation may run across the boundary of two steps: its timer stays open, and restarts at 0.
         self._timers = {name: timer for name, timer in self._timers.items() if timer.num_open}
         for timer in self._timers.values():
-            timer.elapsed, timer.since = 0.0, now
+            timer.elapsed, timer.opened_at = 0.0, now
         self._step_start = now
         try:
             with self._span(f"step {number}", is_step=True):
@@ -112,7 +112,7 @@ class Spans:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Measure the body as the phase `name` of the current step."""
+        """Measure a `with` block as the phase `name` of the current step."""
         with self._span(name, is_step=False):
             yield
 
@@ -163,7 +163,7 @@ class Spans:
 
     def replace_span(self, span: _Span, name: str) -> _Span:
         """End `span`, and begin the span `name` with the same parent, without a gap."""
-        self.end(span, followed=True)
+        self.end(span, is_followed=True)
         return self._begin(name, span.parent, is_step=False)
 
     def _begin(self, name: str, parent: _Span | None, is_step: bool) -> _Span:
@@ -175,13 +175,13 @@ class Spans:
                 self._on_phase(name)
         return span
 
-    def end(self, span: _Span, *, followed: bool = False) -> None:
+    def end(self, span: _Span, *, is_followed: bool = False) -> None:
         """End a span; if another phase follows immediately, `on_phase` is not called for the end."""
         self._lanes[span.lane].remove(span)
         now = self._clock()
         if not span.is_step:
             self._stop_timer(span, now)
-            if span.is_phase and not followed:
+            if span.is_phase and not is_followed:
                 self._on_phase("")
         self._emit_span(span.name, span.start, now, span.lane)
         if span.is_phase or span.is_step:
@@ -189,7 +189,7 @@ class Spans:
 
     @contextlib.contextmanager
     def use_parent(self, span: _Span) -> Iterator[None]:
-        """Run the body with `span` as the parent of the spans that begin in it."""
+        """Make `span` the parent of the spans that begin in a `with` block."""
         token = self._current.set(span)
         try:
             yield
@@ -209,7 +209,9 @@ class Spans:
         self._emit(name=name, ph="X", ts=self._to_microseconds(start), dur=round((end - start) * 1e6), tid=lane)
 
     def _find_free_lane(self, parent: _Span | None) -> int:
-        """Return a trace lane for a new span: the parent's if no other span is open in it, otherwise an empty one."""
+        """Return a trace lane for a new span: the parent's lane if no other span is open in it, otherwise an empty
+        lane.
+        """
         if parent is not None and self._lanes[parent.lane][-1:] == [parent]:
             return parent.lane
         for index, lane in enumerate(self._lanes):
@@ -221,14 +223,14 @@ class Spans:
     def _start_timer(self, span: _Span) -> None:
         timer = self._timers.setdefault(span.name, _Timer(span.is_phase))
         if timer.num_open == 0:
-            timer.since = span.start
+            timer.opened_at = span.start
         timer.num_open += 1
 
     def _stop_timer(self, span: _Span, now: float) -> None:
         timer = self._timers[span.name]
         timer.num_open -= 1
         if timer.num_open == 0:
-            timer.elapsed += now - timer.since
+            timer.elapsed += now - timer.opened_at
 
     def _to_microseconds(self, moment: float) -> int:
         return round((self._epoch + moment) * 1e6)
@@ -249,4 +251,4 @@ class Spans:
             yield
         except OSError as error:
             self._trace = None
-            logger.warning("the trace is no longer written, because its file cannot be written: %s", error)
+            logger.warning("the trace file cannot be written, so no more trace events are recorded: %s", error)

@@ -35,7 +35,7 @@ _SELECTION_FIGURES = ("reward_counted", "reward_launched", "length_counted", "le
 
 
 def count_compared_steps(num_steps: int) -> int:
-    """Return how many of the first and of the last steps of a run are compared: at most 5, and without overlap."""
+    """Return the number of first and of last steps of a run to compare: at most 5, without overlap."""
     return max(1, min(_RECENT_STEPS, num_steps // 2))
 
 
@@ -86,13 +86,13 @@ class Summary:
     score_before: float | None = None
     score_after: float | None = None
     score_best: float | None = None
-    """Best score of the evaluations after training began; the lowest for a loss."""
+    """Best score of the evaluations after training began: the highest, or the lowest loss."""
     reward_first5: float | None = None
-    """Mean reward of the first five steps; of the first half if the run has fewer than ten steps."""
+    """Mean reward of the first five steps, or of the first half of a run with fewer than ten steps."""
     reward_last5: float | None = None
-    """Mean reward of the last five steps; of the last half if the run has fewer than ten steps."""
+    """Mean reward of the last five steps, or of the last half of a run with fewer than ten steps."""
     setup_s: float | None = None
-    """Duration from the command to the end of the first optimizer step (of the last session)."""
+    """Duration from the start of the command to the end of the first optimizer step, in the last session."""
     train_s: float | None = None
     """Duration of all steps, without evaluations."""
     evaluate_s: float | None = None
@@ -102,9 +102,9 @@ class Summary:
     trained_tokens_per_s: float | None = None
     """Throughput while training."""
     peak_rss_bytes: int | None = None
-    """Largest summed PSS of all processes of the run on this machine (of the last session)."""
+    """Peak of the summed PSS of all processes of the run on this machine, in the last session."""
     empty_evaluations: int = 0
-    """Number of evaluations without an answer, which measured nothing."""
+    """Number of evaluations without an answer."""
     evaluation_infra_errors: int = 0
     """Number of answers in evaluations without a reward because of an infrastructure error."""
     infra_errors: int = 0
@@ -116,7 +116,7 @@ class Summary:
     reward_counted: float | None = None
     """Mean reward of the trained rollouts, if the schedule selects among rollouts (`selection/…` of every step)."""
     reward_launched: float | None = None
-    """Mean reward of all rollouts launched for the same groups: an estimate, see `roll.rollout.selection_bias`."""
+    """Mean reward of all rollouts launched for the same groups: an estimate; see `roll.rollout.selection_bias`."""
     length_counted: float | None = None
     length_launched: float | None = None
     stopped_share: float | None = None
@@ -135,7 +135,7 @@ class Summary:
 
     @property
     def problem(self) -> str:
-        """Reason why a completed run counts as a failure; empty if it does not."""
+        """Reason why a completed run counts as a failure; an empty string if it succeeded."""
         if self.num_trained_steps != 0:
             return ""
         failed = f"; {self.infra_errors} answers got no reward" if self.infra_errors else ""
@@ -177,7 +177,7 @@ def summarize(
     ending: Ending | None = None,
     rows: Sequence[Mapping[str, Any]] | None = None,
 ) -> Summary:
-    """Summarize a run from `metrics.jsonl`; `rows` are its lines, if they were already read."""
+    """Summarize a run from `metrics.jsonl`; `rows` contains the lines of this file, if it was already read."""
     rows = read_metrics(metrics_path) if rows is None else rows
     steps = [row for row in rows if row["kind"] == "train"]
     evaluations = [row for row in rows if row["kind"] == "evaluation"]
@@ -225,7 +225,7 @@ def summarize(
 
 
 def list_next_commands(run: RunDirectory, pipeline: str, has_rollouts: bool) -> list[str]:
-    """Return lines with the location of a finished run's model, and commands for using it."""
+    """Return lines with the location of a finished run's model, and commands that use the model."""
     saved = sorted(run.checkpoints_dir.glob("step-*/model"), key=lambda path: (len(path.parent.name), path))
     if not saved:
         return ["there is no trained model, because no checkpoint was saved (checkpoint.at_end is false)"]
@@ -269,15 +269,15 @@ def _compute_mean(values: Sequence[float]) -> float | None:
 
 
 def select_generation_time_name(*steps: Mapping[str, Any]) -> str:
-    """Return the name of the metric that has the time of generation.
+    """Return the name of the metric with the generation time.
 
-    It is `time/step_s` if generation runs concurrently with training.
+    The name is `time/step_s` if generation runs concurrently with training.
     """
     return "time/generate_s" if any(step.get("time/generate_s") for step in steps) else "time/step_s"
 
 
 def _compute_rate(rows: Sequence[Mapping[str, Any]], amount: str, seconds: str) -> float | None:
-    """Return the total of the metric `amount` divided by that of `seconds`, over the rows that have both."""
+    """Return the total of the metric `amount` divided by the total of `seconds`, over the rows with both metrics."""
     both = [(row[amount], row[seconds]) for row in rows if row.get(amount) is not None and row.get(seconds)]
     return math.fsum(a for a, _ in both) / math.fsum(s for _, s in both) if both else None
 

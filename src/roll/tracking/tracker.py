@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["Tracker"]
 
 logger = logging.getLogger(__name__)
-failures = logging.getLogger("failure")
+failure_logger = logging.getLogger("failure")
 """Logger outside of `roll`, so that failures go only to the log; warnings of `roll` are also shown on the console."""
 
 LOG_ROLE = "controller"
@@ -64,7 +64,7 @@ class Tracker:
         run: Run directory, locked by this process.
         config: Configuration of the run.
         num_steps: Number of steps of the whole run.
-        method: Name of the training method in the header; by default the pipeline's.
+        method: Name of the training method in the header; by default the name of the pipeline.
         setup: Description of engines, trainer and machine in the header.
         rollouts_per_step: Number of rollouts that a step waits for; `None` for a run without rollouts.
         resumed_at: Step of the checkpoint from which this session continues; later records are dropped. With `None` the
@@ -132,7 +132,7 @@ class Tracker:
                 stack.callback(sink.close)
             self.console = open_console(config.tracking.console, terminal)
             stack.callback(self.console.close)
-            stack.enter_context(_Warnings(self.console))
+            stack.enter_context(_WarningHandler(self.console))
             self.spans = Spans(run.trace_path, on_phase=self._on_phase)
             stack.callback(self.spans.close)
             stack.callback(self._memory.start().stop)
@@ -144,7 +144,7 @@ class Tracker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, Exception) and not isinstance(error, RollError):
-            failures.error("the run failed", exc_info=error)
+            failure_logger.error("the run failed", exc_info=error)
         self.console.close()
         if error is not None:
             with contextlib.suppress(OSError):  # a full disk may have ended the run
@@ -165,7 +165,7 @@ class Tracker:
         if rollout.reward is not None and rollout.reward.timed_out:
             if not self._num_timed_out:  # warn once per phase: a reward that hangs may hang for every answer
                 logger.warning(
-                    "verifying an answer to prompt '%s' took longer than the reward's time_limit_s: the answer gets 0",
+                    "verifying an answer to prompt '%s' took longer than the reward's time_limit_s: the reward is 0",
                     rollout.prompt.uid,
                 )
             self._num_timed_out += 1
@@ -232,7 +232,9 @@ class Tracker:
         self.console.show_answers(select_best_and_worst(groups))
 
     def save_tokenizer(self, tokenizer: Any) -> None:
-        """Write a fast tokenizer of `transformers` to the run directory, to decode rollouts; ignore any other."""
+        """Write a fast tokenizer of `transformers` to the run directory, to decode rollouts; ignore any other
+        tokenizer.
+        """
         fast = getattr(tokenizer, "backend_tokenizer", None)
         if not self._config.tracking.rollouts or fast is None or self.run.tokenizer_path.is_file():
             return
@@ -351,8 +353,8 @@ class Tracker:
                 self.console.show("\n".join([f"Last lines of {path}:", *(f"  {line}" for line in lines)]))
 
 
-class _Warnings(logging.Handler):
-    """Shows ROLL's own warnings on the console while its context is open."""
+class _WarningHandler(logging.Handler):
+    """Shows ROLL's own warnings on the console within a `with` block."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.WARNING)
@@ -364,7 +366,7 @@ class _Warnings(logging.Handler):
         if os.getpid() == self._process_id:
             self._console.warn(record.getMessage())
 
-    def __enter__(self) -> _Warnings:
+    def __enter__(self) -> _WarningHandler:
         logging.getLogger("roll").addHandler(self)
         return self
 
@@ -377,7 +379,7 @@ def _compute_ratio(metrics: Mapping[str, float], amount: str, seconds: str) -> f
 
 
 def _may_have_logs(error: Exception) -> bool:
-    """Return whether the logs may tell more about the cause of an error than its message does."""
+    """Return whether the logs may contain more about the cause of an error than the message."""
     if isinstance(error, ExceptionGroup) and error.subgroup(UserError):
         return False
     # the messages of these errors state the cause

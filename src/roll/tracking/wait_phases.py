@@ -1,10 +1,10 @@
-"""Splits the time of waiting for rollouts into waiting for the model, for environments, and for rewards.
+"""Split the time of waiting for rollouts into waiting for the model, for environments, and for rewards.
 
     generate │ generate │ environment │ generate │ reward │ reward ─► batch
 
-While the model generates for at least one rollout, the time counts as waiting for the model. While it generates for
-none and an environment acts, the time counts as waiting for environments. While all running rollouts wait for a
-verdict, it counts as waiting for rewards, including queues and retries. The parts add up to the whole wait.
+While the model generates for at least one rollout, the time counts as waiting for the model. While it generates for no
+rollout and an environment acts, the time counts as waiting for environments. While all running rollouts wait for a
+verdict, the time counts as waiting for rewards, including queues and retries. The parts add up to the whole wait.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class WaitPhases:
 
     spans: Spans
     """Spans of the run."""
-    ignored: str = "eval"
-    """Purpose of the rollouts that no step waits for."""
+    ignored_purpose: str = "eval"
+    """Purpose of rollouts for which no step waits."""
     _stage: dict[RolloutId, str] = field(init=False, default_factory=dict)
     """Stage of each rollout: `model` or `reward`."""
     _counts: Counter[str] = field(init=False, default_factory=Counter)
     _num_acting: int = field(init=False, default=0)
     """Number of environments that currently act; their rollouts have the stage `model`."""
-    _first: str | None = field(init=False, default=None)
+    _generation_phase: str | None = field(init=False, default=None)
     """Name of the model's phase; `None` while no step waits."""
 
     def on_transition(self, event: Transition) -> None:
         """Record a rollout's state change; a listener of `LifeCycle`."""
         name = event.rollout_id
-        if name.purpose == self.ignored:
+        if name.purpose == self.ignored_purpose:
             return
         before = self._stage.pop(name, None)
         repeated = event.after == "queued" and before == "reward"  # the answer exists: only its scoring is repeated
@@ -65,23 +65,23 @@ class WaitPhases:
         self._update_phase()
 
     @contextlib.contextmanager
-    def measure_wait(self, first: str) -> Iterator[None]:
-        """Measure the phases of the body, which waits for rollouts; generation is measured as the phase `first`."""
-        self._first = first
+    def measure_wait(self, generation_phase: str) -> Iterator[None]:
+        """Measure the phases of a `with` block that waits for rollouts; generation is the phase `generation_phase`."""
+        self._generation_phase = generation_phase
         self._open = self.spans.begin(self._choose_phase())
         try:
             with self.spans.use_parent(self._open):
                 yield
         finally:
-            self._first = None
+            self._generation_phase = None
             self.spans.end(self._open)
 
     def _choose_phase(self) -> str:
-        assert self._first is not None
+        assert self._generation_phase is not None
         if self._num_acting and self._counts["model"] <= self._num_acting:
             return "environment"
-        return "reward" if self._counts["reward"] and not self._counts["model"] else self._first
+        return "reward" if self._counts["reward"] and not self._counts["model"] else self._generation_phase
 
     def _update_phase(self) -> None:
-        if self._first is not None and self._choose_phase() != self._open.name:
+        if self._generation_phase is not None and self._choose_phase() != self._open.name:
             self._open = self.spans.replace_span(self._open, self._choose_phase())

@@ -2,7 +2,7 @@
 
 The network contains one adapter. The states of the others are stored here, and are swapped in when another adapter is
 used. Adapters are small, so a copy costs little compared with a forward pass, and the rest of the trainer handles only
-one. With several ranks, each rank swaps its own shards.
+one adapter. With several ranks, each rank swaps its own shards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterState:
-    """The stored state of an adapter that is not in the network now."""
+    """The stored state of an adapter that is currently not in the network."""
 
     weights: Mapping[str, Tensor]
     """This rank's part of each trained weight, by name; missing weights are 0."""
@@ -63,7 +63,7 @@ class AdapterStore:
 
         Args:
             name: The name of the adapter.
-            progress: The progress of the adapter that is in the network now.
+            progress: The progress of the adapter that is currently in the network.
 
         Returns:
             The progress of the adapter that is in the network afterwards.

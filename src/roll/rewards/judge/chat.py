@@ -67,7 +67,7 @@ class Chat(Protocol):
     name: str
     """Name for messages."""
     identity: list[Any]
-    """Plain data, besides the request, that determines replies; part of the cache key."""
+    """Plain data that determines replies, in addition to the request; part of the cache key."""
 
     async def generate_reply(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> str:
         """Request a reply that is JSON of this schema, and return its text.

@@ -6,7 +6,7 @@ Invariants:
     - the client is opened, used and closed by one thread, which is not the main thread (where some clients would catch
       Ctrl-C);
     - calls are made in order; a call that fails, or is dropped because the queue is full, is counted and logged; the
-    run directory is complete without it;
+      run directory is complete without it;
     - `flush` and `close` wait for a limited time, so a server that does not respond delays a run only once, at its end.
 """
 

@@ -1,7 +1,7 @@
-"""TensorBoard event files, through TensorBoard's own records; neither TensorFlow nor torch is imported.
+"""Write TensorBoard event files without importing TensorFlow or torch.
 
-Each process that works on a run writes its own file; a resumed run first removes the events after its checkpoint from
-the earlier files.
+Each process of a run writes its own file. A resumed run first removes the events after its checkpoint from earlier
+files.
 """
 
 from __future__ import annotations

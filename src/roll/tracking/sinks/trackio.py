@@ -1,4 +1,4 @@
-"""Trackio: https://huggingface.co/docs/trackio. Local (in `TRACKIO_DIR`), or a Space (`TRACKIO_SPACE_ID`)."""
+"""Trackio: https://huggingface.co/docs/trackio. Data goes to `TRACKIO_DIR` or to a Space (`TRACKIO_SPACE_ID`)."""
 
 from __future__ import annotations
 

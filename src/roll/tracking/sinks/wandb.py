@@ -1,4 +1,4 @@
-"""Weights & Biases: https://docs.wandb.ai. `WANDB_MODE=offline` keeps everything below the run directory."""
+"""Weights & Biases: https://docs.wandb.ai. `WANDB_MODE=offline` stores all data in the run directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class WandbSink:
     """One run of a project; a resumed run continues it.
 
     The step counter of W&B only increases, but a resumed run goes back to its checkpoint; so `step` is a separate
-    metric, against which all others are plotted. If a step has two values, the later one counts.
+    metric, against which all others are plotted. If a step has two values, the later value is shown.
     """
 
     def __init__(self, arguments: SinkArguments) -> None:

@@ -1,6 +1,6 @@
 """Attention over packed rows with shared prefixes: a segment attends to its ancestors and itself.
 
-`packed` chooses how a layer's attention is computed: `varlen` on CUDA, `native` and `fused` (C kernels) or
+`packed` selects the implementation of a layer's attention: `varlen` on CUDA, `native` and `fused` (C kernels) or
 `matmul_attention` on a CPU. `calls` describes the calls of a micro-batch, `maps` computes statistics of attention for a
 loss, and `mixers` computes recurrent layers.
 """

@@ -1,4 +1,4 @@
-"""Attention calls of a micro-batch: their rows, masks and computation.
+"""Attention calls of a micro-batch: rows, masks and computation.
 
     queries, keys, values [N, h, d] ─ gather ─► [B, n, h, d] ─ matrix products, or SDPA ─► [B * n, H, d]
 
@@ -66,13 +66,13 @@ class CausalCall:
 
 @dataclass(frozen=True, slots=True)
 class TreeCall:
-    """Attention of each segment of a batch to its own keys and to those of its ancestors, in any tree."""
+    """Attention of each segment of a batch to its own keys and to the keys of its ancestors, in any tree."""
 
     rows: RowIndex
     """The entries of the segments, size [B, n]."""
     prefixes: Prefixes
     kernel: Literal["dense", "blocked", "sdpa"]
-    """The kernel: SDPA, or one of those in `matmul_attention`."""
+    """The kernel: SDPA, or a kernel of `matmul_attention`."""
     bias: Tensor
     """The mask [B, 1, 1, n, p + n]: 0 where a query may see a key, else -inf; float32 or better. [B, p] for blocked
     products, which are always causal."""
@@ -121,7 +121,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _GatherWithPrefix(torch.autograd.Function):
-    """Gathers rows of [N, h, d] as [B, p + n, h, d]: each segment's rows after those of its prefix.
+    """Gathers rows of [N, h, d] as [B, p + n, h, d]: each segment's rows follow the rows of its prefix.
 
     The backward pass sums the gradients of a common prefix over its segments, in float32 or better, in the order of
     segments.

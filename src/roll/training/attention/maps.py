@@ -102,7 +102,7 @@ class AttentionMapObserver:
     def is_observed(self, layer: int) -> bool:
         """Return whether the layer with this number is observed.
 
-        Activation checkpointing runs layers again: their numbers then continue after the last layer, so none of them is
+        Activation checkpointing runs layers again. Their numbers then continue after the last layer, so no layer is
         observed twice.
         """
         return layer in self._layers
@@ -145,7 +145,7 @@ class AttentionMapObserver:
     ) -> tuple[Tensor, Tensor]:
         """Return a mask [n, N] of the tokens that tokens `start` to `stop` cannot see, and distance weights [3, n, N].
 
-        The mean distance, WAAD and FAI are sums of attention times one of the three weights each; see
+        The mean distance, WAAD and FAI are each a sum of attention times one of the three weights; see
         `algorithms.credit`.
         """
         cached = state.window_sums.get((start, window))
@@ -181,8 +181,7 @@ class AttentionMapObserver:
 def _average_statistics(state: _SampleState, share: TokenShare) -> AttentionStatistics:
     """Return a sample's WAAD, averaged over local heads, and FAI, averaged over global heads; see `algorithms.credit`.
 
-    Both are 0 before the answer. Tokens after the N computed ones get the last computed WAAD, so it does not jump, and
-    an FAI of 0.
+    Both are 0 before the answer. Tokens after the first N get the last computed WAAD and an FAI of 0.
     """
     # Local heads are found by ranking all heads, so ranks that split the heads gather them first.
     distances, *found = (

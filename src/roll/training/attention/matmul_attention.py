@@ -4,7 +4,7 @@
     blocked    tile by tile within the cache; recomputes weights in the backward pass: any length, CPU
 
 g query heads share a key head, so one product has the rows of all of them. Blocked products skip keys after the last
-query of a tile. On a core with AVX-512, either takes 5 ns per query, key and head of size 64, forward and backward;
+query of a tile. On a core with AVX-512, both take 5 ns per query, key and head of size 64, forward and backward;
 SDPA takes 11 ns (1,000 keys, 512 queries) to 30 ns (64 queries).
 """
 
@@ -138,7 +138,7 @@ class _Tile(NamedTuple):
     rows: slice
     """The rows of the queries."""
     num_keys: int
-    """The number of keys that the last query sees; the others see fewer."""
+    """The number of keys of the last query; the other queries have fewer."""
 
 
 class _BlockedAttention(torch.autograd.Function):
@@ -198,7 +198,9 @@ class _BlockedAttention(torch.autograd.Function):
 
 
 def _iter_tiles(q: Tensor, k: Tensor) -> Iterator[_Tile]:
-    """Yield tiles of queries [S, g, n, d], as large as the limits above allow for keys [S, m, d]."""
+    """Yield tiles of queries [S, g, n, d], as large as `MAX_TILE_ROWS` and `MAX_TILE_WEIGHTS` allow for keys [S, m,
+    d].
+    """
     sequences, heads, n = q.shape[:3]
     for start in range(0, n, MAX_TILE_ROWS):
         stop = min(start + MAX_TILE_ROWS, n)

@@ -3,8 +3,8 @@
     row of trees ─ every path from a root to a leaf as a sequence ─► [B, L, H] ─ the module ─► back to the row
 
 Each path begins with an empty state, so no state passes between sequences. Tokens shared by several paths are computed
-in each of them, with identical results, and taken from the first. These layers are the only ones that compute a shared
-prefix more than once.
+in each path, with identical results, and the result of the first path is used. These layers are the only ones that
+compute a shared prefix more than once.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _iter_paths(tree: Tree) -> Iterable[np.ndarray]:
 
 
 class _Plan(Protocol):
-    """The part of an `AttentionPlan` that recurrent layers need."""
+    """The attributes of an `AttentionPlan` that recurrent layers need."""
 
     share: TokenShare
 
@@ -80,7 +80,7 @@ class _Plan(Protocol):
 def run_mixers_by_path(model: Any, mixers: Iterable[nn.Module]) -> None:
     """Make the recurrent modules `mixers` of a model process each path of a packed row as a separate sequence.
 
-    They do so whenever the decoder layers are called with a `roll_plan`; other calls are unchanged.
+    This applies to calls of the decoder layers with a `roll_plan`; other calls are unchanged.
     """
     current: list[_Plan | None] = [None]
 

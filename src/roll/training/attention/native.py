@@ -3,8 +3,8 @@ without copies.
 
     queries, keys, values [N, h, d] ─► one task per tree and key head, on all threads ─► [N, H, w]
 
-The kernel needs no gathers, masks or copies, which took 30 % of a training step. It supports bfloat16 models on the CPU
-with plain attention; all other attention (windows, caps, sinks, other dtypes) uses `matmul_attention`.
+The kernel needs no gathers, masks or copies, which would take 30 % of a training step. It supports bfloat16 models on
+the CPU with plain attention; all other attention (windows, caps, sinks, other dtypes) uses `matmul_attention`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
 
 @cache
 def _detect_bfloat16_instructions() -> int:
-    """Return which bfloat16 instructions this machine has: 0 none, 1 AVX-512 vectors, 2 AMX tiles.
+    """Return the bfloat16 instructions of this machine: 0 for none, 1 for AVX-512 vectors, 2 for AMX tiles.
 
     The kernel is twice as fast as `matmul_attention` with AVX-512, and three times as fast with AMX.
     """

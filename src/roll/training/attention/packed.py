@@ -72,18 +72,18 @@ class AttentionObserver(Protocol):
 
 
 class _Branch(NamedTuple):
-    """A chain of segments, each of which continues the previous one; it branches off from `parent`."""
+    """A chain of consecutive segments that branches off from `parent`."""
 
     parent: tuple[int, int]
     """The start of the tree, and the index of the last ancestor segment."""
     context: Int64Array
     """The entries of the ancestors in the row."""
-    own: Int64Array
+    own_entries: Int64Array
     """The entries of the branch itself."""
 
 
 class AttentionPlan:
-    """The plan of how to compute a micro-batch's attention, built once and used by every layer.
+    """The plan of a micro-batch's attention, built once and used by every layer.
 
     Args:
         layout: The packed row.
@@ -132,16 +132,16 @@ class AttentionPlan:
         return self._paths
 
     def advance_observer(self) -> AttentionObserver | None:
-        """Count the next layer as run; return the observer if it observes that layer, else `None`."""
+        """Count the next layer as run; return the observer if it observes this layer, else `None`."""
         layer, self.num_calls = self.num_calls, self.num_calls + 1
         return self.observer if self.observer is not None and self.observer.is_observed(layer) else None
 
     def get_calls(self, params: AttentionParams) -> list[Call]:
-        """Return a layer's attention calls; layers whose parameters give the same span and kind of calls share them."""
-        reach, dense = params.span.limit_to(self.longest), not (params.is_plain or self._blocked)
-        if (reach, dense) not in self._calls:
-            self._calls[reach, dense] = self._build_calls(reach, dense)
-        return self._calls[reach, dense]
+        """Return a layer's attention calls; layers with the same span and kind of calls share the calls."""
+        span, dense = params.span.limit_to(self.longest), not (params.is_plain or self._blocked)
+        if (span, dense) not in self._calls:
+            self._calls[span, dense] = self._build_calls(span, dense)
+        return self._calls[span, dense]
 
     def find_fused_rotary_params(
         self, module: Any, mask: Any, window: int | None, kwargs: dict[str, Any]
@@ -167,10 +167,10 @@ class AttentionPlan:
             observer.observe(rotate(q, rotation), rotate(k, rotation), params.scale, None)
         return attend(q, k, v, self.tree_ranges, params.scale, rotation)
 
-    def _build_calls(self, reach: AttentionSpan, dense: bool) -> list[Call]:
+    def _build_calls(self, span: AttentionSpan, dense: bool) -> list[Call]:
         # Only dense calls support arbitrary masks and soft caps.
-        if reach != AttentionSpan() or dense or self.images is not None:
-            return [self._build_dense_call([tree], reach) for tree in self._layout.blocks]
+        if span != AttentionSpan() or dense or self.images is not None:
+            return [self._build_dense_call([tree], span) for tree in self._layout.blocks]
         whole: list[Tree] = []
         plain: list[Int64Array] = []
         branches: list[_Branch] = []
@@ -190,19 +190,19 @@ class AttentionPlan:
         ]
         calls += [
             CausalCall(rows=self._build_row_index(batch), blocked=self._blocked)
-            for batch in _batch_by_length(plain, [len(own) for own in plain])
+            for batch in _batch_by_length(plain, [len(entries) for entries in plain])
         ]
         # By length of the branch, then of the context: both dimensions of a call are padded to the longest.
-        for batch in _batch_by_length(branches, [len(branch.own) for branch in branches]):
+        for batch in _batch_by_length(branches, [len(branch.own_entries) for branch in branches]):
             calls += [self._build_tree_call(b) for b in _batch_by_length(batch, [len(b.context) for b in batch])]
         return calls
 
     def _build_tree_call(self, branches: Sequence[_Branch]) -> TreeCall:
         """Build one call for branches of similar length, ordered as in the row."""
-        branches = sorted(branches, key=lambda branch: branch.own[0])
+        branches = sorted(branches, key=lambda branch: branch.own_entries[0])
         contexts = dict(sorted({branch.parent: branch.context for branch in branches}.items()))
         rows, before = (
-            self._build_row_index([branch.own for branch in branches]),
+            self._build_row_index([branch.own_entries for branch in branches]),
             self._build_row_index(list(contexts.values())),
         )
         lengths = np.array([len(branch.context) for branch in branches])
@@ -230,9 +230,11 @@ class AttentionPlan:
 
     def _build_row_index(self, sequences: Sequence[Int64Array]) -> RowIndex:
         longest = max(map(len, sequences))
-        index = np.stack([own[np.minimum(np.arange(longest), len(own) - 1)] for own in sequences])
+        index = np.stack(
+            [entries[np.minimum(np.arange(longest), len(entries) - 1)] for entries in sequences]
+        )
         members = np.concatenate(sequences)
-        inverse = np.concatenate([i * longest + np.arange(len(own)) for i, own in enumerate(sequences)])
+        inverse = np.concatenate([i * longest + np.arange(len(entries)) for i, entries in enumerate(sequences)])
         order = np.argsort(members, kind="stable")
         return RowIndex(
             index=self._to_tensor(index.reshape(-1)),
@@ -241,9 +243,9 @@ class AttentionPlan:
             size=(len(sequences), longest),
         )
 
-    def _build_dense_call(self, trees: Sequence[Tree], reach: AttentionSpan) -> DenseCall:
+    def _build_dense_call(self, trees: Sequence[Tree], span: AttentionSpan) -> DenseCall:
         rows = self._build_row_index([tree.start + np.arange(tree.num_tokens) for tree in trees])
-        visible = np.stack([_build_tree_mask(tree, rows.size[1], reach, self.images) for tree in trees])
+        visible = np.stack([_build_tree_mask(tree, rows.size[1], span, self.images) for tree in trees])
         return DenseCall(rows=rows, bias=self._build_bias(visible)[:, None, None])
 
     def _build_bias(self, visible: np.ndarray) -> Tensor:
@@ -267,11 +269,11 @@ def _split_into_branches(tree: Tree) -> list[_Branch]:
     """
     branches: list[_Branch] = []
     for i, (segment, context) in enumerate(zip(tree.segments, tree.list_contexts(), strict=True)):
-        own = segment.start + np.arange(segment.length)
+        entries = segment.start + np.arange(segment.length)
         if i > 1 and segment.parent == i - 1:
-            branches[-1] = branches[-1]._replace(own=np.concatenate([branches[-1].own, own]))
+            branches[-1] = branches[-1]._replace(own_entries=np.concatenate([branches[-1].own_entries, entries]))
         elif i:
-            branches.append(_Branch((tree.start, segment.parent), context, own))
+            branches.append(_Branch((tree.start, segment.parent), context, entries))
     return branches
 
 
@@ -287,19 +289,19 @@ def _batch_by_length(items: Sequence[Any], lengths: Sequence[int]) -> list[list[
     return batches
 
 
-def _build_tree_mask(tree: Tree, size: int, reach: AttentionSpan, images: Int64Array | None = None) -> np.ndarray:
+def _build_tree_mask(tree: Tree, size: int, span: AttentionSpan, images: Int64Array | None = None) -> np.ndarray:
     """Return the mask [size, size] of a tree, padded to `size`: True where entry i may attend to entry j.
 
-    An entry attends to itself and its ancestors within `reach`, and with `images` to all tokens of its own image.
+    An entry attends to itself and its ancestors within `span`, and with `images` to all tokens of its own image.
     Padding attends to entry 0.
     """
     owner = np.repeat(np.arange(len(tree.segments)), [s.length for s in tree.segments])
     position = np.concatenate([s.position + np.arange(s.length) for s in tree.segments])
     visible = tree.build_ancestor_mask()[owner[:, None], owner[None, :]]
-    visible &= reach.is_visible(position[:, None], position[None, :])
+    visible &= span.is_visible(position[:, None], position[None, :])
     if images is not None:
-        own = images[tree.start : tree.start + tree.num_tokens]
-        visible |= (own[:, None] == own[None, :]) & (own[:, None] > 0)
+        entries = images[tree.start : tree.start + tree.num_tokens]
+        visible |= (entries[:, None] == entries[None, :]) & (entries[:, None] > 0)
     mask = np.zeros((size, size), dtype=np.bool_)
     # The softmax of a row in which nothing is visible would be NaN.
     mask[:, 0] = True
@@ -326,7 +328,7 @@ def packed_attention(
         query: The queries [1, H, N, d].
         key: The keys [1, K, N, d], with H a multiple of K.
         value: The values [1, K, N, w].
-        attention_mask: The result of `read_mask_span`; the plan holds the mask of the packed row.
+        attention_mask: The result of `read_mask_span`; the plan contains the mask of the packed row.
         scaling: The scale of the scores; by default 1 / sqrt(d).
         roll_plan: The plan of the micro-batch; the trainer passes it through the model.
         sliding_window: The window of this layer, in tokens.
@@ -356,23 +358,23 @@ def packed_attention(
     position_scale = compute_position_scale(module, roll_plan.positions, q.dtype)
     if position_scale is not None:
         q = (q * position_scale[:, None, None]).to(q.dtype)
-    reach = params.span.limit_to(roll_plan.longest)
+    span = params.span.limit_to(roll_plan.longest)
     if observer is not None:
-        if not params.is_plain or reach.chunk is not None or roll_plan.images is not None:
+        if not params.is_plain or span.chunk is not None or roll_plan.images is not None:
             raise UnsupportedError(
                 "attention credit supports plain causal softmax attention only, but this model has sinks, soft caps, "
                 "chunks or bidirectional images: choose an algorithm.credit.type other than local, global or coupled"
             )
-        observer.observe(q, k, params.scale, reach.window)
+        observer.observe(q, k, params.scale, span.window)
     result = _attend_by_plan(roll_plan, q, k, v, params)
     return (result if share.cp is None else share.all_to_all_tokens(result))[None], None
 
 
 def _attend_by_plan(plan: AttentionPlan, q: Tensor, k: Tensor, v: Tensor, params: AttentionParams) -> Tensor:
     """Compute the attention [N, H, d] of the whole row with the fastest kernel that supports it."""
-    reach = params.span.limit_to(plan.longest)
-    if plan.varlen is not None and params.is_plain and reach.chunk is None and q.shape[-1] <= MAX_HEAD_DIM:
-        return varlen_attention(q, k, v, plan.varlen, params.scale, reach.window)
+    span = params.span.limit_to(plan.longest)
+    if plan.varlen is not None and params.is_plain and span.chunk is None and q.shape[-1] <= MAX_HEAD_DIM:
+        return varlen_attention(q, k, v, plan.varlen, params.scale, span.window)
     if plan.tree_ranges is not None and plan.is_native_supported(params):
         return attend(q, k, v, plan.tree_ranges, params.scale)
     calls = plan.get_calls(params)

@@ -1,7 +1,7 @@
 """Packed attention on CUDA: one call to `torch.nn.attention.varlen` for a whole micro-batch.
 
 Every segment (a prompt, an answer, a plain sequence) is a query sequence. The keys of its ancestors and its own keys
-are gathered. FlashAttention aligns the causal mask to the end of the keys, as a segment requires.
+are gathered. FlashAttention aligns the causal mask to the end of the keys, which is correct for a segment.
 """
 
 from __future__ import annotations
