@@ -86,7 +86,7 @@ class TorchBackend(TorchRank[TrainingBatch, LossFn], LanguageModelRank):
         self._passes = PassRunner(spec, self.network, self.ranks, self.device, self._random_states)
 
     def _build(self) -> PolicyNetwork | ValueNetwork:
-        """Build the network. With several ranks, each reads only its own part of the weights."""
+        """Build the network. With several ranks, each rank reads only its own part of the weights."""
         spec, ranks, dtype = self.spec, self.ranks, self.precision.compute
         if ranks.size == 1:
             return build_network(spec, dtype).to(self.device)
@@ -126,7 +126,7 @@ class TorchBackend(TorchRank[TrainingBatch, LossFn], LanguageModelRank):
         log-probs.
         """
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        biases = {f"router bias {i}": bias for i, bias in enumerate(self._biases)}
+        biases = {f"router bias {i}": bias for i, bias in enumerate(self._router_biases)}
         return Snapshots(trained | biases, self.precision.compute)
 
     def use_adapter(self, name: str) -> None:
@@ -151,10 +151,10 @@ class TorchBackend(TorchRank[TrainingBatch, LossFn], LanguageModelRank):
 
     @property
     def _saved_buffers(self) -> list[Tensor]:
-        return self._biases
+        return self._router_biases
 
     @property
-    def _biases(self) -> list[Tensor]:
+    def _router_biases(self) -> list[Tensor]:
         """The biases of MoE routers (`e_score_correction_bias`), which are updated without gradients."""
         routing = self.network.routing if isinstance(self.network, PolicyNetwork) else None
         return [] if routing is None else routing.biases

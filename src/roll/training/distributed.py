@@ -1,8 +1,8 @@
 """The ranks of a trainer: rendezvous, device meshes, FSDP2 sharding of the network, and reduction of results.
 
 The device mesh has the dimensions pp x dp_replicate x dp_shard x cp x tp, of size 1 where unused. Samples are split
-over the data ranks, which are those of the two dp dimensions, not over the whole world. `parallel` first splits layers
-into the stages of pp, and shards the weights of a stage over tp. FSDP2 then shards weights over dp_shard and cp
+over the data ranks, which are the ranks along the two dp dimensions, not over the whole world. `parallel` first splits
+layers into the stages of pp, and shards the weights of a stage over tp. FSDP2 then shards weights over dp_shard and cp
 together, because ranks along both have different tokens. Code that uses `Ranks` works in the same way with one rank,
 which needs no process group.
 """
@@ -176,7 +176,7 @@ class Ranks:
     def _build_stage(self, count: int, num_chunks: int) -> Stage:
         """Create the process groups of all stages and return this rank's stage.
 
-        Stages are the outermost dimension, because the least data passes between them.
+        Stages are the outermost dimension, because stages exchange the least data.
         """
         each = self.size // count
         # A group for each direction; with several chunks, two more for messages between the last and the first stage.
@@ -246,7 +246,9 @@ class Ranks:
         return [value] if self.stage is None else self.stage.gather(value)
 
     def merge_stages(self, values: Mapping[str, T]) -> dict[str, T]:
-        """Merge the dictionaries of all pipeline stages of this data rank; for equal names, a later stage wins."""
+        """Merge the dictionaries of all pipeline stages of this data rank; for equal names, later stages take
+        precedence.
+        """
         return {name: value for part in self.gather_stages(dict(values)) for name, value in part.items()}
 
     def close(self) -> None:
@@ -260,7 +262,7 @@ def _choose_collectives(device: torch.device) -> str:
 
 
 def _select_fsdp_mesh(mesh: DeviceMesh, shards: str) -> DeviceMesh:
-    """Return the submesh of dimension `shards`; with several replicas, also of `dp_replicate` (HSDP)."""
+    """Return the submesh of dimension `shards`; with several replicas, the submesh includes `dp_replicate` (HSDP)."""
     return mesh[("dp_replicate", shards) if mesh["dp_replicate"].size() > 1 else (shards,)]
 
 

@@ -65,9 +65,9 @@ class DryRun:
     """The memory and communication of one rank's step."""
 
     between_steps: int
-    """Bytes held between steps: weights and optimizer states."""
+    """Bytes allocated between steps: weights and optimizer states."""
     gradients: int
-    """Additional bytes held after the last micro-batch."""
+    """Additional bytes allocated after the last micro-batch."""
     peak: int
     """Peak memory in bytes, including all of the above."""
     host: int
@@ -82,7 +82,7 @@ class DryRun:
 
 @dataclass(frozen=True, kw_only=True)
 class _Loss:
-    """A stand-in loss that depends on every output of the network. The small memory of a real loss is not counted."""
+    """A stand-in loss that depends on every output of the network, and takes no memory itself."""
 
     needs: Needs
 
@@ -157,7 +157,7 @@ class _PlaceholderRanks(Ranks):
 
 @contextlib.contextmanager
 def _patch_for_dry_run(tracker: _MemoryTracker) -> Iterator[None]:
-    """Run the body with fake tensors, and with patches of code that reads tensor data or detects the kind of device."""
+    """Use fake tensors, and patch code that reads tensor data or detects the device, within a `with` block."""
     resize = torch.UntypedStorage.resize_
 
     def resize_storage(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
@@ -386,7 +386,7 @@ def _flatten_tensors(tree: Any) -> list[Tensor]:
 
 
 def _find_group(leaf: Any) -> ProcessGroup | None:
-    """Return the process group that a collective's argument is or names; `None` for an argument of another kind."""
+    """Return the process group of a collective's argument, a group or its name; `None` for other arguments."""
     if isinstance(leaf, torch.ScriptObject):
         with contextlib.suppress(RuntimeError):
             return ProcessGroup.unbox(leaf)

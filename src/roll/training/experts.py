@@ -3,8 +3,8 @@
     pairs of a token and an expert ─ sorted by expert ─► up, gate, down ─ times the router's weight ─► back in order
 
 `transformers` stacks a layer's experts in 3-D tensors (biases: 2-D), whose first dimension is the expert. On a CPU and
-in float64, one matrix product per expert is written into the result. It was measured to be bitwise equal to
-`grouped_mm` and not slower. Accelerators use the `grouped_mm` kernel.
+in float64, one matrix product per expert is written into the result. The results are bitwise equal to `grouped_mm`, and
+the speed is the same. Accelerators use the `grouped_mm` kernel.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def use_grouped_gemm(model: nn.Module) -> None:
 
 
 def compute_expert_outputs(
-    experts: Any, parameters: Mapping[str, Tensor], states: Tensor, rows: Tensor, chosen: Tensor, weights: Tensor
+    experts: Any, parameters: Mapping[str, Tensor], states: Tensor, rows: Tensor, expert_ids: Tensor, weights: Tensor
 ) -> Tensor:
     """Compute the outputs [P, H] of P token-expert pairs, multiplied by the router's weights.
 
@@ -39,15 +39,15 @@ def compute_expert_outputs(
 
     Args:
         experts: A module that `find_experts` found.
-        parameters: The parameters by name, of all experts of the module or of the local experts that `chosen` indexes.
+        parameters: The parameters by name, for all experts, or for the local experts that `expert_ids` indexes.
         states: The hidden states [n, H] of tokens.
         rows: The token of each pair [P].
-        chosen: The expert of each pair [P].
+        expert_ids: The expert of each pair [P].
         weights: The router weight of each pair [P].
     """
-    by_expert = chosen.argsort(stable=True)
-    sorted_experts = chosen[by_expert]
-    counts = torch.bincount(chosen, minlength=len(parameters["down_proj"]))
+    by_expert = expert_ids.argsort(stable=True)
+    sorted_experts = expert_ids[by_expert]
+    counts = torch.bincount(expert_ids, minlength=len(parameters["down_proj"]))
 
     def project(x: Tensor, name: str) -> Tensor:
         projected = _grouped_matmul(x, parameters[name], counts, transposed=experts.is_transposed)
@@ -71,11 +71,11 @@ def _is_supported(module: Any) -> bool:
 
 
 def _build_grouped_forward(experts: Any) -> Any:
-    def forward(states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    def forward(states: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
         parameters = {name: getattr(experts, name) for name in experts._parameters}
-        (length, num_chosen), width = chosen.shape, states.shape[-1]
+        (length, num_chosen), width = expert_ids.shape, states.shape[-1]
         rows = torch.arange(length, device=states.device).repeat_interleave(num_chosen)
-        found = compute_expert_outputs(experts, parameters, states, rows, chosen.reshape(-1), weights.reshape(-1))
+        found = compute_expert_outputs(experts, parameters, states, rows, expert_ids.reshape(-1), weights.reshape(-1))
         return found.view(length, num_chosen, width).sum(1).to(states.dtype)
 
     return forward

@@ -1,4 +1,4 @@
-"""One rank of a trainer of a language model: what every back-end of such a trainer shares.
+"""The code of a language model's trainer rank that all training back-ends share.
 
 forward     passes without a loss: log-probs, values, …
 weights     the stream of all weights for engines and exports, under their HF names
@@ -76,12 +76,10 @@ class LanguageModelRank(TrainerRank[TrainingBatch, LossFn]):
 
     @abstractmethod
     def weights(self) -> WeightSource:
-        """Return all weights by HF name, in the model's dtype and with adapters merged: those that a policy's engines
-        need.
-        """
+        """Return all weights by HF name, in the model's dtype and with adapters merged, as engines need them."""
 
     def export(self, path: Path) -> None:
-        """Write an HF safetensors model directory that `transformers` loads; a critic as a token classifier.
+        """Write an HF safetensors model directory that `transformers` loads; a critic is written as a token classifier.
 
         Adapters are merged into the weights. A policy's and a reward model's adapters are also written separately, to
         the directory `adapter` next to `path`.
@@ -92,7 +90,7 @@ class LanguageModelRank(TrainerRank[TrainingBatch, LossFn]):
 
     @property
     def engine_dtype(self) -> torch.dtype:
-        """The dtype that the engines compute in."""
+        """The compute dtype of the engines."""
         return getattr(torch, self.spec.model.dtype)
 
     @abstractmethod

@@ -243,7 +243,7 @@ class PassRunner:
         batch = self._prepare(batch)
         self._network.eval()
         root, in_stages = self._network.root, self._network.pipeline_split is not None
-        with contextlib.nullcontext() if options.adapter else disable_adapters(root, elsewhere=in_stages):
+        with contextlib.nullcontext() if options.adapter else disable_adapters(root, allow_missing=in_stages):
             share = self._build_micro_batches(batch.samples, every_token=every_token, needs=needs)
             for action in self._list_actions(len(share), backward=False):
                 blocks = share[action.micro_batch].blocks

@@ -124,5 +124,5 @@ def test_load_balancing_biases_are_those_of_the_routers_also_after_the_network_w
     backend.train_step(make_trees(), WeightedLogprobs())
     moves = torch.stack([now - then for now, then in zip(held, before, strict=True)])
     assert moves.any() and set(np.round(moves.abs().flatten().tolist(), 6)) <= {0.0, 0.01}
-    saved = [backend._biases, backend.network.routing.biases]
+    saved = [backend._router_biases, backend.network.routing.biases]
     assert all(a is b for found in saved for a, b in zip(found, held, strict=True))

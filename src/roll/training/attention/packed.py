@@ -230,9 +230,7 @@ class AttentionPlan:
 
     def _build_row_index(self, sequences: Sequence[Int64Array]) -> RowIndex:
         longest = max(map(len, sequences))
-        index = np.stack(
-            [entries[np.minimum(np.arange(longest), len(entries) - 1)] for entries in sequences]
-        )
+        index = np.stack([entries[np.minimum(np.arange(longest), len(entries) - 1)] for entries in sequences])
         members = np.concatenate(sequences)
         inverse = np.concatenate([i * longest + np.arange(len(entries)) for i, entries in enumerate(sequences)])
         order = np.argsort(members, kind="stable")

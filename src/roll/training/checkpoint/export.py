@@ -1,6 +1,6 @@
 """Export of a model that transformers 4 and 5 can load: safetensors in the engine's dtype, configuration, tokenizer.
 
-Weights are written one at a time. A directory gets its final name once it is complete.
+Weights are written one at a time. A directory is renamed to its final name once it is complete.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def export_trained(
     next to `path`. Collective.
 
     Args:
-        path: The target directory; an existing one is replaced once the new one is complete.
+        path: The target directory; an existing directory is replaced once the new one is complete.
         spec: The spec of the rank.
         network: The network of the rank.
         weights: The complete model, with adapters merged.
@@ -86,7 +86,7 @@ def export_model(
     """Write an HF model directory. Collective if iterating over `weights` is; only the first rank writes.
 
     Args:
-        path: The target directory; an existing one is replaced once the new one is complete.
+        path: The target directory; an existing directory is replaced once the new one is complete.
         weights: The complete model; a tied weight appears once.
         network: `PolicyNetwork` or `ValueNetwork`, whose configuration and generation settings are written.
         source: The model directory of the tokenizer.
@@ -199,8 +199,8 @@ def collect_adapter_tensors(
 def _list_targets(model: Any, tensors: Mapping[str, torch.Tensor], config: LoRAConfig) -> list[str]:
     """Return the `target_modules` with which peft finds exactly the layers that have adapters.
 
-    These are the last parts of the layers' names; the whole names, if other modules have the same last part, for
-    example in a frozen vision tower.
+    The targets are the last parts of the layers' names, or the whole names if other modules, for example in a frozen
+    vision tower, have the same last part.
     """
     suffix = ".lora_A.weight"
     layers = {name.removesuffix(suffix).removeprefix(_PREFIX) for name in tensors if name.endswith(suffix)}
@@ -223,7 +223,7 @@ def write_adapter(
     """Write adapters in the format that `peft.PeftModel.from_pretrained` reads.
 
     Args:
-        path: The target directory; an existing one is replaced once the new one is complete.
+        path: The target directory; an existing directory is replaced once the new one is complete.
         tensors: The result of `collect_adapter_tensors`.
         config: The configuration of the adapters.
         base: The base model, as the user named it.
@@ -250,7 +250,7 @@ def write_adapter(
 
 
 def _copy_to_own_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, copied if it is a view of a larger storage, as tensors gathered from uneven shards are."""
+    """Return the tensor; copy it if it is a view of a larger storage, for example after gathering uneven shards."""
     whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
     return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
 

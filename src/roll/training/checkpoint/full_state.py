@@ -1,10 +1,10 @@
-"""Saving and loading for back-ends whose library stores the states in its own layout.
+"""Save and load states for back-ends whose library stores states in its own layout.
 
 The format is that of `roll.training.checkpoint.state`: every back-end can load a checkpoint of any other back-end, with
 any layout of ranks.
 
-Weights and moments are gathered one at a time. Each of N ranks writes every N-th tensor, so no rank holds more than its
-share.
+Weights and moments are gathered one at a time. Each of N ranks writes every N-th tensor, so no rank stores more than
+its share.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A reader of a checkpoint's index that runs no code from it.
+"""Read a checkpoint's index without running code from it.
 
 `torch.distributed.checkpoint` stores and loads the index of a checkpoint (`.metadata`) as a pickle, and a pickle may
 run any command. Entries that are not tensors are pickles as well.
 
     .metadata ──► an unpickler whose only classes are stand-ins of this module ──► checked ──► DCP's own records
 
-Invariants: no class or function that a file names is ever looked up. Each of the dozen names that DCP writes has a
+Invariants: no class or function that a file names is imported. Each of the dozen names that DCP writes has a
 stand-in, which is created for each file; any other name is an error. An index may name only whole tensors, in files of
 its own directory.
 """

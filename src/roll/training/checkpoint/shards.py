@@ -1,4 +1,4 @@
-"""A writer of a model's weights as safetensors files of bounded size, with one tensor in memory at a time.
+"""Write a model's weights as safetensors files of bounded size, with one tensor in memory at a time.
 
     8 bytes: length of the header ─ header: JSON, then spaces ─ tensors, one after the other
 
@@ -77,7 +77,7 @@ class ShardWriter:
         shard.add(name, tensor)
 
     def close(self) -> None:
-        """Write headers and the index, and give the files their final names.
+        """Write headers and the index, and rename the files to their final names.
 
         Raises:
             OSError: A file could not be written.

@@ -1,6 +1,6 @@
-"""Saving and loading of a trainer's complete state, through `torch.distributed.checkpoint`.
+"""Save and load a trainer's complete state, through `torch.distributed.checkpoint`.
 
-    weight/<name>        the trainable weights, as the optimizer sees them
+    weight/<name>        the trainable weights, as stored by the optimizer
     moment1/<name>, moment2/<name>                          AdamW's moments, or
     moment1_codes/<name>, moment1_scales/<name>, …          the same in 8 bits
     buffer/<layer>       biases of MoE routers; absent from older checkpoints
@@ -187,7 +187,7 @@ def read_counts(path: Path, names: Sequence[str], values: Tensor) -> dict[str, i
 def restore_random_states(
     random_states: RandomStates, saved: Mapping[str, Tensor], ranks: Ranks, seed: int, num_steps: int
 ) -> None:
-    """Restore the states that `collect_random_states` returned; a rank without saved states gets new ones.
+    """Restore the states that `collect_random_states` returned; a rank without saved states gets new states.
 
     Raises:
         CheckpointError: A value is not the state of a generator.
@@ -205,7 +205,7 @@ def restore_random_states(
 
 
 def format_first_cause(error: BaseException) -> str:
-    """Return the message of an error; for one of DCP, only the cause on the first failed rank, without tracebacks."""
+    """Return the message of an error; for a DCP error, only the cause on the first failed rank, without tracebacks."""
     if isinstance(error, CheckpointException) and error.failures:
         rank, (cause, _) = min(error.failures.items())
         return f"{type(cause).__name__} on rank {rank}{': ' if str(cause) else ''}{cause}"
@@ -214,7 +214,7 @@ def format_first_cause(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def suppress_dcp_warning() -> Iterator[None]:
-    """Run the body without DCP's warning about a missing process group, which is intended with one rank."""
+    """Suppress DCP's warning about a missing process group, which is expected with one rank."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
@@ -252,7 +252,7 @@ class _Writer(dcp.FileSystemWriter):
     """A writer that raises the `OSError` of a failed write; DCP raises the `RuntimeError` that follows from it."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write as DCP does, but raise the `OSError` that caused a `RuntimeError` of `torch.save`."""
+        """Write the data; if `torch.save` fails, raise the original `OSError` instead of its `RuntimeError`."""
         try:
             return super().write_data(plan, planner)
         except RuntimeError as error:

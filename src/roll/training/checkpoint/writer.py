@@ -1,9 +1,9 @@
-"""Background writing of a trainer's state while training continues.
+"""Write a trainer's state in the background while training continues.
 
     begin ─ copy this rank's part to host memory ─► thread: write, fsync ─► finish: done, or its error
 
-Ranks communicate while they write, so the threads use a separate process group. The caller gives a checkpoint its final
-name once all ranks have finished.
+Ranks communicate while they write, so the threads use a separate process group. The caller renames the checkpoint to
+its final name once all ranks have finished.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class StateWriter:
         self._thread.start()
 
     def _gather_failures(self, failure: str) -> list[str]:
-        """Return the failure messages of all ranks; empty for a rank without a failure."""
+        """Return the failure messages of all ranks; an empty string for a rank without a failure."""
         if self._group is None:
             return [failure]
         failures = [""] * self._ranks.size

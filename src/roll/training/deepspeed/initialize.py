@@ -1,4 +1,4 @@
-"""Importing, configuring and starting DeepSpeed for a network.
+"""Import, configure and start DeepSpeed for a network.
 
 AdamW is PyTorch's: DeepSpeed's own versions are compiled at first use, which takes minutes, and round differently.
 """
@@ -51,7 +51,7 @@ def import_deepspeed(device: torch.device) -> Any:
     except ImportError as error:
         raise ModelError(
             f"training.backend 'deepspeed' needs DeepSpeed, which cannot be imported here ({error}): "
-            f"{build_install_command('deepspeed')}, or set training.backend to 'torch'"
+            f"install it with `{build_install_command('deepspeed')}`, or set training.backend to 'torch'"
         ) from error
     # Not used: it takes a minute or two to compile, and names its shared memory by machine and port, which several
     # trainers may share. PyTorch's own collectives suffice.
@@ -78,7 +78,7 @@ def build_deepspeed_config(training: TrainingConfig, dtype: torch.dtype) -> dict
     """Return the DeepSpeed configuration for a training configuration of ROLL.
 
     The number of micro-batches per batch depends on packing. So the back-end marks the last micro-batch, and nothing is
-    divided by their number.
+    divided by the number of micro-batches.
     """
     settings = training.deepspeed
     zero = {
@@ -146,14 +146,14 @@ def initialize_frozen(spec: TrainerSpec, network: nn.Module, *, device: torch.de
     return _initialize(spec, network, device)
 
 
-def _initialize(spec: TrainerSpec, network: nn.Module, device: torch.device, **more: Any) -> Any:
+def _initialize(spec: TrainerSpec, network: nn.Module, device: torch.device, **options: Any) -> Any:
     deepspeed = import_deepspeed(device)
     if not dist.is_initialized():  # with several ranks the group exists already
         dist.init_process_group("gloo" if device.type == "cpu" else None, store=dist.HashStore(), rank=0, world_size=1)
     config = build_deepspeed_config(spec.training, getattr(torch, spec.model.dtype))
     with set_launcher_environment(get_local_rank(spec, device)):
         root = _TupleOutput(network)
-        engine = deepspeed.initialize(model=root, config=config, dist_init_required=False, **more)[0]
+        engine = deepspeed.initialize(model=root, config=config, dist_init_required=False, **options)[0]
         if spec.training.deepspeed.zero_stage == 3:
             # Log-probs are computed from the weight of the projection, without calling the module.
             for parameter in _list_projection_weights(network):
@@ -190,7 +190,7 @@ def get_local_rank(spec: TrainerSpec, device: torch.device) -> int:
 
 @contextlib.contextmanager
 def set_launcher_environment(local_rank: int) -> Iterator[None]:
-    """Run the body with the environment that DeepSpeed needs for every call, and restore it afterwards.
+    """Set the environment that DeepSpeed needs for every call, and restore it afterwards.
 
     `LOCAL_RANK` is set to `local_rank`, and warnings about deprecated names of collectives, which DeepSpeed uses, are
     ignored.

@@ -1,4 +1,4 @@
-"""Reading and writing of ZeRO's weights and AdamW states, one full weight at a time, by name.
+"""Read and write ZeRO's weights and AdamW states, one full weight at a time, by name.
 
     stage 0        every rank has everything
     stages 1, 2    full weights on every rank; float32 masters and states in one flat partition per rank

@@ -2,8 +2,8 @@
 
     *.c ─ the C compiler, once per machine and version ─► $ROLL_CACHE/native/fused-<hash>.so ─► ctypes
 
-Without a compiler, or where the library cannot be built or loaded, PyTorch's own operations are used: slower, with the
-same mathematics. The library shares PyTorch's OpenMP runtime and its threads.
+Without a compiler, or where the library cannot be built or loaded, PyTorch's own operations are used, which are slower
+but equivalent. The library shares PyTorch's OpenMP runtime and its threads.
 
 The compiler is called directly: `torch.utils.cpp_extension` takes as long, needs ninja, and a build that is killed
 leaves a lock file on which every later build waits forever.
@@ -113,7 +113,7 @@ def _build(compiler: str) -> Path:
 
 
 def _read_processor_features() -> str:
-    """Return the processor features that `-march=native` depends on, because machines may share a cache."""
+    """Return the CPU features that affect `-march=native`; machines may share a cache."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")

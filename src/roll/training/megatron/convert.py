@@ -1,4 +1,4 @@
-"""Conversion of a trainer's HF network to Megatron's layers with the same weights."""
+"""Convert a trainer's HF network to Megatron's layers with the same weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading and writing of Megatron's weights and AdamW states, one full weight at a time, by HF name.
+"""Read and write Megatron's weights and AdamW states, one full weight at a time, by HF name.
 
     this rank's parameter   a slice of a weight, or the slices of several that are fused (`weight_mapping`)
     master, moments         a range of the entries of each parameter that the optimizer updates on this rank
@@ -27,7 +27,7 @@ _STATE_NAMES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
 
 @dataclass(frozen=True, kw_only=True)
 class WeightPlacement:
-    """The ranks and parameters that hold the parts of each weight."""
+    """The ranks and parameters that store the parts of each weight."""
 
     locations: Mapping[str, WeightLocation]
     """The location of each weight in Megatron's modules, by HF name, in the order of the HF model."""
@@ -61,7 +61,9 @@ class WeightPlacement:
             assert weight is not None
             return weight
         stage = self.pipeline_split.stage
-        owners = self.pipeline_split.stages_of.get(location.parameter, [stage.count - 1])  # heads are in the last stage
+        owners = self.pipeline_split.stages_by_weight.get(
+            location.parameter, [stage.count - 1]
+        )  # heads are in the last stage
         if weight is None:
             weight = torch.empty(self.get_shape(name), dtype=dtype, device=device)
         return stage.broadcast(weight.contiguous(), owners[0])
@@ -72,7 +74,7 @@ class MegatronWeights:
 
     Args:
         parameters: The parameters of the network, by Megatron's names.
-        placement: The ranks and parameters that hold each weight.
+        placement: The ranks and parameters that store each weight.
         ddp: Megatron's data-parallel wrapper of a trained network.
         optimizer: The `DistributedOptimizer` of a trained network.
     """
@@ -185,7 +187,7 @@ class MegatronWeights:
 
 
 class MegatronWeightSource:
-    """The weights that engines must hold, gathered one at a time. See `roll.protocols.WeightSource`.
+    """The weights that engines receive, gathered one at a time. See `roll.protocols.WeightSource`.
 
     Args:
         weights: All weights of the network.

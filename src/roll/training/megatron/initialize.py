@@ -1,4 +1,4 @@
-"""Importing Megatron, and setting up its process groups, data parallelism and optimizer."""
+"""Import Megatron, and set up its process groups, data parallelism and optimizer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SUPPORTED_DEVICE_TYPES = ("cuda",)
 
 @contextlib.contextmanager
 def suppress_import_warnings() -> Iterator[None]:
-    """Run the body without Megatron's warnings about optional libraries."""
+    """Suppress Megatron's warnings about optional libraries."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -52,7 +52,7 @@ def check_spec(spec: TrainerSpec, device: torch.device) -> None:
     except ImportError as error:
         raise ModelError(
             f"training.backend 'megatron' needs Megatron-core, which cannot be imported here ({error}): "
-            f"{build_install_command('megatron')}, or set training.backend to 'torch'"
+            f"install it with `{build_install_command('megatron')}`, or set training.backend to 'torch'"
         ) from error
     if device.type not in SUPPORTED_DEVICE_TYPES:
         raise ModelError(
@@ -118,7 +118,7 @@ def wrap_data_parallel(network: nn.Module, config: Any) -> Any:
 
 @torch.no_grad()
 def reduce_tied_gradients(split: PipelineSplit, parameters: Mapping[str, Any]) -> None:
-    """Sum the gradients of tied weights over the two stages that hold them. Collective."""
+    """Sum the gradients of tied weights over the two stages that share the weights. Collective."""
     for name in split.tied:
         parameters[name].main_grad.add_(split.stage.exchange_between_ends(parameters[name].main_grad))
 

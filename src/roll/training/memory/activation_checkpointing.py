@@ -3,7 +3,7 @@
     layers    autograd saves every decoder layer's input; the layer runs again before its gradient
     tiles     autograd saves the input of a layer's MLP; one tile of its tokens at a time runs again
 
-Both may be enabled: a recomputed layer then holds its MLP's activations for one tile only. Recomputation must have no
+Both may be enabled: a recomputed layer then stores its MLP's activations for one tile only. Recomputation must have no
 side effects: code that counts the tokens of a layer checks `is_recomputing`.
 """
 

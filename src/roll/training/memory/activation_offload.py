@@ -75,7 +75,9 @@ class ActivationOffloader:
 
     @contextlib.contextmanager
     def offload_saved_tensors(self) -> Iterator[None]:
-        """Move tensors that the body saves for the backward pass to host memory, except weights and small tensors."""
+        """Move tensors that a `with` block saves for the backward pass to host memory, except weights and small
+        tensors.
+        """
         self._weights.clear()
         self._record_weights(self._network)
         try:

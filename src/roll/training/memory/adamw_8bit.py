@@ -3,9 +3,9 @@
     row of a weight ─ blocks of up to 256 ─ largest magnitude: the block's scale, float32
                                           └ moment / scale ─► index of the nearest of 256 values
 
-The values are densest where most moments are: they cover seven decades, each divided more finely than the one below it.
-Blocks lie within rows, so sharding a weight by rows does not change them. In bitsandbytes, blocks cross rows, and the
-update on a CPU consists of PyTorch operations and takes ten times as long.
+The values are densest where most moments are: they cover seven decades, and each decade has more values than the next
+smaller decade. Blocks lie within rows, so sharding a weight by rows does not change them. In bitsandbytes, blocks cross
+rows, and the update on a CPU consists of PyTorch operations and takes ten times as long.
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ def update(
 
 @cache
 def _build_quantization_values(*, signed: bool) -> Tensor:
-    """Return the 256 numbers that codes stand for, ascending, in [-1, 1] or [0, 1].
+    """Return the 256 quantization values, ascending, in [-1, 1] or [0, 1].
 
-    They are 0, 1, and in every decade (0.1 to 1, 0.01 to 0.1, …) the centers of equal intervals.
+    The values are 0, 1, and in every decade (0.1 to 1, 0.01 to 0.1, …) the centers of equal intervals.
     """
     values = [0.0, 1.0]
     for decade in range(_NUM_DECADES):
@@ -145,7 +145,7 @@ def _compute_midpoints(*, signed: bool) -> Tensor:
 
 @cache
 def _build_search_tables(*, signed: bool) -> tuple[Tensor, Tensor]:
-    """Return the two tables with which `fused.c` finds the nearest quantization value of a number from 0 on.
+    """Return the two tables with which `fused.c` finds the nearest quantization value of a non-negative number.
 
     The first table has the index of the value nearest to the smallest number of each group of float32 numbers that
     share the exponent and the first 8 bits of the mantissa. The second table has the midpoints between values.

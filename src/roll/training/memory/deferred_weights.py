@@ -48,9 +48,10 @@ class DeferredWeights:
 
     @contextmanager
     def materialize_weights(self, extra_modules: Iterable[nn.Module] = ()) -> Iterator[None]:
-        """Let the models compute during the body: read their weights, those of a layer only while it is called.
+        """Read the models' weights within a `with` block; the weights of a layer are read only while the layer is
+        called.
 
-        Modules outside of layers, and the modules in `extra_modules`, have their weights during the whole body.
+        Modules outside of layers, and the modules in `extra_modules`, have their weights during the whole block.
         """
         inside = {part for model in self._models for layer in _get_layers(model) for part in layer.modules()}
         outside = self._materialize([*(module for module in self._places if module not in inside), *extra_modules])
@@ -70,11 +71,11 @@ class DeferredWeights:
     def apply_by_layer(self, model: nn.Module, function: Callable[[nn.Module], object]) -> None:
         """Call `function` on each layer of a model; the layer's weights are read before and released afterwards."""
         for layer in _get_layers(model):
-            filled = self._materialize(layer.modules())
+            materialized = self._materialize(layer.modules())
             try:
                 function(layer)
             finally:
-                _release(filled)
+                _release(materialized)
 
     def read_shards(self, network: nn.Module, device: torch.device) -> None:
         """Read this rank's shard of every weight, to `device`; the network must have been split and sharded already."""
@@ -83,9 +84,9 @@ class DeferredWeights:
         because the pair keeps the parameter alive."""
         for module in network.modules():
             for name, (files, place) in self._places.get(module, {}).items():
-                empty = module._parameters[name]
-                if empty is not None and _get_local(empty).is_meta and id(empty) not in read:
-                    read[id(empty)] = empty, _read_local(files, place, empty, device)
+                parameter = module._parameters[name]
+                if parameter is not None and _get_local(parameter).is_meta and id(parameter) not in read:
+                    read[id(parameter)] = parameter, _read_local(files, place, parameter, device)
         for module in network.modules():
             for name, parameter in module._parameters.items():
                 if id(parameter) in read:
@@ -96,14 +97,14 @@ class DeferredWeights:
                     sharded.reset_sharded_param()
 
     def _materialize_during_forward(self, part: nn.Module) -> list[Any]:
-        filled: list[_Materialized] = []
+        materialized: list[_Materialized] = []
 
         def materialize_part(*unused: object) -> None:
-            filled.extend(self._materialize(part.modules()))
+            materialized.extend(self._materialize(part.modules()))
 
         def release_part(*unused: object) -> None:
-            _release(filled)
-            filled.clear()
+            _release(materialized)
+            materialized.clear()
 
         return [
             part.register_forward_pre_hook(materialize_part),
@@ -111,25 +112,25 @@ class DeferredWeights:
         ]
 
     def _materialize(self, modules: Iterable[nn.Module]) -> list[_Materialized]:
-        filled: list[_Materialized] = []
+        materialized: list[_Materialized] = []
         whole: dict[int, nn.Parameter] = {}
         for module in modules:
             for name, (files, place) in self._places.get(module, {}).items():
-                empty = module._parameters[name]
-                if empty is not None and empty.is_meta:
-                    if id(empty) not in whole:
-                        whole[id(empty)] = nn.Parameter(_read_whole(files, place, empty), requires_grad=False)
-                    module._parameters[name] = whole[id(empty)]
-                    filled.append((module, name, empty))
-        return filled
+                parameter = module._parameters[name]
+                if parameter is not None and parameter.is_meta:
+                    if id(parameter) not in whole:
+                        whole[id(parameter)] = nn.Parameter(_read_whole(files, place, parameter), requires_grad=False)
+                    module._parameters[name] = whole[id(parameter)]
+                    materialized.append((module, name, parameter))
+        return materialized
 
 
 _Materialized = tuple[nn.Module, str, nn.Parameter]
 
 
-def _release(filled: Iterable[_Materialized]) -> None:
-    for module, name, empty in filled:
-        module._parameters[name] = empty
+def _release(materialized: Iterable[_Materialized]) -> None:
+    for module, name, parameter in materialized:
+        module._parameters[name] = parameter
 
 
 def _get_layers(model: Any) -> Iterable[nn.Module]:
@@ -145,15 +146,20 @@ def _read_whole(files: WeightReader, name: str, like: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _read_local(files: WeightReader, name: str, empty: nn.Parameter, device: torch.device) -> nn.Parameter:
+def _read_local(files: WeightReader, name: str, parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
     """Read this rank's part of a weight into a new parameter of the same dtype, with its own memory."""
-    if not isinstance(empty, DTensor):
-        data = _read_whole(files, name, empty).to(device, empty.dtype, copy=True)
-        return nn.Parameter(data, requires_grad=empty.requires_grad)
-    sizes, starts = compute_local_shape_and_global_offset(empty.shape, empty.device_mesh, empty.placements)
+    if not isinstance(parameter, DTensor):
+        data = _read_whole(files, name, parameter).to(device, parameter.dtype, copy=True)
+        return nn.Parameter(data, requires_grad=parameter.requires_grad)
+    sizes, starts = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
     part = files.read(name, list(zip(starts, sizes, strict=True)))
-    data = part.to(device, empty.dtype, memory_format=torch.contiguous_format, copy=True)
+    data = part.to(device, parameter.dtype, memory_format=torch.contiguous_format, copy=True)
     whole = DTensor.from_local(
-        data, empty.device_mesh, empty.placements, run_check=False, shape=empty.shape, stride=empty.stride()
+        data,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
     )
-    return nn.Parameter(whole, requires_grad=empty.requires_grad)
+    return nn.Parameter(whole, requires_grad=parameter.requires_grad)

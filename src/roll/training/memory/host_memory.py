@@ -1,9 +1,9 @@
 """Optimizer and activation offload: copies between a device and host memory that overlap with computation.
 
-    backward pass ─ a gradient ─ stream of its own ─► pinned copy ─ once it is complete ─► added on the host
+    backward pass ─ a gradient ─ separate stream ─► pinned copy ─ once it is complete ─► added on the host
     update on the host ─ a weight, rounded to the network's dtype ─► pinned copy ─► device, while the next is rounded
 
-On a CPU, device and host memory are the same: nothing is copied, and the rest is the same code.
+On a CPU, device and host memory are the same, so nothing is copied.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Calls to `malloc_trim`, which return free heap memory to the kernel, for trainers that compute on a CPU.
+"""Return free heap memory to the kernel with `malloc_trim`, for trainers that compute on a CPU.
 
     layer done ─► pages in its heaps > most in use so far + MAX_FREE_SHARE x most in use so far? ─► malloc_trim
     last layer done, gradient of the first ─► … > in use now + MAX_FREE_SHARE x most in use so far? ─► malloc_trim
 
 glibc extends its heaps for a tensor if no free piece is large enough. The piece that a freed tensor leaves is often too
-small for the next tensor of the same size, because `posix_memalign` requests up to 96 bytes more. So a pass that keeps
-many tensors leaves holes between them, measured at up to twice their size. The kernel clears every page that is needed
-again, so memory is returned only when too much of it is free.
+small for the next tensor of the same size, because `posix_memalign` requests up to 96 bytes more. So a pass with many
+live tensors fragments the heap: the free pieces took up to twice the memory of the tensors. The kernel clears every
+page before it is used again, so memory is returned only when too much of it is free.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Heap:
         """Trim the heaps if too much of their memory is free; return whether they were trimmed.
 
         Args:
-            ignore_peak: Whether to count all memory that is not in use now as free, instead of only memory beyond the
-                largest use so far. Use it before an allocation that is too large for any free piece of a heap.
+            ignore_peak: Whether to count all memory that is currently unused as free, instead of only memory beyond the
+                peak. Set it before an allocation that is too large for any free piece of a heap.
         """
         in_pieces, mapped = self._measure_bytes_in_use()
         self._max_in_heaps = max(self._max_in_heaps, in_pieces)
@@ -68,7 +68,7 @@ class Heap:
         self._non_heap_bytes = _read_anonymous_bytes() - sum(self._measure_bytes_in_use())
 
     def _measure_bytes_in_use(self) -> tuple[int, int]:
-        """Return the bytes of allocations in the C library's heaps, and of allocations with a mapping of their own."""
+        """Return the bytes of allocations in the C library's heaps, and of allocations with a separate mapping."""
         usage = self._library.mallinfo2()
         return usage.uordblks, usage.hblkhd
 
@@ -78,7 +78,7 @@ def trim_heap_after_layers(layers: Iterable[nn.Module], embeddings: nn.Module | 
 
     Two allocations are too large for any free piece of a heap: the logits, after the last layer, and the gradient of
     the embeddings, at the end of the backward pass. Before these two, all memory that is not in use now counts as free;
-    elsewhere, only memory beyond the peak so far does.
+    elsewhere, only memory beyond the peak so far counts as free.
 
     Returns:
         The heap, or `None` if the C library is not supported.

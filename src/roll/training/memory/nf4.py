@@ -72,7 +72,7 @@ class Nf4Linear(nn.Module):
         return nn.Parameter(self.dequantize(), requires_grad=False)
 
     def dequantize(self) -> Tensor:
-        """Return the dequantized weight [outputs, inputs] that the layer computes with."""
+        """Return the dequantized weight [outputs, inputs]."""
         scales = dequantize_blocks(self.scale_codes, self.scale_scales, signed=True) + self.mean
         count = self.out_features * self.in_features
         library = load_native_library() if self.codes.device.type == "cpu" and self.dtype == torch.bfloat16 else None
@@ -122,7 +122,7 @@ def quantize_base(model: nn.Module) -> None:
 
 
 def find_nf4_layers(model: nn.Module) -> dict[str, Nf4Linear]:
-    """Return the 4-bit layers of a model, by the name that their weight had as a parameter."""
+    """Return the 4-bit layers of a model, by the parameter name of the original weight."""
     return {f"{name}.weight": layer for name, layer in model.named_modules() if isinstance(layer, Nf4Linear)}
 
 

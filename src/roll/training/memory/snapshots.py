@@ -1,4 +1,4 @@
-"""Weights of earlier policy versions in host memory, so that a policy's trainer can compute with them again.
+"""Keep weights of earlier policy versions in host memory, so that a policy's trainer can use them again.
 
     keep(v)     trained weights of this rank ─ copy ─► host memory
     activate(v) current weights ─► host memory;  version v ─► network  ─ forward passes ─►  current weights back
@@ -24,7 +24,7 @@ class Snapshots:
 
     Args:
         tensors: The network's tensors that training changes: parameters in any dtype, including DTensor shards.
-        dtype: The dtype that the network computes in.
+        dtype: The compute dtype of the network.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
@@ -49,7 +49,7 @@ class Snapshots:
 
     @contextlib.contextmanager
     def activate(self, version: int) -> Iterator[None]:
-        """Run the body with the weights of `version`.
+        """Use the weights of `version` within a `with` block.
 
         Raises:
             ValueError: This version has no snapshot.

@@ -1,4 +1,4 @@
-"""The HF network as the trainer uses it: from a packed row of tokens to the inputs of a loss.
+"""The trainer's HF network: from a packed row of tokens to the inputs of a loss.
 
     loading ──► HF model, lora, fp8, fused ──► hidden_states ──► policy (log-probs) or value ──► loss_inputs
 

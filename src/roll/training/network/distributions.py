@@ -100,9 +100,9 @@ class Predictions(NamedTuple):
         """All tensors that are not `None`."""
         return [tensor for tensor in self if tensor is not None]
 
-    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Predictions:
-        """Return the predictions with `change` applied to every tensor."""
-        return Predictions(*(None if tensor is None else change(tensor) for tensor in self))
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Predictions:
+        """Return the predictions with `function` applied to every tensor."""
+        return Predictions(*(None if tensor is None else function(tensor) for tensor in self))
 
 
 class _Distributions(torch.autograd.Function):
@@ -136,10 +136,10 @@ class _Distributions(torch.autograd.Function):
         logprobs, entropy, kl = (hidden.new_empty(len(hidden), dtype=dtype) for _ in range(3))
         sums = [torch.empty_like(logprobs) for _ in range(4)]
         largest, total, other_largest, other_total = sums
-        targets, here = (
+        targets, is_in_shard = (
             vocab_shard.compute_local_indices(targets, len(weight)) if vocab_shard is not None else (targets, None)
         )
-        kept: list[Tensor] = []
+        stored_logits: list[Tensor] = []
         for part, chunks in iter_logit_chunks(hidden, weight, reference, chunk, caps):
             for rows, block in split_into_blocks(chunks[0], part.start, BLOCK_ELEMENTS):
                 shifted = _shift_logits(block, temperature, largest[rows])
@@ -152,24 +152,24 @@ class _Distributions(torch.autograd.Function):
                     torch.sum(other.exp_(), dim=1, out=other_total[rows])
                 torch.sum(shifted.mul_(weights), dim=1, out=entropy[rows])
             if keep:
-                kept += chunks
-        if vocab_shard is not None and here is not None:
+                stored_logits += chunks
+        if vocab_shard is not None and is_in_shard is not None:
             entries = [logprobs, entropy, *([kl] if reference else [])]
-            _reduce_over_vocab(vocab_shard, here, sums if reference else sums[:2], entries)
+            _reduce_over_vocab(vocab_shard, is_in_shard, sums if reference else sums[:2], entries)
         # With w = exp s: H = log t - sum(w s) / t, K = sum(w (s - s')) / t - log t + log t' (s', t': reference).
         log_total = total.log()
         results = [logprobs.sub_(log_total), log_total - entropy.div_(total)]
         if reference:
             results.append(kl.div_(total).sub_(log_total).add_(other_total.log()))
-        ctx.save_for_backward(hidden, weight, targets, *sums, *results[1:], *reference, *kept)
+        ctx.save_for_backward(hidden, weight, targets, *sums, *results[1:], *reference, *stored_logits)
         ctx.chunk, ctx.temperature, ctx.caps, ctx.num_reference = chunk, temperature, caps, len(reference)
-        ctx.here = here
+        ctx.is_in_shard = is_in_shard
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, largest, total, other_largest, other_total, entropy, *rest = ctx.saved_tensors
-        kl, reference, kept = (rest[0], rest[1:3], rest[3:]) if ctx.num_reference else (None, [], rest)
+        kl, reference, stored_logits = (rest[0], rest[1:3], rest[3:]) if ctx.num_reference else (None, [], rest)
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         # The bracket of the class docstring with log p = s - log t: a constant for each row, plus terms with s and s'.
         log_total = total.log()
@@ -178,10 +178,10 @@ class _Distributions(torch.autograd.Function):
             constant += grads[2] * (kl + log_total - other_total.log())
         factor = -1.0 / (total * ctx.temperature)
         onehot = grads[0] / ctx.temperature
-        if ctx.here is not None:
-            onehot = onehot * ctx.here
+        if ctx.is_in_shard is not None:
+            onehot = onehot * ctx.is_in_shard
         projection = ProjectionGradient(hidden, weight, ctx.chunk, wants_hidden, wants_weight, total.dtype)
-        for part, chunks in iter_logit_chunks(hidden, weight, reference, ctx.chunk, ctx.caps, kept):
+        for part, chunks in iter_logit_chunks(hidden, weight, reference, ctx.chunk, ctx.caps, stored_logits):
             slope = compute_softcap_slope(chunks[0], ctx.caps[0])
             for rows, block in split_into_blocks(
                 chunks[0], part.start, BLOCK_ELEMENTS
@@ -199,13 +199,18 @@ class _Distributions(torch.autograd.Function):
 
 
 def iter_logit_chunks(
-    hidden: Tensor, weight: Tensor, other: Sequence[Tensor], chunk: int, caps: Softcaps, kept: Iterable[Tensor] = ()
+    hidden: Tensor,
+    weight: Tensor,
+    other: Sequence[Tensor],
+    chunk: int,
+    caps: Softcaps,
+    stored_logits: Iterable[Tensor] = (),
 ) -> Iterator[tuple[slice, list[Tensor]]]:
     """Yield each chunk of predictions as a slice, with the logits of the policy and of the model `other`, if given.
 
-    `kept` has the logits of an earlier call, in order: they are yielded instead of being computed again.
+    `stored_logits` contains the logits of an earlier call, in order, which are yielded instead of being computed again.
     """
-    again = iter(kept)
+    again = iter(stored_logits)
     pairs = [(hidden, weight), *([tuple(other)] if other else [])]
     for start in range(0, len(hidden), chunk):
         part = slice(start, min(start + chunk, len(hidden)))
@@ -225,13 +230,13 @@ def select_rows(logits: Tensor, part: slice, rows: slice) -> Tensor:
 
 
 def _reduce_over_vocab(
-    vocab_shard: VocabShard, here: Tensor, sums: Sequence[Tensor], entries: Sequence[Tensor]
+    vocab_shard: VocabShard, is_in_shard: Tensor, sums: Sequence[Tensor], entries: Sequence[Tensor]
 ) -> None:
     """Replace sums over this rank's vocabulary shard by sums over the whole vocabulary, in place.
 
     Args:
         vocab_shard: This rank's vocabulary shard.
-        here: Whether the target is in the shard [M].
+        is_in_shard: Whether the target is in the shard [M].
         sums: The largest logit and the sum of exponentials, of the policy and, if given, of the reference.
         entries: The target's logit and the sums for entropy and divergence, all relative to the largest logit.
     """
@@ -242,7 +247,7 @@ def _reduce_over_vocab(
         other_shift = vocab_shard.reduce_max_(other[0])
         kl[0].addcmul_(shift - other_shift, total).mul_(shift.exp())
         other[1].mul_(other_shift.exp())
-    logit.add_(shift).mul_(here)
+    logit.add_(shift).mul_(is_in_shard)
     entropy.addcmul_(shift, total).mul_(shift.exp())
     # Last: the sums above are shifted with this rank's own `total`.
     total.mul_(shift.exp())

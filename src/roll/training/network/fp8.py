@@ -5,10 +5,10 @@
     input's grad     g by token   ·  w                g by token   ·  w by input
     weight's grad    bfloat16                         g by output  ·  x by input
 
-All in e4m3, with a scale for each token, output or input, or one for the matrix. The recipes and their names are
-torchao's. Each token has its own scales, so its log-prob does not depend on the other sequences in its row. With one
-scale for all tokens (`tensorwise`) it would: packing a sequence with others changed log-probs of SmolLM2-135M by up to
-2.5. The importance ratio to a log-prob from another row would be meaningless.
+All operands are in e4m3, with a scale for each token, output or input, or one scale for the whole matrix. The recipes
+and their names are torchao's. Each token has its own scales, so its log-prob does not depend on the other sequences in
+its row. With one scale for all tokens (`tensorwise`), packing a sequence with others changed log-probs of SmolLM2-135M
+by up to 2.5, which would make importance ratios meaningless.
 
 Scales are computed from the current values, and are powers of two: scaling by them is exact, unless a value is about
 2^14 times smaller than the largest value with the same scale. So results hardly depend on which part of a matrix a rank
@@ -121,7 +121,7 @@ def check_fp8_support(device: torch.device) -> None:
 def _warn_slow_on_cpu() -> None:
     """Warn once that FP8 on a CPU is slow."""
     logger.warning(
-        "training.fp8 on a CPU is only useful for tests: FP8 matrix products are slower there than bfloat16 ones"
+        "training.fp8 on a CPU is only useful for tests: FP8 matrix products are slower there than bfloat16 products"
     )
 
 
@@ -179,8 +179,8 @@ class _Linear(torch.autograd.Function):
 def _quantize(x: Tensor, dtype: torch.dtype, *, by_row: bool = True) -> _QuantizedTensor:
     """Quantize a bfloat16 tensor [rows, columns], with any strides, to 8 bits.
 
-    The scales are powers of two, so the only rounding is that to 8 bits. NaN and infinity make all values with the same
-    scale NaN.
+    The scales are powers of two, so only the conversion to 8 bits rounds values. NaN and infinity make all values with
+    the same scale NaN.
     """
     infinite = float("inf")  # the norm is the largest magnitude, in one pass over memory
     largest = torch.linalg.vector_norm(x, infinite, dim=1 if by_row else None, keepdim=True)
@@ -219,7 +219,7 @@ def _scaled_matmul(
 
 @cache
 def _detect_support(kind: str) -> _Fp8Support:
-    """Return the FP8 products that a kind of device supports, found by trying them.
+    """Try FP8 matrix products on a kind of device, and return the supported format and kernels.
 
     Raises:
         ModelError: The device supports no FP8 format.

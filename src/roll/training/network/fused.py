@@ -1,15 +1,15 @@
 """Fused kernels for a CPU in bfloat16: RMSNorm and SwiGLU, each in one pass over memory, and attention with RoPE.
 
-PyTorch computes a norm or a gate on a CPU as five to fifteen operations, each of which reads and writes all of memory
-again; with the softmax over the vocabulary they took a third of a training step.
+PyTorch computes a norm or a gate on a CPU as five to fifteen operations, each of which reads and writes the whole
+tensor; together with the softmax over the vocabulary, these operations took a third of a training step.
 
-    HF module ─ looks and behaves like a known one ─► its `forward` replaced by the fused function
+    HF module ─ equivalent to a known module ─► its `forward` replaced by the fused function
               ─ anything else ─► left as it is
 
 A module is recognized by its results: the replacement must give the same results as the module on random inputs. So a
-norm that adds 1 to its weight, or a gate with another activation, is never mistaken for a plain one. Adapters keep
-working, because only code between the projections is replaced. Calls in another dtype or on another device are computed
-by the module itself.
+norm that adds 1 to its weight, or a gate with another activation, is never mistaken for a plain norm or gate. Adapters
+keep working, because only code between the projections is replaced. Calls in another dtype or on another device are
+computed by the module itself.
 """
 
 from __future__ import annotations

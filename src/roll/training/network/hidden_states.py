@@ -1,4 +1,4 @@
-"""Final hidden states of a packed row, from which all networks of a trainer compute their outputs."""
+"""Compute the final hidden states of a packed row, the input of all outputs of a trainer's networks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def compute_hidden_states(
         decoder: The decoder of an HF model loaded with the attention `roll_packed`.
         layout: The micro-batch.
         device: The device of the network.
-        dtype: The dtype that the network computes in.
+        dtype: The compute dtype of the network.
         observer: An observer that receives queries and keys of some layers.
         share: This rank's share of the tokens, and thus of the predictions.
     """

@@ -1,4 +1,4 @@
-"""Loading of a trainer's network: an HF model with its adapters, prepared for the role."""
+"""Load a trainer's network: an HF model with its adapters, prepared for the role."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def build_network(
 
     Args:
         spec: The spec of the rank.
-        dtype: The dtype that the network computes in.
+        dtype: The compute dtype of the network.
         deferred: If given, the weights are not read but registered here, and the network is on the meta device.
 
     Raises:

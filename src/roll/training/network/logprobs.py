@@ -46,8 +46,8 @@ class _TokenLogprobs(torch.autograd.Function):
     """Computes the targets' log-probs, one chunk of logits z at a time.
 
     The gradient is d logprob / d z = (onehot - softmax(z / temperature)) / temperature. The largest logit and the sum
-    of exponentials are stored separately: combined in one log-sum-exp, large logits would lose digits. The backward
-    pass overwrites stored logits with their gradients, so it can run only once.
+    of exponentials are stored separately, because one log-sum-exp would lose digits of large logits. The backward pass
+    overwrites stored logits with their gradients, so it can run only once.
     """
 
     @staticmethod
@@ -61,8 +61,8 @@ class _TokenLogprobs(torch.autograd.Function):
         vocab_shard: VocabShard | None,
     ) -> Tensor:
         keep = len(hidden) * weight.shape[0] * weight.element_size() <= MAX_KEPT_BYTES and any(ctx.needs_input_grad)
-        high = torch.promote_types(hidden.dtype, torch.float32)
-        result = hidden.new_zeros(len(hidden), dtype=high)
+        accumulation_dtype = torch.promote_types(hidden.dtype, torch.float32)
+        result = hidden.new_zeros(len(hidden), dtype=accumulation_dtype)
         if vocab_shard is not None:
             local, here = vocab_shard.compute_local_indices(targets, len(weight))
             # Another rank has these targets; -1 is in no slice of this shard.
@@ -73,7 +73,7 @@ class _TokenLogprobs(torch.autograd.Function):
             logits = softcap_(hidden @ weight[part].t(), softcap)
             _update_logsumexp(logits, temperature, largest, total)
             local = targets - part.start
-            found = logits.gather(1, local.clamp(0, logits.shape[1] - 1)[:, None])[:, 0].to(high)
+            found = logits.gather(1, local.clamp(0, logits.shape[1] - 1)[:, None])[:, 0].to(accumulation_dtype)
             torch.where((local >= 0) & (local < logits.shape[1]), found / temperature, result, out=result)
             if keep:
                 kept.append(logits)
@@ -117,7 +117,7 @@ def softcap_(logits: Tensor, softcap: float | None) -> Tensor:
 
 
 def compute_softcap_slope(logits: Tensor, softcap: float | None) -> Tensor | None:
-    """Return the derivative of capped logits with respect to the uncapped ones."""
+    """Return the derivative of capped logits with respect to uncapped logits."""
     return None if softcap is None else (logits / softcap).square_().neg_().add_(1.0)
 
 
@@ -176,19 +176,25 @@ class ProjectionGradient:
         chunk: The number of predictions in a chunk.
         wants_hidden: Whether to compute the gradient of the hidden states.
         wants_weight: Whether to compute the gradient of the projection.
-        high: The dtype in which the gradients of several chunks are summed.
+        accumulation_dtype: The dtype in which the gradients of several chunks are summed.
     """
 
     def __init__(
-        self, hidden: Tensor, weight: Tensor, chunk: int, wants_hidden: bool, wants_weight: bool, high: torch.dtype
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        chunk: int,
+        wants_hidden: bool,
+        wants_weight: bool,
+        accumulation_dtype: torch.dtype,
     ) -> None:
         self._hidden, self._weight, self._wants_weight = hidden, weight, wants_weight
-        self._sum_dtype = hidden.dtype if len(hidden) <= chunk else high
+        self._sum_dtype = hidden.dtype if len(hidden) <= chunk else accumulation_dtype
         self._grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         self._grad_weight: Tensor | None = None
 
     def add(self, part: slice, grad_logits: Tensor, slope: Tensor | None = None) -> None:
-        """Add the part of a chunk, the predictions in `part`, from the logits' gradients [n, V].
+        """Add the gradients of a chunk, the predictions in `part`, from the logits' gradients [n, V].
 
         `slope` is the result of `compute_softcap_slope`, by which the gradients are multiplied in place.
         """

@@ -46,7 +46,7 @@ class Adapter:
 def add_adapters(model: Any, config: LoRAConfig, seed: int, vision: VisionConfig | None = None) -> None:
     """Freeze an HF model's weights and add adapters to its linear layers, in the model's dtype.
 
-    They are initialized as in peft, but only from `seed`: equal on every rank, and independent of other random numbers.
+    Adapters are initialized as in peft, but only from `seed`, so they are equal on every rank.
 
     Raises:
         ModelError: `target_modules` names a module that is not a linear layer of this model, or the rank is larger than
@@ -54,12 +54,12 @@ def add_adapters(model: Any, config: LoRAConfig, seed: int, vision: VisionConfig
     """
     # Inside another module peft does not recognize the family, and does not rename the experts' weights.
     inject_adapters(
-        model, _find_targets(model, config.target_modules, vision), config, seed, wrapped=bool(find_experts(model))
+        model, _find_targets(model, config.target_modules, vision), config, seed, is_wrapped=bool(find_experts(model))
     )
 
 
 def inject_adapters(
-    model: Any, targets: list[str] | str, config: LoRAConfig, seed: int, *, wrapped: bool = False
+    model: Any, targets: list[str] | str, config: LoRAConfig, seed: int, *, is_wrapped: bool = False
 ) -> None:
     """Freeze the weights of a module and add adapters to the linear layers that `targets` names for peft.
 
@@ -67,11 +67,11 @@ def inject_adapters(
         model: The module.
         targets: `target_modules` of peft.
         config: The configuration of the adapters.
-        seed: The seed of their initial weights.
-        wrapped: Whether peft gets the module inside another one, so that it does not recognize its family.
+        seed: The seed of the initial adapter weights.
+        is_wrapped: Whether to wrap the module for peft, so that peft does not recognize the model family.
 
     Raises:
-        ModelError: A target does not exist, or the rank is larger than that of every adapted layer.
+        ModelError: A target does not exist, or the rank is larger than the size of every adapted layer.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -90,7 +90,7 @@ def inject_adapters(
     )
     dtype = next(model.parameters()).dtype
     try:
-        inject_adapter_in_model(settings, nn.ModuleDict({"of": model}) if wrapped else model, _ADAPTER_NAME)
+        inject_adapter_in_model(settings, nn.ModuleDict({"of": model}) if is_wrapped else model, _ADAPTER_NAME)
     except ValueError as error:
         raise ModelError(f"model.lora.target_modules {config.target_modules!r} cannot be used here: {error}") from error
     # torch has one generator per process, which other roles use too; ranks must start with equal adapters.
@@ -148,12 +148,12 @@ def _find_targets(model: Any, named: list[str] | str, vision: VisionConfig | Non
 
 
 @contextlib.contextmanager
-def disable_adapters(model: Any, *, elsewhere: bool = False) -> Iterator[None]:
-    """Run the body with the model's adapters switched off.
+def disable_adapters(model: Any, *, allow_missing: bool = False) -> Iterator[None]:
+    """Disable the model's adapters within a `with` block.
 
     Args:
         model: A model with adapters.
-        elsewhere: Whether the adapters may all be in pipeline stages of other ranks.
+        allow_missing: Whether the adapters may all be in pipeline stages of other ranks.
 
     Raises:
         ValueError: The model has no adapters.
@@ -161,7 +161,7 @@ def disable_adapters(model: Any, *, elsewhere: bool = False) -> Iterator[None]:
     from peft.tuners.lora import LoraLayer
 
     layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
-    if not layers and not elsewhere:
+    if not layers and not allow_missing:
         raise ValueError("the model has no adapters to disable: load a separate reference model")
     for layer in layers:
         # Without its adapters the policy is the reference, so no second model is loaded.

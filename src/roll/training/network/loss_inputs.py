@@ -1,4 +1,4 @@
-"""Building of a loss's inputs from a network's predictions and the samples' arrays."""
+"""Build a loss's inputs from a network's predictions and the samples' arrays."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def build_loss_inputs(
         layout: The layout of the micro-batch, built for the tokens in the loss.
         batch: The global batch.
         predicted: The network's outputs at the layout's predictions, with gradient.
-        counts: The global counts that the loss divides by.
+        counts: The global counts by which the loss is divided.
         attention: The current attention statistics by sample index, if the loss needs them and the samples have none.
 
     Raises:
@@ -68,8 +68,8 @@ def build_loss_inputs(
         full_kl=chosen.full_kl,
         attention=_gather_attention(samples, layout, attention),
         values=chosen.values,
-        old_values=None if chosen.values is None else gather("old_values", of_experts=False),
-        returns=None if chosen.values is None else gather("returns", of_experts=False),
+        old_values=None if chosen.values is None else gather("old_values", required_for_experts=False),
+        returns=None if chosen.values is None else gather("returns", required_for_experts=False),
         preferred=_gather_by_sequence(preferred, "preferred", firsts, like.device, torch.bool),
         targets=_gather_by_sequence([s.target for s in batch.samples], "target", firsts, like.device, like.dtype),
         teacher_logprobs=gather("teacher_logprobs"),
@@ -155,7 +155,7 @@ def _gather_by_sequence(
 
 
 def _gather_column(
-    name: str, batch: TrainingBatch, layout: PackedLayout, like: Tensor, *, of_experts: bool = True
+    name: str, batch: TrainingBatch, layout: PackedLayout, like: Tensor, *, required_for_experts: bool = True
 ) -> Tensor | None:
     """Return an array of the samples at the loss tokens, shape [N]; `None` if no sample of the batch has the array.
 
@@ -164,12 +164,13 @@ def _gather_column(
         batch: The global batch, so that all of its micro-batches have the column or none has it.
         layout: The layout of the micro-batch.
         like: A tensor with the device and dtype of the result.
-        of_experts: Whether expert samples must have the array too; otherwise those without it get 0.
+        required_for_experts: Whether expert samples must have the array too; otherwise expert samples without the array
+            get 0.
 
     Raises:
         ValueError: Some samples have the array and others do not.
     """
-    lacking = {getattr(s, name) is None for s in batch.samples if of_experts or not s.expert}
+    lacking = {getattr(s, name) is None for s in batch.samples if required_for_experts or not s.expert}
     if len(lacking) == 2:
         raise ValueError(
             f"some samples of the batch have `{name}` and others do not: set it for all samples or for none"
@@ -212,7 +213,7 @@ def _gather_entropy_mask(samples: list[TrainingSample], layout: PackedLayout, de
 def _gather_attention(
     samples: list[TrainingSample], layout: PackedLayout, current: Mapping[int, AttentionStatistics] | None
 ) -> tuple[SequenceAttention, ...] | None:
-    """Return the current attention statistics if given, else those of the samples; `None` if there are neither."""
+    """Return the current attention statistics if given, else the samples' statistics; `None` if there are none."""
     if current is None and all(s.attention is None for s in samples):
         return None
     result = []

@@ -1,8 +1,8 @@
 """Media in packed rows: spans in samples become spans in the row, and the towers run inside the network.
 
-A medium passes through its tower once per micro-batch, however many samples show it. Images with other numbers of tiles
-are other runs of the tower. FSDP gathers and reduces the tower's weights on all ranks, so these agree on the number of
-runs, and a rank with fewer of them runs the tower on a small image.
+A medium passes through its tower once per micro-batch, even if several samples contain it. Images with different
+numbers of tiles need separate runs of the tower. FSDP gathers and reduces the tower's weights on all ranks, so all
+ranks agree on the number of runs; a rank with fewer runs uses a small image for the remaining runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ATTRIBUTE = "roll_media"
 
 
 def attach_media(model: Any, inputs: MediaInputs) -> None:
-    """Let a model's decoder read media in packed rows; do nothing for a model without a vision tower."""
+    """Enable media in packed rows for a model's decoder; do nothing for a model without a vision tower."""
     if has_media_tower(model):
         vars(get_decoder(model))[_ATTRIBUTE] = ModelMedia(model, inputs)
 
@@ -46,7 +46,7 @@ def get_model_media(decoder: Any) -> ModelMedia | None:
 
 
 def add_positions(decoder: Any, samples: Sequence[TrainingSample], model: str) -> tuple[TrainingSample, ...]:
-    """Return samples with the RoPE positions that the model gives to media; unchanged if it gives none.
+    """Return samples with the model's RoPE positions for media; unchanged if the model has no such positions.
 
     Args:
         decoder: The decoder of the model.
@@ -62,13 +62,13 @@ def add_positions(decoder: Any, samples: Sequence[TrainingSample], model: str) -
             if media is None or span.kind not in media.kinds:
                 raise UnsupportedError(
                     f"sample {short(sample.sample_id)} has media of kind '{span.kind}', on which '{model}' cannot be "
-                    "trained: leave the sample out"
+                    "trained: remove the sample"
                 )
     return tuple(samples) if media is None else tuple(add_sample_positions(media, sample) for sample in samples)
 
 
 def add_sample_positions(media: ModelMedia, sample: TrainingSample) -> TrainingSample:
-    """Return a sample with the RoPE positions that the model gives to media; unchanged if it gives none."""
+    """Return a sample with the model's RoPE positions for media; unchanged if the model has no such positions."""
     if not sample.media or sample.positions is not None:
         return sample
     return replace(sample, positions=media.compute_positions(sample.token_ids, sample.media))

@@ -8,8 +8,8 @@ Layers that are not computed are replaced by modules without weights, which pass
 before a chunk's first layer returns the received hidden states, and the module after its last layer stores the hidden
 states for the next chunk. Modules of other ranks are replaced permanently. Modules of this rank that the active chunk
 does not need are replaced only during a call. So all layers of a rank keep their names, and code that shards, saves or
-counts weights finds them. A layer that is recomputed for its gradient is called directly, whichever chunk is active
-then.
+counts weights finds them. A layer that is recomputed for its gradient is called directly, regardless of the active
+chunk.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _BoundaryStates:
     """The hidden states that enter and leave a chunk during a micro-batch's forward pass."""
 
     received: Tensor | None = None
-    passed: Tensor | None = None
+    sent: Tensor | None = None
 
 
 _ChildSlot: TypeAlias = tuple[nn.Module, str]
@@ -121,7 +121,7 @@ def _select_layers(layers: nn.ModuleList, own: range, boundary: _BoundaryStates)
 
 def _build_storing_forward(boundary: _BoundaryStates) -> Callable[..., Tensor]:
     def forward(states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        boundary.passed = states
+        boundary.sent = states
         return states
 
     return forward
@@ -148,14 +148,14 @@ def _build_chunk_forward(
         try:
             with _swap_modules(views[stage.active_index]):
                 output = original_forward(input_ids=input_ids, **kwargs)
-            received, passed = boundary.received, boundary.passed
+            received, sent = boundary.received, boundary.sent
         finally:
-            boundary.received = boundary.passed = None
-        if passed is not None:
-            stage.send_states(passed)
-            output.last_hidden_state = passed
+            boundary.received = boundary.sent = None
+        if sent is not None:
+            stage.send_states(sent)
+            output.last_hidden_state = sent
         if torch.is_grad_enabled():
-            stage.save_for_backward(received, passed)
+            stage.save_for_backward(received, sent)
         return output
 
     return forward

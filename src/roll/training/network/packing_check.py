@@ -1,10 +1,10 @@
-"""Checks, by running a model, that packed rows give the same results as separate sequences.
+"""Check that packed rows give the same results as separate sequences, by running the model.
 
     three short sequences, two of them with a common prefix
         ─ each alone, by the model's own attention  ─► log-probs ┐
         ─ packed                                    ─► log-probs ┴ equal? or which part differs
 
-So an unsupported architecture is rejected before training, by its behavior rather than by its name. The sequences are
+So an unsupported architecture is rejected before training because of its results, not its name. The sequences are
 shorter than sliding windows, and a configuration is checked only once.
 """
 
@@ -27,7 +27,7 @@ from roll.types import TrainingSample
 
 __all__ = ["check_packing", "check_stages", "make_packable"]
 
-_passed: set[tuple[str, str, torch.dtype]] = set()
+_passed_checks: set[tuple[str, str, torch.dtype]] = set()
 
 Logits = Callable[[Any, PackedLayout], tuple[Tensor, Tensor]]
 """A function from a model and a row to final hidden states [M, H] and logits [M, V] at its predictions."""
@@ -36,8 +36,8 @@ Logits = Callable[[Any, PackedLayout], tuple[Tensor, Tensor]]
 def make_packable(model: Any) -> None:
     """Prepare a freshly loaded model for packed rows. Call it once, before adding adapters.
 
-    Recurrent layers start with an empty state for every sequence. Routers run without their training noise: log-probs
-    must be those of the policy that sampled.
+    Recurrent layers start with an empty state for every sequence. Routers run without training noise, so that log-probs
+    equal those of the policy that sampled.
     """
     for module in model.modules():
         for name in ("jitter_noise", "input_jitter_noise"):
@@ -90,7 +90,7 @@ def check_packing(model: Any, logits: Logits) -> None:
         ModelError: The results differ, or the model does not run with packed sequences.
     """
     key = type(model).__name__, model.config.to_json_string(use_diff=False), model.dtype
-    if key in _passed or _is_on_meta(model):
+    if key in _passed_checks or _is_on_meta(model):
         return
     was_training = model.training
     model.eval()
@@ -104,7 +104,7 @@ def check_packing(model: Any, logits: Logits) -> None:
         model.train(was_training)
     if reason:
         raise ModelError(f"{type(model).__name__} cannot be trained: {reason}")
-    _passed.add(key)
+    _passed_checks.add(key)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: splitting of a model into stages of consecutive layers, in place.
+"""Split a model into pipeline stages of consecutive layers, in place.
 
     first stage     embeddings, layers 0 … a
     later stages    layers a + 1 … b
@@ -37,14 +37,14 @@ __all__ = ["PipelineSplit", "check_split", "reduce_tied_gradients", "split_into_
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSplit:
-    """The split of a model into stages: this rank's stage, and a description of the whole model."""
+    """This rank's pipeline stage, and a description of the whole model."""
 
     stage: Stage
     dtype: torch.dtype
     """The dtype of the hidden states between stages."""
     tensors: Mapping[str, Tensor]
     """The whole model's parameters and persistent buffers, in order and without data; a tied weight appears once."""
-    stages_of: Mapping[str, list[int]]
+    stages_by_weight: Mapping[str, list[int]]
     """The stages that have each weight, by name. Only tied weights (embeddings, projection) have several stages."""
     adapters: Mapping[str, Adapter]
     """The whole model's adapters, by checkpoint name."""
@@ -53,24 +53,30 @@ class PipelineSplit:
 
     @property
     def copies(self) -> frozenset[str]:
-        """The names of weights that an earlier stage has too; the gradient norm counts them only in that stage."""
-        return frozenset(name for name, stages in self.stages_of.items() if self.stage.number in stages[1:])
+        """The names of weights that an earlier stage also has; the gradient norm counts these weights only in that
+        stage.
+        """
+        return frozenset(name for name, stages in self.stages_by_weight.items() if self.stage.number in stages[1:])
 
     @property
     def tied(self) -> list[str]:
-        """The names of weights that this stage and another one have."""
-        return [name for name, stages in self.stages_of.items() if len(stages) > 1 and self.stage.number in stages]
+        """The names of weights that this stage shares with another stage."""
+        return [
+            name for name, stages in self.stages_by_weight.items() if len(stages) > 1 and self.stage.number in stages
+        ]
 
-    def gather_tensors(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the whole model's tensors by name: from `own` if this stage has them, else on the meta device."""
-        return {name: own.get(name, tensor) for name, tensor in self.tensors.items()}
+    def gather_tensors(self, local_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the whole model's tensors by name: from `local_tensors` if this stage has them, else on the meta
+        device.
+        """
+        return {name: local_tensors.get(name, tensor) for name, tensor in self.tensors.items()}
 
     def send_to_first(self, name: str, tensor: Tensor) -> Tensor:
         """Send the full weight `name` from the stage that has it to rank 0, and return it there. Collective.
 
         The results on other ranks must not be used.
         """
-        stage, owner = self.stage, self.stages_of[name][0]
+        stage, owner = self.stage, self.stages_by_weight[name][0]
         if owner and stage.includes_rank_0:
             if stage.number == owner:
                 stage.send_to_first_stage(tensor)
@@ -102,7 +108,7 @@ def split_into_stages(network: Any, stage: Stage, share: TokenShare, dtype: torc
         network: `PolicyNetwork` or `ValueNetwork`, on the host.
         stage: The stage of this rank.
         share: This rank's share of the tokens.
-        dtype: The dtype that the network computes in.
+        dtype: The compute dtype of the network.
 
     Raises:
         ModelError: A weight would be in no stage.
@@ -122,8 +128,8 @@ def split_into_stages(network: Any, stage: Stage, share: TokenShare, dtype: torc
     tensors = dict(network.root.named_parameters()) | find_persistent_buffers(network.root)
     # Only the result of the split shows which names each stage has left, so the stages exchange them.
     held = [set(names) for names in stage.gather(list(tensors))]
-    stages_of = {name: [i for i, names in enumerate(held) if name in names] for name in whole}
-    if lost := [name for name, stages in stages_of.items() if not stages]:
+    stages_by_weight = {name: [i for i, names in enumerate(held) if name in names] for name in whole}
+    if lost := [name for name, stages in stages_by_weight.items() if not stages]:
         raise ModelError(
             f"{network.architecture} cannot be split into pipeline stages: no stage would have the weight "
             f"'{lost[0]}'; set training.parallel.pp to 1"
@@ -132,7 +138,7 @@ def split_into_stages(network: Any, stage: Stage, share: TokenShare, dtype: torc
         stage=stage,
         dtype=dtype,
         tensors={name: _to_meta(tensor) for name, tensor in whole.items()},
-        stages_of=stages_of,
+        stages_by_weight=stages_by_weight,
         adapters=adapters,
         layers=tuple(spans[chunk.number] for chunk in stage.chunks),
     )
@@ -140,7 +146,7 @@ def split_into_stages(network: Any, stage: Stage, share: TokenShare, dtype: torc
 
 @torch.no_grad()
 def reduce_tied_gradients(split: PipelineSplit, weights: MasterWeights) -> None:
-    """Sum the gradients of tied weights over the two stages that hold them. Collective."""
+    """Sum the gradients of tied weights over the two stages that share the weights. Collective."""
     for name in split.tied:
         if name in weights.parameters:
             grad = weights.get_grad(name)

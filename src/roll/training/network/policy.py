@@ -1,7 +1,7 @@
-"""The policy's network: a packed row of tokens in, log-probs of chosen tokens out.
+"""The policy's network, which computes the log-probs of the tokens of a packed row.
 
-On request it also computes the entropy of the distributions, their divergence from the initial policy or a teacher, and
-the log-probs of other tokens.
+On request, it also computes the entropy of the distributions, their divergence from the initial policy or a teacher,
+and the log-probs of other tokens.
 """
 
 from __future__ import annotations
@@ -199,9 +199,9 @@ class PolicyNetwork(nn.Module):
 
     @contextmanager
     def _run_as_reference(self) -> Iterator[None]:
-        """Run the body with the adapters switched off and without recording expert choices."""
+        """Disable adapters and the recording of expert choices within a `with` block."""
         uncounted = nullcontext() if self.routing is None else self.routing.pause_recording()
-        with disable_adapters(self.model, elsewhere=self.pipeline_split is not None), uncounted:
+        with disable_adapters(self.model, allow_missing=self.pipeline_split is not None), uncounted:
             yield
 
     @property
@@ -257,7 +257,7 @@ class PolicyNetwork(nn.Module):
 
     @property
     def architecture(self) -> str:
-        """The class of `transformers` that an export is loaded with."""
+        """The `transformers` class that loads an export."""
         return type(self.model).__name__
 
 
