@@ -46,7 +46,7 @@ def test_running_an_error_comes_out_as_it_is():
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch):
     """What threads of other tests still compute is not left behind by these."""
-    monkeypatch.setattr("roll.running._left", set())
+    monkeypatch.setattr("roll.running._detached_futures", set())
 
 
 def _interrupt_me() -> None:

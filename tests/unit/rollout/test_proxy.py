@@ -160,7 +160,7 @@ def test_llm_proxy_an_answer_goes_on_under_new_weights(mode: str) -> None:
 def test_llm_proxy_an_interrupted_answer_may_begin_anew_under_one_version() -> None:
     async def main() -> tuple[Generation, dict[str, int]]:
         own = engine("a")
-        proxy = LLMProxy(TickingEngines([own], random.Random(0)), ready, restarts=True)  # type: ignore[arg-type]
+        proxy = LLMProxy(TickingEngines([own], random.Random(0)), ready, restart_aborted=True)  # type: ignore[arg-type]
         task = asyncio.create_task(proxy.generate(request("r")))
         await asyncio.sleep(3.5)
         await proxy.suspend("abort")

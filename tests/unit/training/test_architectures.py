@@ -174,7 +174,7 @@ def test_trainer_architecture_weights_have_the_checkpoint_s_names_and_an_export_
 @pytest.fixture
 def llama(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A model as the trainer loads it, tried anew."""
-    monkeypatch.setattr(packing_check, "_passed", set())
+    monkeypatch.setattr(packing_check, "_passed_checks", set())
     monkeypatch.setattr(mixers, "_cached_mixers", {})
     return load_causal_lm(tiny_model, torch.float32, attention=register_attention())
 
@@ -279,5 +279,5 @@ def test_trainer_architecture_weights_that_are_no_numbers_are_refused(
     weights["model.layers.0.input_layernorm.weight"].fill_(number)
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
     refused = pytest.raises(ModelError, match=r"weight .* has NaN or infinite values, so the model cannot be used")
-    with mock.patch.object(packing_check, "_passed", set()), refused:
+    with mock.patch.object(packing_check, "_passed_checks", set()), refused:
         TorchBackend(make_spec(copy, dtype=dtype))
