@@ -74,7 +74,7 @@ async def test_reward_engine_judge_a_score_is_the_mean_over_all_verdicts_and_dig
     tiny_model: Path,
 ) -> None:
     model = Model(tiny_model, 'It is \\"so\\" so.", "sco', SCORES)
-    reply = json.loads(await EngineChat(config(), model.judge).ask(QUESTION, build_pointwise_schema(1, 10)))
+    reply = json.loads(await EngineChat(config(), model.judge).generate_reply(QUESTION, build_pointwise_schema(1, 10)))
     # 0.4 x (0.25 x 10 + 0.75 x 1) + 0.6 x 9
     assert reply == {"reasoning": 'It is "so" so.', "score": pytest.approx(6.7, abs=1e-5)}
     text, first, second = (asked for asked, _ in model.asked)
@@ -88,13 +88,13 @@ async def test_reward_engine_judge_the_likeliest_verdict_may_be_asked_for_and_no
 ) -> None:
     model = Model(tiny_model, weights=SCORES)
     chat = EngineChat(config(verdict="most_likely", explain=False), model.judge)
-    assert json.loads(await chat.ask(QUESTION, build_pointwise_schema(1, 10, explain=False))) == {"score": 9}
+    assert json.loads(await chat.generate_reply(QUESTION, build_pointwise_schema(1, 10, explain=False))) == {"score": 9}
     assert model.asked[0][0].endswith('assistant\n{"score": ')
 
 
 async def test_reward_engine_judge_a_comparison_weighs_all_outcomes(tiny_model: Path) -> None:
     model = Model(tiny_model, weights={'"winner": "': {"A": 0.5, "t": 0.3, "B": 0.2}})
-    reply = await EngineChat(config(), model.judge).ask(QUESTION, build_pairwise_schema(explain=False))
+    reply = await EngineChat(config(), model.judge).generate_reply(QUESTION, build_pairwise_schema(explain=False))
     assert json.loads(reply) == {"winner": "A", "probabilities": {"A": 0.5, "B": 0.2, "tie": 0.3}}
     found = read_preference(reply)
     assert (found.winner, found.points) == ("A", pytest.approx(0.65))  # 0.5 + 0.3 / 2
@@ -103,7 +103,7 @@ async def test_reward_engine_judge_a_comparison_weighs_all_outcomes(tiny_model: 
 
 async def test_reward_engine_judge_text_ends_at_a_quotation_mark_or_with_the_answer(tiny_model: Path) -> None:
     model = Model(tiny_model, "no \\x escape", SCORES)
-    reply = json.loads(await EngineChat(config(), model.judge).ask(QUESTION, build_pointwise_schema(1, 10)))
+    reply = json.loads(await EngineChat(config(), model.judge).generate_reply(QUESTION, build_pointwise_schema(1, 10)))
     assert reply["reasoning"] == "no \\x escape"
     ends = {model.tokenizer.decode([token]) for token in model.asked[0][1].sampling.stop_token_ids}
     assert '"' in ends and "<|im_end|>" in ends and "a" not in ends
@@ -115,7 +115,9 @@ async def test_reward_engine_judge_an_answer_too_long_for_the_judge_is_given_up_
     model = Model(tiny_model, weights=SCORES)
     long: list[Message] = [Message(role="user", content="x" * 4096)]
     with pytest.raises(UnscorableError, match=r"needs \d{4} tokens .* has 4096: raise judge\.max_context"):
-        await EngineChat(config(explain=False), model.judge).ask(long, build_pointwise_schema(1, 10, explain=False))
+        await EngineChat(config(explain=False), model.judge).generate_reply(
+            long, build_pointwise_schema(1, 10, explain=False)
+        )
     assert model.asked == []
 
 

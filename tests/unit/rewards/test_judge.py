@@ -180,7 +180,7 @@ async def test_reward_judge_waits_double_with_jitter_and_honour_what_the_server_
         status(500, Retry_After="100000"),
         lambda body: score(10),
     ]
-    await chat.ask([Message(role="user", content="?")], {})
+    await chat.generate_reply([Message(role="user", content="?")], {})
     # half of 8, 16, 32, 60, 60; the second waits the 20 s that were asked for, the last no more than a minute
     assert waits == [4.0, 20.0, 16.0, 30.0, 60.0]
     await chat.close()
@@ -314,7 +314,7 @@ async def test_reward_judge_a_judge_that_asks_for_a_day_is_told_of_at_once(
     server.answer = status(429, Retry_After="86400")
     chat = EndpointChat(config(server, max_attempts=3), sleep=sleep)
     with pytest.raises(RewardInfraError, match=r"status 429: busy \(Retry-After: 86400 s\)"):
-        await chat.ask([Message(role="user", content="?")], {})
+        await chat.generate_reply([Message(role="user", content="?")], {})
     assert told_before_waiting == [True, True]
     assert caplog.text.count("requires a wait") == 1
     await chat.close()
