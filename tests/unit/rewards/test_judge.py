@@ -584,7 +584,7 @@ def test_reward_judge_a_verdict_behind_long_thoughts_is_read() -> None:
 async def test_reward_judge_a_hostile_body_is_our_failure(body: str, server: JudgeServer, rollout: MakeRollout) -> None:
     server.answer = lambda _: web.Response(text=body, content_type="application/json")
     ask = Judge(settings := config(server, max_attempts=1), EndpointChat(settings))
-    with pytest.raises(RewardInfraError, match=r"not a chat completion|larger than 1,048,576 bytes"):
+    with pytest.raises(RewardInfraError, match=r"not a chat completion|more than 1,048,576 bytes"):
         await ask.judge(rollout("x", "7"))
     await ask.close()
 

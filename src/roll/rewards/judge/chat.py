@@ -1,6 +1,6 @@
 """Send requests to a judge model behind an endpoint.
 
-    generate_reply ──► a free slot (max_concurrent) ──► POST ──► 200: its text
+    generate_reply ──► free slot (max_concurrent) ──► POST ──► 200: its text
                                               ├─ connection, timeout, 408/409/425/429/5xx: wait (with jitter), retry
                                               ├─ 401/403/404: the user must correct the address, the key or the name
                                               └─ any other: this request cannot be answered
