@@ -81,7 +81,7 @@ class RecordedWorkload(Workload):
 
     @property
     def has_turns(self) -> bool:
-        """Whether any rollout had several turns."""
+        """True if any rollout had several turns."""
         return bool(self.work.tokens_between_turns)
 
     def draw(self, draw_id: int) -> PromptDraw:
