@@ -173,11 +173,11 @@ def list_certain_groups(buffer: SampleBuffer, current: Round, num_wanted: int, q
         ready = sorted(buffer.ready_groups, key=lambda live: live.launch_order)
         return ready if len(buffer) <= num_wanted else []
     if current.first_finished:
-        mandatory = [live for live in buffer if not live.taken and live.draw_id in current.mandatory]
+        mandatory = [live for live in buffer if not live.is_taken and live.draw_id in current.mandatory]
         others = [live for live in buffer.ready_groups if live.draw_id not in current.mandatory]
         order = [*mandatory, *others]
     else:
-        order = [live for live in buffer if not live.taken]
+        order = [live for live in buffer if not live.is_taken]
     return [live for live in _take_within_quotas(order, num_wanted, quota) if live.finish_order is not None]
 
 

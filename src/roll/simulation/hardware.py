@@ -295,7 +295,8 @@ def _load_entry(kind: type[T], label: str, name: str, file: str) -> T:
         document = Document(name=name, tree={"name": name} | shipped[name])
     elif Path(name).suffix in {".yaml", ".yml"}:
         if not Path(name).exists():
-            raise ConfigError(f"{label} file '{name}' cannot be read: it does not exist{format_search_directory(name)}.")
+            where = format_search_directory(name)
+            raise ConfigError(f"{label} file '{name}' cannot be read: it does not exist{where}.")
         written = read(name)
         document = Document(name=name, tree={"name": Path(name).stem} | written.tree, origins=written.origins)
     else:
