@@ -21,35 +21,40 @@ _HEAD = f"""\
 
 *Generated from the conversion rules in `src/roll/cli/migration/`: change them there.*
 
+This page shows how to convert configurations and training scripts of TRL and verl to configurations of ROLL, and lists
+the conversion of each key. The commands `roll config from-trl` and `roll config from-verl` convert a file:
+
 ```
 roll config from-trl grpo.yaml -o run.yaml             # a configuration of `trl grpo`
-roll config from-trl grpo.yaml --processes 8           # the run used 8 processes, which multiply TRL's batch
-roll config from-trl train_grpo.py --rows 7473         # a script that calls GRPOTrainer; it is parsed, never run
+roll config from-trl grpo.yaml --processes 8           # the run used 8 processes, which multiply TRL's batch size
+roll config from-trl train_grpo.py --rows 7473         # a script that calls GRPOTrainer; it is parsed, never executed
 roll config from-verl run_grpo.sh --rows 7473          # a script with overrides of verl.trainer.main_ppo, or a .yaml
 roll check run.yaml
 ```
 
-The command prints the configuration, or writes it to `-o`. On standard error, it reports for every key of the file
-the new key, that ROLL's default has the same value, that the key is not needed, or why it could not be converted.
-Comments at the top of the new file also list the keys that were not converted. Where the defaults of the other library
-differ from ROLL's (loss, clip, KL, group and batch sizes, learning rate, schedule), they are written to the file, so
-that the run has the same settings.
+The commands print the converted configuration, or write it to the file in `-o`. For every key of the input, they report
+the result on standard error: the new key, that ROLL's default has the same value, that the key is not needed, or why it
+could not be converted. Comments at the top of the new file also list the keys that were not converted. If a default of
+the other library differs from ROLL's default (for example loss, clip, KL, group and batch sizes, learning rate or
+schedule), the new file contains its value, so that the run has the same settings.
 
-From a Python script, the command reads the arguments of `GRPOConfig`, `SFTConfig`, `DPOConfig` or `RewardConfig` and
-of the trainer, with `load_dataset`, `from_pretrained` and `LoraConfig`. It evaluates constants, names that are
-assigned one constant, lists and dictionaries of these, and simple arithmetic. Other expressions (`os.environ`, a
-command-line argument, a name that is assigned twice) are listed with their line as not converted, and TRL's default
-is used instead; set the value with `--set learning_rate=1e-6`. All errors of a file are listed at once.
+From a Python script, `from-trl` reads the arguments of `GRPOConfig`, `SFTConfig`, `DPOConfig` or `RewardConfig`, and
+the arguments of the trainer, `load_dataset`, `from_pretrained` and `LoraConfig`. It evaluates constants, names that are
+assigned a single constant, lists and dictionaries of these, and simple arithmetic. It cannot evaluate other
+expressions, such as `os.environ`, a command-line argument, or a name that is assigned twice. It reports the line of
+such an expression and uses TRL's default. To set the value, add for example `--set learning_rate=1e-6`. All errors of a
+file are reported at once.
 
-Three things cannot be converted from key to key:
+The following settings need your attention:
 
-- **Steps.** An epoch of TRL or verl is a pass over the rows; a step of ROLL is one generation with all its updates. If
-  a file sets a number of epochs, pass the number of rows of the dataset with `--rows`.
-- **Your own rewards.** ROLL calls a reward with one answer, `def reward(text, answer, metadata) -> float`, in worker
-  processes: see [Rewards](rewards.md). Functions for verl, `(data_source, solution_str, ground_truth, extra_info)`,
-  work unchanged, because ROLL passes the arguments by name. TRL's functions receive all completions at once: the
-  new file names your function, but you must rewrite it.
-- **Reference answers.** In verl's rows, they are in `reward_model.ground_truth`, but ROLL reads a column. To add it:
+- **Steps.** An epoch of TRL or verl is a pass over the rows. A step of ROLL is one round of generation with all its
+  updates. If a file sets a number of epochs, pass the number of rows of the dataset with `--rows`.
+- **Reward functions.** ROLL calls a reward with one answer, `def reward(text, answer, metadata) -> float`, in worker
+  processes (see [Rewards](rewards.md)). Reward functions for verl work without changes, because ROLL passes the
+  arguments `(data_source, solution_str, ground_truth, extra_info)` by name. Reward functions for TRL receive all
+  completions at once. The new file names your function, but you must rewrite it.
+- **Reference answers.** verl reads reference answers from `reward_model.ground_truth`, but ROLL reads them from a
+  column. This script adds the column:
 
 ```python
 import pyarrow.parquet as parquet
@@ -59,15 +64,26 @@ answers = [row["ground_truth"] for row in table["reward_model"].to_pylist()]
 parquet.write_table(table.append_column("answer", [answers]), "data/gsm8k/train-roll.parquet")
 ```
 
-The tables below list the keys of TRL {TRL_VERSION} and of verl at {VERL_COMMIT}; keys of other
-versions are reported as unknown. The note `with KEY` means that the key is converted together with KEY, and `x` is a
-multiplication.
+The tables below list the keys of TRL {TRL_VERSION} and of verl at {VERL_COMMIT}. Keys of other
+versions are reported as unknown. In the column `note`, `with KEY` means that the key is converted together with KEY, and `x` means
+multiplication. `no counterpart` means that ROLL has no such key, and `not needed` means that a run of ROLL does not
+depend on it.
 """
 _TITLES = {"grpo": "TRL: GRPO", "sft": "TRL: supervised fine-tuning", "dpo": "TRL: DPO", "reward": "TRL: reward models"}
+_LEADS = {
+    "TRL: GRPO": "These keys of `GRPOConfig` and `trl grpo` are converted as follows",
+    "TRL: supervised fine-tuning": "These keys of `SFTConfig` and `trl sft` are converted as follows",
+    "TRL: DPO": "These keys of `DPOConfig` and `trl dpo` are converted as follows",
+    "TRL: reward models": "These keys of `RewardConfig` and `trl reward` are converted as follows",
+    "TRL: every trainer": "These keys have the same conversion for all trainers of TRL",
+    "TRL: keys of older versions": "TRL has removed these keys, but the commands still convert them",
+    "verl": "These keys of verl are converted as follows",
+}
 
 
 def _section(title: str, rules: Sequence[Rule]) -> Iterator[str]:
-    yield from ("", f"## {title}", "", "| key | default | key in ROLL | note |", "|---|---|---|---|")
+    yield from ("", f"## {title}", "", f"{_LEADS[title]}:", "")
+    yield from ("| key | default | key in ROLL | note |", "|---|---|---|---|")
     for rule in rules:
         if rule.kind in ("renamed", "companion"):
             where = ", ".join(f"`{key}`" for key in rule.targets) or "no key: ROLL does the same"
@@ -91,7 +107,10 @@ def page() -> str:
         lines += _section(_TITLES[trainer], [rule for rule in rules if rule.key not in common])
     lines += _section("TRL: every trainer", COMMON_RULES)
     lines += _section("TRL: keys of older versions", OLDER_KEY_RULES)
-    lines += ["", "Renamed by TRL: " + ", ".join(f"`{old}` is `{new}`" for old, new in RENAMED_KEYS.items()) + "."]
+    lines += [
+        "",
+        "TRL has renamed these keys: " + ", ".join(f"`{old}` to `{new}`" for old, new in RENAMED_KEYS.items()) + ".",
+    ]
     lines += _section("verl", VERL)
     return "\n".join([*lines, ""])
 

@@ -164,7 +164,7 @@ _TRAINER_RULES: list[Rule] = [
         None,
         ["output_dir", "name"],
         _convert_directory,
-        "the parent directory; the last part is the run's name",
+        "output_dir becomes the parent directory, and its last part becomes the run's name",
     ),
     conversion_rule("run_name", None, ["name"], _convert_name, "by default the last part of output_dir"),
     renamed_key_rule("learning_rate", 5e-5, "training.learning_rate"),
@@ -191,10 +191,10 @@ _TRAINER_RULES: list[Rule] = [
         False,
         "checkpoint.keep_best",
         _convert_load_best_model,
-        "the best by eval/score is kept, not loaded",
+        "the best checkpoint by eval/score is kept, but not loaded",
     ),
     conversion_rule("save_steps", 500, ["checkpoint.every_num_steps"], _convert_save_steps, "in steps of ROLL"),
-    companion_rule("save_strategy", "steps", ["checkpoint.every_num_steps"], "otherwise every ten minutes"),
+    companion_rule("save_strategy", "steps", ["checkpoint.every_num_steps"], "other strategies save every ten minutes"),
     renamed_key_rule(
         "save_total_limit", None, "checkpoint.keep_last", lambda value, _: 10**6 if value is None else max(1, value)
     ),
@@ -304,7 +304,7 @@ _MODEL: list[Rule] = [
     unsupported_key_rule(
         "model_revision",
         "main",
-        "a hub id means the newest revision; download another revision and use the path of its directory",
+        "a Hub id selects the newest revision; download another revision and use the path of its directory",
     ),
     renamed_key_rule("trust_remote_code", False, "model.trust_remote_code"),
     unsupported_key_rule("model_init_kwargs", None, "models are loaded with the settings in config.json"),
@@ -337,7 +337,7 @@ _MODEL: list[Rule] = [
 ]
 _SCRIPT_RULES: list[Rule] = [
     *ignored_key_rules(
-        {"dataset_streaming": False, "streaming": False}, "data sets are read from disk as they are needed"
+        {"dataset_streaming": False, "streaming": False}, "rows are read from disk when they are needed"
     ),
     *ignored_key_rules({"ignore_bias_buffers": False}, "weights are sharded with FSDP2"),
     unsupported_key_rule("test_split_size", None, "set data.0.held_out to this share"),
@@ -347,8 +347,8 @@ COMMON_RULES: list[Rule] = [
     *ignored_key_rules(_SPEED_KEYS, "affects only speed or memory; ROLL's own settings are in the section training"),
     *ignored_key_rules(_LOGGING_KEYS, "every step is recorded; trackers are set in the section tracking"),
     *ignored_key_rules(_EVALUATION_KEYS, "the pipeline determines the batches and metrics of an evaluation"),
-    *ignored_key_rules(_CHECKPOINT_KEYS, "checkpoints always have the whole state"),
-    *ignored_key_rules(_HUB_KEYS, "uploads are a command of their own: `roll export RUN DIR --to-hub OWNER/NAME`"),
+    *ignored_key_rules(_CHECKPOINT_KEYS, "checkpoints always contain the whole state"),
+    *ignored_key_rules(_HUB_KEYS, "to upload a model, run `roll export RUN DIR --to-hub OWNER/NAME`"),
     *_MODEL,
     *_SCRIPT_RULES,
 ]

@@ -112,6 +112,6 @@ def build_step_rules() -> list[Rule]:
             "in steps of ROLL; a fraction is a share of all steps",
         ),
         renamed_key_rule("eval_steps", None, "evaluation.every_num_steps", _convert_eval_every),
-        companion_rule("eval_strategy", "no", ["evaluation.every_num_steps", "data"], "`no`: only at the end"),
+        companion_rule("eval_strategy", "no", ["evaluation.every_num_steps", "data"], "`no` evaluates only at the end"),
         renamed_key_rule("eval_on_start", False, "evaluation.before_training", lambda value, _: bool(value)),
     ]

@@ -137,9 +137,9 @@ _DATASET_RULES: list[Rule] = [
 
 SFT_RULES: list[Rule] = [
     conversion_rule("loss_type", "nll", [], _convert_sft_loss, "the same loss"),
-    conversion_rule("assistant_only_loss", False, [], _convert_assistant_only, "as ROLL always does"),
+    conversion_rule("assistant_only_loss", False, [], _convert_assistant_only, "ROLL always does this"),
     conversion_rule(
-        "completion_only_loss", None, [], _convert_completion_only, "as ROLL always does for prompts and completions"
+        "completion_only_loss", None, [], _convert_completion_only, "ROLL always does this for prompts and completions"
     ),
     companion_rule("dataset_text_field", "text", ["data"], "with dataset_name: data.0.text_key"),
     *build_data_rules(_convert_sft_data),

@@ -189,7 +189,7 @@ GRPO_RULES: list[Rule] = [
         8,
         _BATCH,
         _convert_batch,
-        "times processes x steps_per_generation / num_generations: prompts",
+        "prompts = batch size x processes x steps_per_generation / num_generations",
     ),
     *(
         companion_rule(key, default, _BATCH, "with per_device_train_batch_size")
@@ -205,7 +205,7 @@ GRPO_RULES: list[Rule] = [
         -1,
         "training.num_steps",
         lambda _, values: count_steps(values),
-        "TRL counts updates, ROLL generations",
+        "TRL counts updates, and ROLL counts rounds of generation",
     ),
     companion_rule(
         "num_train_epochs", 3.0, ["training.num_steps"], "times rows / prompts_per_step, if max_steps is not set"
@@ -315,7 +315,7 @@ GRPO_RULES: list[Rule] = [
             "transformers_continuous_batching_config": None,
             "use_transformers_paged": False,
         },
-        "belongs to generation in TRL",
+        "affects only generation in TRL",
     ),
     *ignored_key_rules({"disable_dropout": False}, "only adapters have dropout (model.lora.dropout)"),
     *ignored_key_rules({"shuffle_dataset": True}, "rows always come in random order"),

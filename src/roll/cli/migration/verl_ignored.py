@@ -43,9 +43,9 @@ _REASONS: Mapping[str, Sequence[str]] = {
     "the reference is loaded if algorithm.kl.coefficient is above 0, on the trainer's devices": (
         "actor_rollout_ref.ref.*",
     ),
-    "the critic's other settings are the policy's": ("critic.*",),
+    "for these keys, the critic has the policy's settings": ("critic.*",),
     "a reward model runs in separate processes": ("reward_model.*", "reward_manager.*"),
-    "belongs to verl's engines; set further arguments of vLLM in inference.options": (
+    "affects only verl's engines; set further arguments of vLLM in inference.options": (
         f"{_ROLLOUT}.*",
         "actor_rollout_ref.hybrid_engine",
         "actor_rollout_ref.nccl_timeout",
@@ -53,16 +53,18 @@ _REASONS: Mapping[str, Sequence[str]] = {
     "ROLL always records this": (f"{_ACTOR}.calculate_entropy",),
     "every run writes trace.json": (f"{_ACTOR}.profiler.*", "global_profiler.*"),
     "has no effect without another key that ROLL does not support": (f"{_ACTOR}.router_replay.*", "algorithm.pf_ppo.*"),
-    "checkpoints always have the whole state": (f"{_ACTOR}.checkpoint.*",),
+    "checkpoints always contain the whole state": (f"{_ACTOR}.checkpoint.*",),
     "the key seed determines every random order": (f"{_ACTOR}.shuffle", f"{_ACTOR}.data_loader_seed"),
-    "belongs to the way in which verl starts processes and moves data": (
+    "affects only how verl starts processes and moves data": (
         f"{_ACTOR}.rollout_n",
         "trainer.*",
         "transfer_queue.*",
         "ray_kwargs.*",
     ),
-    "prompts may have any length; contexts are made large enough (inference.max_context)": ("data.max_prompt_length",),
-    "belongs to verl's data set reader": ("data.*",),
+    "prompts can have any length; ROLL computes a sufficient context length (inference.max_context)": (
+        "data.max_prompt_length",
+    ),
+    "affects only verl's dataset reader": ("data.*",),
 }
 
 IGNORED_RULES: list[Rule] = [ignored_key_rule(key, None, note) for note, keys in _REASONS.items() for key in keys]

@@ -277,7 +277,11 @@ LOSS_RULES: list[Rule] = [
     unsupported_key_rule(
         "algorithm.rollout_correction.rollout_rs", None, "see algorithm.correction.mask_low, mask_high and veto"
     ),
-    unsupported_key_rule("algorithm.rollout_correction.rollout_rs_threshold", None, "as rollout_rs"),
+    unsupported_key_rule(
+        "algorithm.rollout_correction.rollout_rs_threshold",
+        None,
+        "see algorithm.correction.mask_low, mask_high and veto",
+    ),
     unsupported_key_rule("algorithm.rollout_correction.loss_type", "ppo_clip", "see algorithm.gate"),
     unsupported_key_rule("algorithm.rollout_correction.rollout_is_batch_normalize", False, "factors are not rescaled"),
     unsupported_key_rule("algorithm.use_pf_ppo", False, "PF-PPO is not supported"),

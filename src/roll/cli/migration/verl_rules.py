@@ -175,7 +175,11 @@ _DEVICES = ("cluster.type", "cluster.device_mapping.actor_train", "cluster.devic
 
 VERL: list[Rule] = [
     conversion_rule(
-        "data.train_batch_size", 1024, _BATCH, _convert_batch, "minibatches: train_batch_size / ppo_mini_batch_size"
+        "data.train_batch_size",
+        1024,
+        _BATCH,
+        _convert_batch,
+        "num_minibatches = train_batch_size / ppo_mini_batch_size",
     ),
     companion_rule(f"{_ACTOR}.ppo_mini_batch_size", 256, _BATCH, "with data.train_batch_size"),
     renamed_key_rule(f"{_ACTOR}.ppo_epochs", 1, "algorithm.updates.num_epochs"),
@@ -210,7 +214,7 @@ VERL: list[Rule] = [
     renamed_key_rule(f"{_ACTOR}.optim.lr_warmup_steps", -1, "training.warmup_steps", _convert_warmup),
     companion_rule(f"{_ACTOR}.optim.lr_warmup_steps_ratio", 0.0, ["training.warmup_steps"], "times all steps"),
     renamed_key_rule(f"{_ACTOR}.optim.lr_scheduler_type", "constant", "training.schedule", _convert_schedule),
-    companion_rule(f"{_ACTOR}.optim.warmup_style", None, ["training.schedule"], "an older name"),
+    companion_rule(f"{_ACTOR}.optim.warmup_style", None, ["training.schedule"], "older name of lr_scheduler_type"),
     renamed_key_rule(f"{_ACTOR}.optim.weight_decay", 0.01, "training.weight_decay"),
     renamed_key_rule(f"{_ACTOR}.optim.betas", [0.9, 0.999], "training.beta1", lambda value, _: value[0]),
     renamed_key_rule(f"{_ACTOR}.optim.clip_grad", 1.0, "training.max_grad_norm"),
@@ -266,7 +270,7 @@ VERL: list[Rule] = [
     renamed_key_rule("trainer.save_freq", -1, "checkpoint.every_num_steps", _convert_frequency),
     renamed_key_rule("trainer.max_actor_ckpt_to_keep", None, "checkpoint.keep_last", lambda value, _: value or 10**6),
     conversion_rule(
-        "trainer.experiment_name", "gsm8k", ["name"], _convert_name, "the name of the run and of its directory"
+        "trainer.experiment_name", "gsm8k", ["name"], _convert_name, "name of the run and of its directory"
     ),
     conversion_rule(
         "trainer.logger", ["console", "wandb"], ["tracking.wandb"], _convert_logger, "TensorBoard is always written"
