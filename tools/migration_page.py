@@ -65,9 +65,9 @@ parquet.write_table(table.append_column("answer", [answers]), "data/gsm8k/train-
 ```
 
 The tables below list the keys of TRL {TRL_VERSION} and of verl at {VERL_COMMIT}. Keys of other
-versions are reported as unknown. In the column `note`, `with KEY` means that the key is converted together with KEY, and `x` means
-multiplication. `no counterpart` means that ROLL has no such key, and `not needed` means that a run of ROLL does not
-depend on it.
+versions are reported as unknown. In the column `note`, `with KEY` means that the key is converted together with KEY,
+and `x` means multiplication. `no counterpart` means that ROLL has no such key, and `not needed` means that a run of
+ROLL does not depend on it.
 """
 _TITLES = {"grpo": "TRL: GRPO", "sft": "TRL: supervised fine-tuning", "dpo": "TRL: DPO", "reward": "TRL: reward models"}
 _LEADS = {
