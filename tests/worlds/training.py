@@ -305,7 +305,7 @@ class World:
         buffer = self.controller.buffer
         live = size + math.ceil(scheduling.async_ratio * size)
         redundant = scheduling.compute_num_prompts(size) + len(DOMAINS)
-        taken = sum(entry.taken for entry in buffer)
+        taken = sum(entry.is_taken for entry in buffer)
         if scheduling.async_ratio and taken:
             live = min(live, scheduling.max_staleness * size)
         limit = live if scheduling.async_ratio else max(live, redundant)

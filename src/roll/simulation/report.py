@@ -57,10 +57,10 @@ class Interval:
     """A mean over seeds and half of its 95 % confidence interval (0 for one seed)."""
 
     mean: float
-    half_width: float
+    half: float
 
     def __str__(self) -> str:
-        return f"{self.mean:.3g}" if not self.half_width else f"{self.mean:.3g} ± {self.half_width:.2g}"
+        return f"{self.mean:.3g}" if not self.half else f"{self.mean:.3g} ± {self.half:.2g}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,10 +157,10 @@ def compute_interval(values: Sequence[float]) -> Interval:
     """Return the mean and its 95 % confidence interval, by Student's t."""
     mean, freedom = statistics.fmean(values), len(values) - 1
     if freedom == 0:
-        return Interval(mean=mean, half_width=0.0)
+        return Interval(mean=mean, half=0.0)
     known = dict(enumerate(_STUDENT_T_QUANTILES, 1)) | _STUDENT_T_QUANTILES_MORE
     quantile = known.get(freedom) or next((known[n] for n in sorted(known, reverse=True) if n < freedom), 1.96)
-    return Interval(mean=mean, half_width=quantile * statistics.stdev(values) / math.sqrt(len(values)))
+    return Interval(mean=mean, half=quantile * statistics.stdev(values) / math.sqrt(len(values)))
 
 
 def render_results(results: SimulationResults) -> str:
@@ -301,11 +301,9 @@ def _plot_bars(axes: Any, results: SimulationResults) -> None:
         left = [a + b for a, b in zip(left, widths, strict=True)]
     for row, variant in enumerate(variants):
         step = results.compute_step_s(variant)
-        axes.errorbar(step.mean, row, xerr=step.half_width, color=_TEXT_COLOR, capsize=3, linewidth=1)
+        axes.errorbar(step.mean, row, xerr=step.half, color=_TEXT_COLOR, capsize=3, linewidth=1)
         speed_up = results.compute_ratio(results.baseline, variant).mean
-        axes.annotate(
-            f"  {speed_up:.2f}x", (step.mean + step.half_width, row), va="center", color=_TEXT_COLOR, fontsize=9
-        )
+        axes.annotate(f"  {speed_up:.2f}x", (step.mean + step.half, row), va="center", color=_TEXT_COLOR, fontsize=9)
     axes.invert_yaxis()
     axes.margins(x=0.12)
     axes.set_title(f"{results.config.name}: seconds per step", loc="left", color=_TEXT_COLOR, fontweight="bold")

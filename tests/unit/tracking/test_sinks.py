@@ -333,7 +333,7 @@ def test_tracker_settings_are_flattened_to_their_leaves() -> None:
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trackers that one test leaves behind are not another's."""
-    monkeypatch.setattr(guarded, "_abandoned", set())
+    monkeypatch.setattr(guarded, "_abandoned_trackers", set())
     monkeypatch.setattr("roll.running._left", set())
 
 
@@ -507,7 +507,7 @@ def test_tracker_who_was_left_behind_is_said_and_the_process_may_end(
     monkeypatch.setattr("os._exit", ends.append)
     exit_process(3)
     assert ends == [3]
-    monkeypatch.setattr(guarded, "_abandoned", set())
+    monkeypatch.setattr(guarded, "_abandoned_trackers", set())
     with pytest.raises(SystemExit) as ended:
         exit_process(4)
     assert (ended.value.code, ends) == (4, [3])
