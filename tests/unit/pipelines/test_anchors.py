@@ -485,7 +485,7 @@ def test_anchor_a_chain_that_chance_never_ends_is_learnt_from_one_demonstration_
 def test_anchors_that_could_not_be_are_refused() -> None:
     with pytest.raises(ValueError, match="anchors are between turns, but every environment has num_turns 1"):
         chain_config(anchors={}, environments=[{"environment": "a"}])
-    with pytest.raises(ValueError, match=r"but rollout\.loop replaces that loop"):
+    with pytest.raises(ValueError, match=r"but rollout\.loop replaces it"):
         chain_config(anchors={}, rollout={"loop": "mine:loop"})
     with pytest.raises(ValueError, match=r"rollout\.agent generates whole rollouts, so no environment would be used"):
         chain_config(rollout={"agent": {"function": "mine.py:agent"}})

@@ -136,7 +136,7 @@ def recorded_steps(draw: st.DrawFn, number: int = 1) -> RecordedStep:
         pending=tuple(draw(st.lists(st.tuples(st.integers(0, 9), TEXT, st.integers(0, 9)), max_size=2))),
         counters=draw(st.dictionaries(TEXT, st.integers(0, 9), max_size=2)),
         timings_s=draw(st.dictionaries(TEXT, TIMES, max_size=2)),
-        moves=tuple(draw(st.lists(st.builds(RecordedTransition, TIMES, IDS, TEXT, TEXT, TEXT), max_size=3))),
+        transitions=tuple(draw(st.lists(st.builds(RecordedTransition, TIMES, IDS, TEXT, TEXT, TEXT), max_size=3))),
         requests=tuple(
             draw(
                 st.lists(

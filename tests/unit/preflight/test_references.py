@@ -81,7 +81,7 @@ async def test_preflight_references_of_the_wrong_column_refuse_the_run_and_name_
     with pytest.raises(DataError) as caught:
         await check_references([source(type="choice")], {"d": prompts(["0", "1", "2", "3", "0", "1", "A"])})
     text = str(caught.value)
-    assert text.startswith("the reference answers of 6 of 7 prompts of 'd' are wrong")
+    assert text.startswith("the reference answers of 6 of 7 prompts of 'd' are scored as wrong")
     assert "'d/1': '0' contains none of the letters ABCDE" in text and "'d/5'" in text and "'d/6'" not in text
     assert "and 1 more" in text and "answer_key" in text
 
@@ -96,7 +96,7 @@ async def test_preflight_references_of_which_few_are_bad_are_warned_of(caplog: p
 async def test_preflight_references_in_further_columns_are_read_before_the_run() -> None:
     data = [source(type="short_answer", references_key="aliases")]
     await check_references(data, {"d": prompts(["", "NYC"], aliases={"text": ["NYC"]})})
-    with pytest.raises(DataError, match="column 'aliases' cannot be read"):
+    with pytest.raises(DataError, match="column 'aliases' has no valid reference answers"):
         await check_references(data, {"d": prompts(["NYC"], aliases={"label": 3})})
 
 
