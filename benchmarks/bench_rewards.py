@@ -1,4 +1,4 @@
-"""Mathematics: right and wrong answers of published cases, and answers per second.
+"""Mathematics: right and wrong answers of published cases, and answers per second; remote rewards; adaptive limits.
 
     make bench NAME=rewards [ARGS="--seconds 5"]
 
@@ -7,6 +7,8 @@ and with those that are argued with (each in the table `disagreements`) left out
 `mixed` are answers as they come from sets like MATH and GSM8K: numbers, formulas, sets, intervals, matrices, equations,
 units, half of them right and half those of another question of the same kind. Figures are of CPU time
 (`…_per_cpu_s`), so that other work on the machine does not count, and of wall time through the reward as a run uses it.
+`remote` is the same reward behind an HTTP service with injected faults (`_remote_rewards`). `adaptive_limits` replays
+recorded times of programs (`_adaptive_times`).
 """
 
 import argparse
@@ -20,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _adaptive_times import replay
+from _remote_rewards import measure_remote
 from _report import report
 
 from roll.cluster.pool import LocalWorkerPool
@@ -159,6 +163,8 @@ def main() -> None:
     }
     if GSM8K.is_file():
         figures["gsm8k_per_cpu_s"] = per_cpu_second(lambda a, r: score_math(a, r, "auto"), solutions(), seconds)
+    figures["remote"] = measure_remote(pairs, rollout)
+    figures["adaptive_limits"] = replay()
     figures["load_average"] = os.getloadavg()[0]
     report("rewards", figures)
 

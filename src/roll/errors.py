@@ -19,6 +19,7 @@ it refines, so code outside ROLL may catch either. A message says what failed, t
     │   │   └── UnscorableError         this answer can never be scored: not retried
     │   │       └── MalformedPromptError    no answer to this prompt can be scored
     │   └── WorkerDiedError             a trainer rank or a pool worker died
+    ├── CpuTimeoutError (TimeoutError)  a call in the worker pool used more CPU time than its limit
     ├── NoEngineError (RuntimeError)    all inference engines died, and none can be restarted
     ├── WeightSyncError (RuntimeError)  weights did not arrive as sent, or were not applied; names the tensor
     ├── CheckpointError (RuntimeError)  a checkpoint is incomplete or does not belong to this run
@@ -41,6 +42,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointVersionError",
     "ConfigError",
+    "CpuTimeoutError",
     "DataError",
     "EngineDiedError",
     "EngineError",
@@ -147,6 +149,10 @@ class MalformedPromptError(UnscorableError):
 
 class WorkerDiedError(InfraError):
     """A trainer rank or a pool worker died."""
+
+
+class CpuTimeoutError(RollError, TimeoutError):
+    """A call in the worker pool used more CPU time than its limit."""
 
 
 class NoEngineError(RollError, RuntimeError):

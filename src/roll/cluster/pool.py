@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import pickle
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,7 @@ from roll.cluster.pool_coroutines import CoroutineWorkers
 from roll.cluster.pool_forks import ForkedActors
 from roll.cluster.pool_process import PoolProcess
 from roll.cluster.pool_worker import CALL_STARTED
-from roll.errors import WorkerDiedError
+from roll.errors import CpuTimeoutError, WorkerDiedError
 from roll.protocols import ActorHandle
 
 __all__ = ["LocalWorkerPool"]
@@ -52,7 +53,10 @@ class _Worker(PoolProcess):
                 async with asyncio.timeout(time_limit_s):
                     reply = await self.read()
         except (ConnectionError, asyncio.IncompleteReadError) as error:
-            raise WorkerDiedError(await self.describe_end()) from error
+            description = await self.describe_end()
+            if self.exit_code == -signal.SIGPROF:  # the timer of `roll.rewards.adaptive_pool` in the process
+                raise CpuTimeoutError(f"{description}: the call used more CPU time than its limit") from error
+            raise WorkerDiedError(description) from error
         ok, value = pickle.loads(reply)
         return ok, value
 
@@ -85,6 +89,7 @@ class LocalWorkerPool:
 
         Raises:
             TimeoutError: the call ran longer than `time_limit_s`; the worker was killed and replaced.
+            CpuTimeoutError: the worker was ended by a timer of CPU time (SIGPROF) that the function had started.
             WorkerDiedError: the worker died, or the pool is closed.
             Exception: any exception of the function; its own `TimeoutError` becomes a `RuntimeError`.
         """
@@ -93,6 +98,9 @@ class LocalWorkerPool:
             if self._closed:
                 raise WorkerDiedError("the worker pool is closed")
             ok, value = await run(function, args, time_limit_s)
+        except CpuTimeoutError:
+            self._num_timeouts += 1
+            raise
         except TimeoutError:
             self._num_timeouts += 1
             raise TimeoutError(f"{function.__qualname__} took longer than {time_limit_s:g} s") from None

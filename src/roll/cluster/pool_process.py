@@ -43,6 +43,13 @@ class PoolProcess:
         """True if the process has ended without being killed by this object."""
         return self._process is not None and self._process.returncode is not None
 
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of a process that has ended, negative for a signal; `None` if it runs or was killed by this
+        object.
+        """
+        return None if self._process is None else self._process.returncode
+
     async def start(self) -> None:
         """Start the process, unless it runs already.
 

@@ -22,7 +22,7 @@ from ray.exceptions import RayActorError, RayError, TaskCancelledError
 
 from roll.cluster.actor_log import redirect_to_run_log
 from roll.cluster.pool import MEMORY_LIMIT_BYTES, LocalWorkerPool
-from roll.errors import WorkerDiedError
+from roll.errors import CpuTimeoutError, WorkerDiedError
 from roll.protocols import ActorHandle
 
 __all__ = ["PoolActor", "RayWorkerPool"]
@@ -50,6 +50,8 @@ class PoolActor:
         """
         try:
             value = await self._pool.submit(function, *args, time_limit_s=time_limit_s)
+        except CpuTimeoutError as error:
+            return *_pack_error(error), self._pool.health()
         except TimeoutError as error:
             return "timeout", str(error), self._pool.health()
         except Exception as error:  # the caller decides what a failure of its function means

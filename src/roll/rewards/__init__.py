@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from roll.config.rewards import RewardConfig
+from roll.config.rewards import PooledReward, RewardConfig
 from roll.protocols import WorkerPool
 from roll.registry import Registry
 from roll.rewards.base import Judgement, Verifier
@@ -69,5 +69,14 @@ def build_reward(
             count += 1
             name = f"{base}#{count}"
         runs_in = sandboxes if config.needs_sandbox else judge if config.uses_own_judge else pool
-        components.append(Component(name=name, config=config, verifier=VERIFIERS.get(config.type)(config, runs_in)))
+        components.append(Component(name=name, config=config, verifier=_build_verifier(config, runs_in)))
     return WeightedReward(components)
+
+
+def _build_verifier(config: RewardConfig, runs_in: Any) -> Verifier:
+    build = VERIFIERS.get(config.type)
+    if not isinstance(config, PooledReward) or config.adaptive_limit is None:
+        return build(config, runs_in)
+    from roll.rewards.adaptive_pool import AdaptivePool, limit_adaptively
+
+    return limit_adaptively(build(config, AdaptivePool(runs_in)), config.adaptive_limit, config.time_limit_s)

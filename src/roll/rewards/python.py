@@ -17,7 +17,7 @@ from typing import Any
 
 from roll.config.data import DataConfig
 from roll.config.rewards import PythonReward
-from roll.errors import RewardInfraError, short
+from roll.errors import ConfigError, RewardInfraError, short
 from roll.protocols import WorkerPool
 from roll.rewards.base import Judgement, Verifier, run_in_pool
 from roll.rewards.pickled_function import PickledFunction, resolve_function
@@ -125,6 +125,11 @@ def build_python_verifier(config: PythonReward, pool: WorkerPool) -> Verifier:
     source = resolve_function(config)
     function = load_reward(source)
     check_signature(function, source, config.options)
+    if config.adaptive_limit is not None and inspect.iscoroutinefunction(function):
+        raise ConfigError(
+            f"reward function '{source}' is an `async def` function, whose calls share a process, so their CPU time "
+            "cannot be measured: remove `adaptive_limit`, or define the function with `def`."
+        )
     slots = asyncio.Semaphore(config.max_concurrent)
     runs_in = source.select_pool(pool) if isinstance(source, PickledFunction) else pool
 

@@ -35,6 +35,7 @@ class RewardService:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     request: web.Request | None = None
+    """The request of the newest entry of `bodies`."""
     num_running: int = 0
     max_running: int = 0
 
@@ -47,8 +48,8 @@ class RewardService:
         self.num_running += 1
         self.max_running = max(self.max_running, self.num_running)
         try:
-            self.request = request
             body = json.loads(await request.read())
+            self.request = request
             self.bodies.append(body)
             self.headers.append(dict(request.headers))
             reply = (self.script.pop(0) if self.script else self.reply)(body)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeAlias, get_args
 
 from pydantic import Field
 
+from roll.config.rewards.adaptive import AdaptiveLimit, PooledReward
 from roll.config.rewards.base import RewardSection, check_pattern
 from roll.config.rewards.code import CodeReward
 from roll.config.rewards.external import EnvironmentReward, PythonReward, ReasoningGymReward
@@ -27,6 +28,7 @@ from roll.extensions import ExtensibleRegistry
 
 __all__ = [
     "INSTALLED_REWARDS",
+    "AdaptiveLimit",
     "BoxReward",
     "ChoiceReward",
     "CodeReward",
@@ -39,6 +41,7 @@ __all__ = [
     "LengthPenalty",
     "MathReward",
     "PointReward",
+    "PooledReward",
     "PythonReward",
     "ReasoningGymReward",
     "RegexReward",

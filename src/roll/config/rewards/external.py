@@ -8,12 +8,13 @@ from typing import Any, Literal, Self
 from pydantic import PrivateAttr
 
 from roll.config.base import FUNCTION_PATTERN, option, path_option
+from roll.config.rewards.adaptive import PooledReward
 from roll.config.rewards.base import RewardSection, build_auto_reasoning_option
 
 __all__ = ["EnvironmentReward", "PythonReward", "ReasoningGymReward"]
 
 
-class PythonReward(RewardSection):
+class PythonReward(PooledReward):
     """Your own function: `def reward(text, answer, metadata) -> float`, or a reward function of verl: `def
     compute_score(data_source, solution_str, ground_truth, extra_info)`, whose arguments are passed by name.
 
@@ -45,7 +46,7 @@ class PythonReward(RewardSection):
         return copy
 
 
-class ReasoningGymReward(RewardSection):
+class ReasoningGymReward(PooledReward):
     """The scorer of a reasoning-gym task."""
 
     type: Literal["reasoning_gym"] = option(..., "Kind of reward.")

@@ -7,12 +7,13 @@ from typing import Any, Literal
 from pydantic import field_validator, model_validator
 
 from roll.config.base import option
-from roll.config.rewards.base import AUTO_REASONING, RewardSection, build_auto_reasoning_option, check_pattern
+from roll.config.rewards.adaptive import PooledReward
+from roll.config.rewards.base import AUTO_REASONING, build_auto_reasoning_option, check_pattern
 
 __all__ = ["FormatReward", "InstructionsReward"]
 
 
-class InstructionsReward(RewardSection):
+class InstructionsReward(PooledReward):
     """Verifiable instructions in the format of the data set IFEval; each instruction has a metric."""
 
     type: Literal["instructions"] = option(..., "Kind of reward.")
@@ -29,7 +30,7 @@ class InstructionsReward(RewardSection):
     arguments_key: str = option("kwargs", "Column with the list of the instructions' arguments, a mapping for each.")
 
 
-class FormatReward(RewardSection):
+class FormatReward(PooledReward):
     """1 if the answer has the required format, otherwise 0, without a verdict. With `gate: true`, the whole reward of
     an answer without the format is 0.
     """

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import field_validator, model_validator
 
 from roll.config.base import option
+from roll.config.rewards.adaptive import PooledReward
 from roll.config.rewards.base import RewardSection, build_auto_reasoning_option, check_pattern
 
 __all__ = [
@@ -20,7 +21,7 @@ __all__ = [
 ]
 
 
-class MathReward(RewardSection):
+class MathReward(PooledReward):
     """1 if the final answer is mathematically equal to the reference, otherwise 0."""
 
     type: Literal["math"] = option(..., "Kind of reward.")
@@ -51,7 +52,7 @@ class ExactReward(RewardSection):
         return True
 
 
-class RegexReward(RewardSection):
+class RegexReward(PooledReward):
     """1 if a regular expression matches in the answer, otherwise 0; `{answer}` in it is replaced by the reference."""
 
     type: Literal["regex"] = option(..., "Kind of reward.")
@@ -69,7 +70,7 @@ class RegexReward(RewardSection):
         return "{answer}" in self.pattern
 
 
-class ChoiceReward(RewardSection):
+class ChoiceReward(PooledReward):
     """Multiple choice: 1 if the answer chooses the letter of the reference, otherwise 0."""
 
     type: Literal["choice"] = option(..., "Kind of reward.")
@@ -82,7 +83,7 @@ class ChoiceReward(RewardSection):
         return True
 
 
-class ShortAnswerReward(RewardSection):
+class ShortAnswerReward(PooledReward):
     """Short answers to questions, compared by words without case, punctuation and articles, as in SQuAD.
 
     The text between the last `<answer>` and `</answer>` is compared, or the whole text without these tags.
@@ -106,7 +107,7 @@ class ShortAnswerReward(RewardSection):
         return self.references_key is None
 
 
-class RepetitionPenalty(RewardSection):
+class RepetitionPenalty(PooledReward):
     """A penalty from 0 to -1 for repeated n-grams of tokens, to be weighted relative to the main reward."""
 
     type: Literal["repetition"] = option(..., "Kind of reward.")

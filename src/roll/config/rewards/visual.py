@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 from roll.config.base import option
-from roll.config.rewards.base import RewardSection, build_auto_reasoning_option
+from roll.config.rewards.adaptive import PooledReward
+from roll.config.rewards.base import build_auto_reasoning_option
 
 __all__ = ["BoxReward", "EditDistanceReward", "PointReward"]
 
 
-class BoxReward(RewardSection):
+class BoxReward(PooledReward):
     """Bounding boxes: the intersection over union (IoU) of the answer's last box and the reference box.
 
     A box is four numbers `x1, y1, x2, y2`, as in `[10, 20, 50, 80]` or `(10,20),(50,80)`. Answer and reference must use
@@ -30,7 +31,7 @@ class BoxReward(RewardSection):
         return True
 
 
-class PointReward(RewardSection):
+class PointReward(PooledReward):
     """Points: 1 if the answer's last point is in the reference box, otherwise 0.
 
     A point is two numbers in brackets, as in `(30, 40)` or `click(30, 40)`. The reference is a box, as in `BoxReward`.
@@ -45,7 +46,7 @@ class PointReward(RewardSection):
         return True
 
 
-class EditDistanceReward(RewardSection):
+class EditDistanceReward(PooledReward):
     """Recognized text (OCR): 1 - edit distance to the reference / length of the longer text.
 
     The text between the last `<answer>` and `</answer>` is compared, or the whole text without these tags. Runs of

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from roll.config.rewards.code import CodeReward
 from roll.errors import ConfigError, MalformedPromptError, UnscorableError
+from roll.rewards.adaptive_limits import AdaptiveLimits
 from roll.rewards.base import Judgement, Verifier
 from roll.rewards.code.batch import BatchRun
 from roll.rewards.code.checker_run import CheckerRun
@@ -21,7 +22,6 @@ from roll.rewards.code.extract import extract_code
 from roll.rewards.code.languages import describe_missing_tool
 from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.tasks import MalformedTestsError, Task, TestCase, parse_task
-from roll.rewards.code.timeouts import AdaptiveLimits
 from roll.rewards.code.verdicts import SKIPPED, BrokenTestsError, CaseVerdict
 from roll.types import Prompt, Rollout
 from roll_sandbox import OversizedUploadError
@@ -36,7 +36,7 @@ class CodeVerifier:
 
     def __init__(self, config: CodeReward, sandboxes: CodeSandboxes) -> None:
         self._config, self._sandboxes = config, sandboxes
-        self.limits = AdaptiveLimits(config)
+        self.limits = AdaptiveLimits(config.min_cpu_s, config.max_cpu_s, config.cpu_factor)
         self._tasks: OrderedDict[str, Task] = OrderedDict()
 
     async def judge(self, rollout: Rollout) -> Judgement:

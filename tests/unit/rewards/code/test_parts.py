@@ -15,13 +15,13 @@ from pydantic import TypeAdapter, ValidationError
 from roll.config.rewards.code import CodeReward
 from roll.config.sandbox import SandboxConfig
 from roll.errors import ConfigError
+from roll.rewards.adaptive_limits import AdaptiveLimits
 from roll.rewards.code.extract import extract_code
 from roll.rewards.code.languages import describe_missing_tool
 from roll.rewards.code.packages import build_package_mounts
 from roll.rewards.code.sandbox_programs import wire
 from roll.rewards.code.sandbox_programs.compare import is_same_output, is_same_value
 from roll.rewards.code.tasks import CallCase, MalformedTestsError, StdinCase, TestCase, parse_task
-from roll.rewards.code.timeouts import AdaptiveLimits
 from roll.rewards.code.verifier import build_code_verifier
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers()
@@ -308,7 +308,7 @@ def test_code_reward_parts_stdin_cases_may_have_arguments() -> None:
 
 def test_code_reward_parts_limits_adapt_to_right_answers() -> None:
     """T = min(max(2, 1.5 * anchor), 30), and 30 before there is an anchor."""
-    limits = AdaptiveLimits(CodeReward(type="code"))
+    limits = AdaptiveLimits(2.0, 30.0, 1.5)
     assert limits.compute_cpu_limit_s("p", 0) == 30.0
     limits.record_pass("p", 0, 0.01)
     assert limits.compute_cpu_limit_s("p", 0) == 2.0
@@ -321,13 +321,13 @@ def test_code_reward_parts_limits_adapt_to_right_answers() -> None:
 
 
 def test_code_reward_parts_anchors_survive_as_json_and_the_longest_unused_prompt_is_forgotten_first() -> None:
-    limits = AdaptiveLimits(CodeReward(type="code"), max_cases=4)
+    limits = AdaptiveLimits(2.0, 30.0, 1.5, max_cases=4)
     for uid, case, cpu_s in (("a", 0, 4.0), ("a", 1, 6.0), ("b", 0, 8.0), ("c", 2, 10.0)):
         limits.record_pass(uid, case, cpu_s)
     limits.compute_cpu_limit_s("a", 0)  # asked for last, though it came first
-    again = AdaptiveLimits(CodeReward(type="code"), max_cases=4)
+    again = AdaptiveLimits(2.0, 30.0, 1.5, max_cases=4)
     again.restore(json.loads(json.dumps(limits.state())))
-    assert again.state() == limits.state() == {"b": [[0, 8.0]], "c": [[2, 10.0]], "a": [[0, 4.0], [1, 6.0]]}
+    assert again.state() == limits.state() == {"b": [[0, 8.0, 1]], "c": [[2, 10.0, 1]], "a": [[0, 4.0, 1], [1, 6.0, 1]]}
     for found in (limits, again):
         found.record_pass("d", 0, 12.0)  # a fifth case
         assert [found.compute_cpu_limit_s(*key) for key in (("a", 0), ("a", 1), ("b", 0), ("c", 2), ("d", 0))] == [
