@@ -210,7 +210,9 @@ class RemoteScorer:
         return UnscorableError(f"{self._service} cannot score this answer: {reason}")
 
     def _log_failure(self, failure: RequestFailure) -> None:
-        """Log a failed request: the first one as a warning."""
+        """Log a failed request that is sent again: the first one as a warning."""
+        if self._config.max_attempts == 1:
+            return
         level = logging.INFO if self._logged_failure else logging.WARNING
         self._logged_failure = True
         note = f", which requires a wait of {failure.wait_s:.0f} s" if failure.wait_s > MAX_WAIT_S else ""
