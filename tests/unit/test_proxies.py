@@ -23,7 +23,7 @@ from roll.process_environment import prepare_environment
 from roll.proxies import describe_proxy, exempt_this_machine, find_proxy, is_this_machine, make_client_session
 from roll.rewards.judge.chat import EndpointChat
 from roll.types import Message
-from roll_sandbox.images.names import Reference
+from roll_sandbox.images.names import ImageReference
 from roll_sandbox.images.registry import RegistrySource
 from roll_sandbox.remote.calls import call_service
 
@@ -215,7 +215,9 @@ async def test_proxies_judges_searches_sandboxes_and_registries_keep_the_rule(
     assert "title" in await HttpSearch(url).call({"query": "x"})
     assert await call_service(url, "token", "GET", "/v1/sandboxes") == answer
     with pytest.raises(Exception, match="is not a supported image"):
-        RegistrySource(Reference(registry=url.removeprefix("http://"), repository="a/b", version="c"), insecure=True)
+        RegistrySource(
+            ImageReference(registry=url.removeprefix("http://"), repository="a/b", version="c"), insecure=True
+        )
     assert len(asked) == 4 and not (proxy if place == "here" else server).asked
 
 

@@ -334,7 +334,7 @@ def test_tracker_settings_are_flattened_to_their_leaves() -> None:
 def nothing_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trackers that one test leaves behind are not another's."""
     monkeypatch.setattr(guarded, "_abandoned_trackers", set())
-    monkeypatch.setattr("roll.running._left", set())
+    monkeypatch.setattr("roll.running._detached_futures", set())
 
 
 class _Blocked:
