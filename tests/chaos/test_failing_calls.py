@@ -18,7 +18,7 @@ import roll
 from roll.errors import RollError
 from roll.inference.hf import HFEngine
 from roll.training import TorchBackend
-from roll.training.passes import Passes
+from roll.training.passes import PassRunner
 
 TRAINER = (
     "compute_losses",
@@ -43,7 +43,7 @@ class Failing:
         self.seen: Counter[str] = Counter()
         self.fails: tuple[str, int] | None = None
         for name in TRAINER:
-            owner = Passes if name == "compute_losses" else TorchBackend
+            owner = PassRunner if name == "compute_losses" else TorchBackend
             patch.setattr(owner, name, self._of_trainer(name, getattr(owner, name)))
         for name in ENGINE:
             patch.setattr(HFEngine, name, self._of_engine(name, getattr(HFEngine, name)))
@@ -53,7 +53,7 @@ class Failing:
         return self.fails == (name, self.seen[name])
 
     def _of_trainer(self, name: str, inner: Any) -> Any:
-        def call(backend: TorchBackend | Passes, *args: Any, **keys: Any) -> Any:
+        def call(backend: TorchBackend | PassRunner, *args: Any, **keys: Any) -> Any:
             found = inner(backend, *args, **keys) if name == "compute_losses" else None
             if self._now(f"trainer.{name}"):
                 raise RuntimeError(f"a test breaks {name}")

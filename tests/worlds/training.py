@@ -119,6 +119,11 @@ def random_settings(seed: int) -> Settings:
         fields["rollout_redundancy"] = chance.choice([1.0, 1.0, 1.5])
         fields["choose"] = chance.choice(["launch_order", "first_finished"])
         fields["replicate_prompts"] = chance.random() < 0.8
+    tail = random.Random(f"tail/{seed}")
+    if kind == "tail_batching" and tail.random() < 0.6:
+        fields["async_ratio"] = tail.choice([0.25, 1.0, 1.0, 1.5, 2.0])
+        fields["pause_mode"] = tail.choice(["keep", "abort", "drain"])
+        fields["rollout_redundancy"] = tail.choice([1.0, 1.5])
     if kind != "batch":
         fields.setdefault("domain_quotas", random.Random(f"quotas/{seed}").random() < 0.3)
     rewards = random.Random(f"rewards/{seed}")

@@ -22,7 +22,7 @@ class SchedulingConfig(Section):
         "queue",
         "`queue`: every rollout is a separate task, which runs in a free slot and is scored as soon as it ends. "
         "`batch`: prompts are distributed to the engines, and all are generated before any is scored (the baseline). "
-        "`tail_batching`: short rounds defer the longest prompts, which are trained in long rounds.",
+        "`tail_batching`: prompts whose answers are longest are deferred, and then generated together in long rounds.",
     )
     async_ratio: float = option(
         0.0,
@@ -102,17 +102,22 @@ class SchedulingConfig(Section):
     def _check_combinations(self) -> SchedulingConfig:
         redundant = self.compute_num_prompts(1000) > 1000
         if self.async_ratio > 0:
-            if self.type != "queue":
+            if self.type == "batch":
                 raise ValueError(
-                    f"`type: {self.type}` is synchronous, but async_ratio is {self.async_ratio:g}: set async_ratio to "
-                    "0, or type to queue, with which a slow prompt does not delay a step"
+                    f"`type: batch` is synchronous, but async_ratio is {self.async_ratio:g}: set async_ratio to 0, or "
+                    "type to queue"
+                )
+            if self.type == "tail_batching" and self.stale_policy == "drop":
+                raise ValueError(
+                    "`type: tail_batching` defers groups that would get too old, but `stale_policy: drop` drops them: "
+                    "set stale_policy to wait"
                 )
             if self.stream_training:
                 raise ValueError(
                     f"stream_training shortens synchronous steps, but async_ratio is {self.async_ratio:g}, with which "
                     "training already runs while engines generate: remove one of the two"
                 )
-            if redundant:
+            if self.prompt_redundancy is not None and self.prompt_redundancy > 1:
                 raise ValueError(
                     f"prompt_redundancy {self.prompt_redundancy:g} closes synchronous steps early, but async_ratio is "
                     f"{self.async_ratio:g}, with which no step waits for a slow prompt: remove one of the two"
@@ -125,7 +130,7 @@ class SchedulingConfig(Section):
         if self.type == "batch" and (redundant or self.compute_num_rollouts(1000) > 1000):
             raise ValueError("`type: batch` waits for every rollout, so redundancy has no benefit: set type to queue")
         if self.type == "tail_batching":
-            if not redundant:
+            if not redundant and self.async_ratio == 0:
                 raise ValueError(
                     "`type: tail_batching` needs redundant prompts, without which no round is short: set "
                     "prompt_redundancy above 1"

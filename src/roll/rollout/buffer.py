@@ -146,11 +146,27 @@ class SampleBuffer:
 
         With `enforce_deadlines`, it must also be possible to train every other group in time after this step.
         """
+        return self._has_enough_ready() and (not self._enforce_deadlines or self._find_overfull_deadline() is None)
+
+    def list_blocking_groups(self) -> list[LiveGroup]:
+        """Return the running groups without which the step would not have to wait, although N groups have finished.
+
+        They are the oldest of those whose deadline could not be met after this step.
+        """
+        if not self._has_enough_ready() or (overfull := self._find_overfull_deadline()) is None:
+            return []
+        version, excess = overfull
+        groups = [live for live in self.running_groups if live.version is not None and live.version <= version]
+        return sorted(groups, key=lambda live: (live.version, live.launch_order))[:excess]
+
+    def _has_enough_ready(self) -> bool:
         untaken = sum(self._untaken.values())
-        if self.num_ready < min(self._batch_size, untaken) or not untaken:
-            return False
-        if not self._enforce_deadlines:
-            return True
+        return bool(untaken) and self.num_ready >= min(self._batch_size, untaken)
+
+    def _find_overfull_deadline(self) -> tuple[int, int] | None:
+        """Return the first version of whose groups, together with older ones, more are live after this step than can
+        be trained in time, and how many more; `None` if all can be.
+        """
         began = sorted(version for version in self._untaken if version is not None and self._untaken[version])
         # Earliest deadline first: one comparison per deadline, over the groups with this deadline or an earlier one.
         all_live = all_ready = 0
@@ -158,9 +174,10 @@ class SampleBuffer:
             all_live += self._untaken[version]
             all_ready += self._untaken_ready.get(version, 0)
             updates_left = max(0, version + self._max_staleness - self.version)
-            if all_live - min(all_ready, self._batch_size) > updates_left * self._batch_size:
-                return False
-        return True
+            excess = all_live - min(all_ready, self._batch_size) - updates_left * self._batch_size
+            if excess > 0:
+                return version, excess
+        return None
 
     def list_oldest_ready(self) -> list[LiveGroup]:
         """Return the N oldest finished groups, sorted by launch order; launch order also breaks ties."""

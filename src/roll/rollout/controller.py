@@ -22,6 +22,7 @@ Invariants:
       so the buffer has at most (1 + ⌈α⌉) N finished groups, including those that are being trained;
     - with `wait`, no token of a batch is more than ⌈α⌉ policy versions older than the trainer, and no group is dropped
       because of its age; with `drop`, older groups are stopped and expire;
+    - with tail batching and α > 0, a prompt is deferred at most once (`long_rounds`);
     - in synchronous training, the choice of groups depends on timing only with `first_finished`.
 """
 
@@ -38,6 +39,7 @@ from roll.rollout.batch import Batch, BatchSpec
 from roll.rollout.buffer import LiveGroup, SampleBuffer
 from roll.rollout.group_run import GroupRun
 from roll.rollout.lifecycle import RolloutState
+from roll.rollout.long_rounds import LongRounds
 from roll.rollout.proxy import LLMProxy
 from roll.rollout.quotas import Quotas
 from roll.rollout.rounds import Round, choose_groups, list_certain_groups, plan_next_round, pop_first_draws
@@ -81,6 +83,8 @@ class AsyncController:
         self._deferred = deque(pending)
         self._limit = spec.batch_size + math.ceil(config.async_ratio * spec.batch_size)
         self._batches_left = spec.num_steps
+        defers = config.type == "tail_batching" and config.async_ratio > 0
+        self._long_rounds = LongRounds(spec.batch_size, len(pending), enabled=defers)
         self._round = Round(
             num_groups={None: spec.batch_size},
             num_rollouts=config.compute_num_rollouts(spec.plans[0].group_size),
@@ -95,12 +99,11 @@ class AsyncController:
         self._num_refills = 0
         self._refills_due: list[str] = []
         """Domains of the replacement groups to launch after the current round, for the scheduling type `batch`."""
-        self._gate = ScoringGate({plan.purpose for plan in spec.plans}) if config.type == "batch" else None
+        purposes = {plan.purpose for plan in spec.plans}
+        self._gate = ScoringGate(scheduler.lifecycle, purposes) if config.type == "batch" else None
         self._changed = asyncio.Event()
         self._error: BaseException | None = None
         self._stopping: set[asyncio.Task[None]] = set()
-        if self._gate is not None:
-            scheduler.lifecycle.add_listener(self._gate.on_transition)
 
     # ---- called by the training loop
 
@@ -118,6 +121,9 @@ class AsyncController:
             chosen = choose_groups(self.buffer, self._round, self._spec.batch_size, self._quota)
             if chosen is not None:
                 return await self._close_round(chosen)
+            if late := self._long_rounds.choose_deferred(self.buffer):
+                await self._release_leftovers(late)
+                continue
             self._changed.clear()
             await self._changed.wait()
 
@@ -156,6 +162,7 @@ class AsyncController:
         """
         lifecycle = self._scheduler.lifecycle
         for live in self.buffer.pop_taken():
+            self._long_rounds.remove(live.draw_id)
             for rollout in live.run.all_scored_rollouts:
                 name = rollout.rollout_id
                 if lifecycle.get_state(name) is not RolloutState.ACCEPTED:
@@ -199,46 +206,43 @@ class AsyncController:
         self._round = current = plan_next_round(
             self._config,
             num_groups={**self._quota} or {None: size},
-            deferred=Counter(self._get_quota_key(draw) for draw in self._deferred),
+            deferred=Counter(self._quotas.get_key(draw) for draw in self._deferred),
             num_later_groups=None if left is None else ({**self._quotas.peek(left)} if self._quotas else {None: left}),
             group_size=self._spec.plans[0].group_size,
         )
-        first = pop_first_draws(self._deferred, current.deferred, self._get_quota_key)
+        first = pop_first_draws(self._deferred, current.deferred, self._quotas.get_key)
         current.mandatory.update(draw.draw_id for draw in first)
         missing = Counter(current.num_groups)
-        missing.subtract(self._get_quota_key(draw) for draw in first)
+        missing.subtract(self._quotas.get_key(draw) for draw in first)
         fresh = [draw for domain, count in missing.items() for draw in self._spec.draw(count, domain)]
         self._launch([*first, *fresh])
-        self._launch(pop_first_draws(self._deferred, current.spare_deferred, self._get_quota_key))
+        self._launch(pop_first_draws(self._deferred, current.spare_deferred, self._quotas.get_key))
         for domain, count in current.spare.items():
             self._launch(self._spec.draw(count, domain))
-
-    def _get_quota_key(self, draw: PromptDraw) -> str | None:
-        """Return the domain whose quota the draw uses; `None` if the domain mix is free, without quotas."""
-        return draw.prompt.domain if self._quotas else None
 
     def _fill_buffer(self) -> None:
         """Launch groups until as many are live as the staleness bound and the remaining steps allow."""
         size, training = self._spec.batch_size, self.buffer.num_taken > 0
         limit = min(self._limit, self._config.max_staleness * size) if training else self._limit
-        if self._batches_left is not None:  # no remaining step could train more groups
-            limit = min(limit, (self._batches_left - training) * size)
-        missing = limit - (len(self.buffer) - self.buffer.num_taken)
+        live = len(self.buffer) - self.buffer.num_taken
+        slots = None if self._batches_left is None else (self._batches_left - training) * size - live
+        missing = limit - live if slots is None else min(limit - live, slots)
         if missing > 0:
-            first = [self._deferred.popleft() for _ in range(min(missing, len(self._deferred)))]
-            count = missing - len(first)
+            plan = self._long_rounds.plan_launch(missing, len(self._deferred), slots)
+            first, count = [self._deferred.popleft() for _ in range(plan.num_deferred)], plan.num_new
             domains: Sequence[str | None] = self._quotas.allocate_in_order(count) or [None] * count
             self._launch([*first, *(draw for domain in domains for draw in self._spec.draw(1, domain))])
 
     def _launch(self, draws: Sequence[PromptDraw]) -> None:
         spec, current = self._spec, self._round
         for draw in draws:
+            plain = self._long_rounds.is_mandatory(draw)
             run = GroupRun(
                 draw,
                 spec.plans,
                 self._scheduler,
-                num_launched=current.num_rollouts,
-                first_finished=current.first_finished,
+                num_launched=spec.plans[0].group_size if plain else current.num_rollouts,
+                first_finished=current.first_finished and not plain,
                 early_stop=spec.early_stop,
                 on_start=lambda run: self.buffer.record_start(run.draw.draw_id),
                 on_end=self._on_end,

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
 
+from roll.types import PromptDraw
+
 __all__ = ["Quotas"]
 
 
@@ -28,6 +30,10 @@ class Quotas:
     def __bool__(self) -> bool:
         """Return whether the domain mix is fixed."""
         return bool(self._shares)
+
+    def get_key(self, draw: PromptDraw) -> str | None:
+        """Return the domain whose quota a draw uses; `None` if the domain mix is free."""
+        return draw.prompt.domain if self._shares else None
 
     def allocate(self, num_slots: int) -> Counter[str]:
         """Allocate the next `num_slots` slots and return the number for each domain; empty if the mix is free."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
-from roll.rollout.lifecycle import RolloutState, Transition
+from roll.rollout.lifecycle import LifeCycle, RolloutState, Transition
 
 __all__ = ["ScoringGate"]
 
@@ -16,20 +16,22 @@ class ScoringGate:
     """Counts the rollouts that are being generated; `opened` is set when none is left.
 
     Args:
+        lifecycle: Life cycle of the rollouts.
         purposes: Purposes of the rollouts to count.
     """
 
-    def __init__(self, purposes: Collection[str]) -> None:
+    def __init__(self, lifecycle: LifeCycle, purposes: Collection[str]) -> None:
         self.opened = asyncio.Event()
         self._purposes = purposes
         self._num_generating = 0
+        lifecycle.add_listener(self._on_transition)
 
     def add(self, count: int) -> None:
         """Add launched rollouts, and close the gate."""
         self.opened.clear()
         self._num_generating += count
 
-    def on_transition(self, event: Transition) -> None:
+    def _on_transition(self, event: Transition) -> None:
         """Update the count after a rollout's transition, and open the gate if no rollout is left."""
         if event.rollout_id.purpose not in self._purposes:
             return

@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin
 
 import yaml
 
-from roll.config.keys import Key, Shape, iterate_keys
+from roll.config.keys import Key, ValueType, iterate_keys
 from roll.config.pipelines.rlvr import RLVRConfig
 
 BadInput = tuple[bytes, list[str], str]
@@ -96,7 +96,7 @@ def unknown_key(rng: random.Random) -> BadInput:
     return written(tree), [], wrong if wrong.isprintable() else FILE
 
 
-def allows(shape: Shape, value: Any) -> bool:
+def allows(shape: ValueType, value: Any) -> bool:
     """Whether a value could be right for a key; errs on the side of yes."""
     if value is None:
         return shape.nullable
@@ -126,9 +126,13 @@ def wrong_type(rng: random.Random) -> BadInput:
             return written(tree), [], name
 
 
-def shape_at(path: tuple[Any, ...]) -> Shape:
+def shape_at(path: tuple[Any, ...]) -> ValueType:
     wanted = tuple("N" if isinstance(part, int) else part for part in path)
-    return next(key.shape for key in KEYS if key.path == wanted) if wanted != ("inference", "options") else Shape()
+    return (
+        next(key.value_type for key in KEYS if key.path == wanted)
+        if wanted != ("inference", "options")
+        else ValueType()
+    )
 
 
 LIMITED = [

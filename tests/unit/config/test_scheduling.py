@@ -13,7 +13,7 @@ from roll.config.scheduling import SchedulingConfig
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"type": "tail_batching", "async_ratio": 1.0}, "`type: tail_batching` is synchronous"),
+        ({"type": "tail_batching", "async_ratio": 1.0, "stale_policy": "drop"}, "set stale_policy to wait"),
         ({"type": "batch", "async_ratio": 0.5}, "`type: batch` is synchronous"),
         ({"async_ratio": 1.0, "prompt_redundancy": 1.5}, "no step waits for a slow prompt"),
         ({"type": "tail_batching", "prompt_redundancy": 1.0}, "needs redundant prompts"),

@@ -215,7 +215,7 @@ def test_env_conformance_a_machine_that_pauses_once_is_no_slow_environment(
 def test_env_conformance_slow_parsing_and_hangs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conformance, "_SLOW_CALL_S", 0.01)
     slow = [finding for finding in check_object(Quadratic) if "grows at most linearly" in finding.rule]
-    assert slow and "took" in slow[0].found
+    assert slow and "took" in slow[0].behavior
     monkeypatch.setattr(conformance, "_TIME_LIMIT_S", 0.2)
 
     class Hangs(Good):
@@ -228,7 +228,7 @@ def test_env_conformance_slow_parsing_and_hangs_are_found(monkeypatch: pytest.Mo
             return super().step(action)
 
     hung = [finding for finding in check_object(Hangs) if finding.fatal]
-    assert hung and "did not end within 0.2 s" in hung[0].found and "xxx" in hung[0].found
+    assert hung and "did not end within 0.2 s" in hung[0].behavior and "xxx" in hung[0].behavior
 
     class AlwaysHangs(Good):
         def step(self, action: str) -> Any:

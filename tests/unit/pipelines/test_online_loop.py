@@ -97,7 +97,7 @@ class Objective:
     async def learn(self, collected: CollectedBatch[str]) -> UpdateOutcome:
         await asyncio.sleep(5.0)
         self.run.say(f"learn {collected.choice}")
-        return UpdateOutcome(metrics={"loss": 0.5}, stepped=collected.choice != "frozen")
+        return UpdateOutcome(metrics={"loss": 0.5}, has_new_weights=collected.choice != "frozen")
 
     def update_state(self, collected: CollectedBatch[str]) -> None:
         self.run.say(f"note {collected.choice}")

@@ -240,7 +240,7 @@ def test_router_replay_the_pass_before_several_updates_is_asked_for_experts(repl
     run: Any = SimpleNamespace(spans=SimpleNamespace(phase=lambda name: nullcontext()))
     learner: Any = Learner(policy=Policy(), replays_experts=replays)  # type: ignore[arg-type]
     algorithm = AlgorithmConfig(updates=UpdateConfig(num_minibatches=2))
-    columns = asyncio.run(_compute_logprobs(run, learner, algorithm, make_trees()))
+    columns = asyncio.run(_compute_logprobs(run, learner, algorithm, make_trees(), {}))
     assert columns["old_logprobs"] == ["logprobs of a sample"]
     assert columns.get("experts") == (["experts of a sample"] if replays else None)
 
