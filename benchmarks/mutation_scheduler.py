@@ -241,9 +241,9 @@ BUGS = (
     ),
     Bug(
         "scoring begins before a batch is generated, and never again",
-        "controller.py",
-        "            if self._num_generating == 0:\n                self._scoring.set()",
-        "            if self._num_generating == 1:\n                self._scoring.set()",
+        "scoring_gate.py",
+        "            if self._num_generating == 0:\n                self.opened.set()",
+        "            if self._num_generating == 1:\n                self.opened.set()",
     ),
     Bug(
         "spare groups of another domain count as spare",

@@ -91,7 +91,7 @@ def after_a_step(
     batch: Any = SimpleNamespace(groups=groups, rejection_reasons={}, expired={})
 
     async def step() -> None:
-        assert (await learned.learn(await learned.collect(batch))).stepped
+        assert (await learned.learn(await learned.collect(batch))).has_new_weights
 
     asyncio.run(step())
     return policy

@@ -176,7 +176,7 @@ def test_simulation_calibrate_stretches_that_something_else_disturbed_are_left_o
 
 
 def test_simulation_calibrate_too_few_steps_are_refused() -> None:
-    with pytest.raises(DataError, match="3 engine steps"):
+    with pytest.raises(DataError, match="at least 20 recorded engine steps, got 3"):
         fit_engine([stretch(2, steps=3, seconds=1.0)])
 
 

@@ -80,7 +80,7 @@ def test_simulation_commands_plan_prints_a_recommendation(tmp_path: Path, capsys
         ({"failures": [{"at_s": 1.0, "engine": 5}]}, "failures.engine 5 must be between 0 and 1"),
         ({"variants": {"a": {"rollout.group_sise": 2}}}, "unknown key 'rollout.group_sise'"),
         ({"variants": {"a": {"rollout.group_size": 0}}}, "group_size"),
-        ({"variants": {"a": 3}}, "variant a is 3"),
+        ({"variants": {"a": 3}}, "variant a must be a mapping of dotted keys to values, got 3"),
         (
             {"paper": [{"source": "s", "ratio": 2.0, "variant": "x", "baseline": "y"}]},
             "names the variant 'x'",
