@@ -53,6 +53,18 @@ GIVE_BACK = "    def _release_slot(self, engine_id: str) -> None:\n        self.
 
 BUGS = (
     Bug(
+        "with an async ratio above 0, tail batching defers a prompt again and again",
+        "long_rounds.py",
+        "if live.draw_id not in self._mandatory]",
+        "]",
+    ),
+    Bug(
+        "at the end of a run, tail batching launches new prompts in place of deferred ones",
+        "long_rounds.py",
+        "new = min(new, num_slots - num_deferred)",
+        "new = min(new, num_slots)",
+    ),
+    Bug(
         "streamed training uses finished groups that another group can still displace",
         "rounds.py",
         "[live for live in _take_within_quotas(order, num_wanted, quota) if live.finish_order is not None]",
@@ -91,8 +103,8 @@ BUGS = (
     Bug(
         "off by one in the limit of live groups",
         "controller.py",
-        "        missing = limit - (len(self.buffer)",
-        "        missing = limit + 1 - (len(self.buffer)",
+        "        missing = limit - live if slots is None",
+        "        missing = limit + 1 - live if slots is None",
     ),
     Bug(
         "off by one in the staleness bound",
@@ -109,7 +121,7 @@ BUGS = (
     Bug(
         "the update does not wait for groups about to be too old",
         "buffer.py",
-        "            if all_live - min(all_ready, self._batch_size) > updates_left * self._batch_size:",
+        "            if excess > 0:",
         "            if False:",
     ),
     Bug(

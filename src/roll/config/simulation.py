@@ -250,6 +250,8 @@ class SimulationConfig(Section):
                 f"rollout.scheduling.async_ratio is {self.rollout.scheduling.async_ratio:g}, but training and "
                 "generation share devices and cannot overlap: set placement.training"
             )
+        if self.rollout.scheduling.stream_training:
+            self._check_streaming()
         num_engines = generation // width
         for failure in self.failures:
             if failure.engine >= num_engines:
@@ -259,6 +261,16 @@ class SimulationConfig(Section):
                 if variant not in self.variants:
                     raise ValueError(f"paper names the variant '{variant}', but `variants` has no such entry")
         return self
+
+    def _check_streaming(self) -> None:
+        """Raise `ValueError` if the simulation cannot train groups while others are generated."""
+        key = "rollout.scheduling.stream_training"
+        if self.placement.is_colocated:
+            raise ValueError(f"{key} needs devices that only train: set placement.training")
+        if self.training.num_updates > 1:
+            raise ValueError(f"{key} needs one update per step: set training.num_updates to 1")
+        if self.training.duration is not None:
+            raise ValueError(f"{key} needs a duration that depends on the number of tokens: remove training.duration")
 
     @property
     def num_engines(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +23,7 @@ from roll.rollout.controller import AsyncController
 from roll.rollout.proxy import LLMProxy
 from roll.rollout.routing import Router
 from roll.rollout.scheduler import RolloutScheduler
+from roll.rollout.streaming import collect_batch
 from roll.simulation import clock
 from roll.simulation.batch import BatchLimits
 from roll.simulation.costs import EngineCosts, compute_engine_costs, compute_kv_capacity, compute_sync_s
@@ -156,6 +157,11 @@ class _RunObjects:
         self.workload = build_workload(config, seed)
         if isinstance(self.workload, RecordedWorkload) and config.training.sync_s is None:
             settings = replace(settings, update_s=self.workload.sync_s)
+        if isinstance(self.workload, RecordedWorkload) and self.workload.work.train_s and scheduling.stream_training:
+            raise ConfigError(
+                "rollout.scheduling.stream_training needs a training time that depends on the number of tokens, but "
+                "the recorded run has the times of whole steps: simulate a workload with answer_tokens."
+            )
         self.engines = SimulatedEngines(config.num_engines, settings, self.workload.count_answer_tokens)
         self.trainer = SimulatedTrainer(config, model, device, self.workload)
         self.further_overhead_s = (config.training.num_updates - 1) * config.training.overhead_s
@@ -198,6 +204,15 @@ class _RunObjects:
         first, self.num_drawn = self.num_drawn, self.num_drawn + count
         return [self.workload.draw(draw_id) for draw_id in range(first, first + count)]
 
+    def list_lengths(self, groups: Iterable[Group]) -> list[int]:
+        """Return the number of tokens of each rollout that the trainer computes."""
+        shared = self.config.training.share_prefix
+        return [
+            len(rollout.token_ids) + (len(group.draw.token_ids) if not index or not shared else 0)
+            for group in groups
+            for index, rollout in enumerate(group.scored_rollouts)
+        ]
+
     def _build_sampling_plan(self) -> SamplingPlan:
         rollout = self.config.rollout
         return SamplingPlan(
@@ -238,16 +253,12 @@ async def _run_step(objects: _RunObjects, step: int) -> None:
     """Run one step of the `rlvr` pipeline's loop, with simulated time instead of computation."""
     loop, recorder = _get_loop(), objects.recorder
     before, moments = objects.engines.sum_totals(), [loop.time()]
+    streamed: set[int] = set()
     with recorder.phase("wait for batch"):
-        batch = await objects.controller.next_batch()
+        batch = await _collect_batch(objects, step, streamed)
     moments.append(loop.time())
     trained = [group for group in batch.groups if group.draw.draw_id not in batch.rejection_reasons]
-    shared = objects.config.training.share_prefix
-    lengths = [
-        len(rollout.token_ids) + (len(group.draw.token_ids) if not index or not shared else 0)
-        for group in trained
-        for index, rollout in enumerate(group.scored_rollouts)
-    ]
+    lengths = objects.list_lengths(group for group in trained if group.draw.draw_id not in streamed)
     with recorder.phase("train"):
         await asyncio.sleep(objects.trainer.compute_duration_s(step, lengths) + objects.further_overhead_s)
     moments.append(loop.time())
@@ -261,6 +272,21 @@ async def _run_step(objects: _RunObjects, step: int) -> None:
     moments.append(loop.time())
     await objects.controller.complete_step(objects.version, {r.rollout_id for g in trained for r in g.scored_rollouts})
     recorder.add_step(_build_record(objects, step, batch, trained, before, moments), moments[0])
+
+
+async def _collect_batch(objects: _RunObjects, step: int, streamed: set[int]) -> Batch:
+    """Wait for a batch; with `stream_training`, train finished groups meanwhile, and add their draws to `streamed`."""
+    config = objects.config
+    if not config.rollout.scheduling.stream_training:
+        return await objects.controller.next_batch()
+
+    async def train(groups: Sequence[Group]) -> None:
+        accepted = [group for group in groups if not config.reward.filter_groups or not _find_rejection_reason(group)]
+        streamed.update(group.draw.draw_id for group in accepted)
+        seconds = objects.trainer.compute_duration_s(step, objects.list_lengths(accepted))
+        await asyncio.sleep(max(0.0, seconds - config.training.overhead_s))
+
+    return await collect_batch(objects.controller, config.rollout.prompts_per_step, train)
 
 
 def _build_record(

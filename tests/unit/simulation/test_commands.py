@@ -37,7 +37,10 @@ VARIANTS = {
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_simulation_commands_every_workload_that_comes_along_is_valid_and_names_what_it_chose(path: Path) -> None:
     config = load_simulation(path)
-    assert config.paper and all(figure.missing for figure in config.paper)
+    assert all(figure.missing for figure in config.paper)
+    if not config.paper:  # compares policies with each other only
+        assert path.name in ("tail-batching-async.yaml", "stream-training.yaml")
+        return
     assert "before any policy was simulated" in path.read_text().replace("\n# ", " ")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from unit.simulation.run_helpers import steady, workload
 
 from roll.errors import ConfigError
@@ -179,3 +180,38 @@ def test_simulation_run_other_processes_and_hash_seeds_do_exactly_the_same() -> 
         found.add(done.stdout)
     assert len(found) == 1
     assert len(set(found.pop().split())) == 3
+
+
+STREAMED = {
+    "placement.generation": 1,
+    "placement.training": 1,
+    "engine.max_num_seqs": 1,
+    "rollout.prompts_per_step": 8,
+    "rollout.group_size": 1,
+    "answer_tokens": {"type": "fixed", "value": 200},
+    "training": {"sync_s": 0.0, "overhead_s": 0.0},
+    "rollout.scheduling": {"stream_training": True},
+}
+"""One answer after the other, each of 2 s, so that each is trained while the next one is generated."""
+
+
+def test_simulation_run_streamed_gradients_leave_only_the_last_group_to_train() -> None:
+    (plain,) = simulate(steady(STREAMED | {"rollout.scheduling": {}})).steps
+    (streamed,) = simulate(steady(STREAMED)).steps
+    assert (plain.wait_s, streamed.wait_s) == (pytest.approx(16.0), pytest.approx(16.0))
+    assert plain.train_s > 0
+    assert streamed.train_s == pytest.approx(plain.train_s / 8)
+    assert streamed.num_tokens == plain.num_tokens
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"placement.training": 0}, "set placement.training"),
+        ({"training.num_updates": 2}, "set training.num_updates to 1"),
+        ({"training.duration": {"type": "fixed", "value": 1}}, "remove training.duration"),
+    ],
+)
+def test_simulation_run_streamed_gradients_need_a_trainer_whose_time_depends_on_tokens(changes, message) -> None:
+    with pytest.raises(ValidationError, match=message):
+        steady(STREAMED | changes)

@@ -15,7 +15,6 @@ If they differ, it discards the parts and trains the batch in one piece.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +34,7 @@ from roll.pipelines.learning.state import LearningState
 from roll.pipelines.run import Run
 from roll.protocols import LossFn
 from roll.rollout import Batch
+from roll.rollout.streaming import GroupSource, collect_batch
 from roll.types import (
     BatchCounts,
     FloatArray,
@@ -47,23 +47,16 @@ from roll.types import (
     TrainingSample,
 )
 
-__all__ = ["GradientStream", "GroupSource"]
+__all__ = ["GradientStream", "StreamedSource"]
 
 logger = logging.getLogger(__name__)
-
-NUM_PARTS = 8
-"""A part has at least one of this many equal shares of a step's groups, so that its micro-batches are well filled."""
 
 WEIGHTED_METRICS = ("policy/loss_scale",)
 """Metrics that are summed with the weights of the loss; all others are means over tokens."""
 
 
-class GroupSource(Protocol):
-    """Source of batches that also returns groups of the next batch early; `AsyncController` implements it."""
-
-    async def next_batch(self) -> Batch: ...
-
-    async def wait_for_certain_groups(self, known: Collection[int], count: int) -> list[Group]: ...
+class StreamedSource(GroupSource, Protocol):
+    """Source of the batches; `AsyncController` implements it."""
 
     async def complete_step(self, version: int, trained: Collection[RolloutId]) -> None: ...
 
@@ -91,7 +84,7 @@ class GradientStream:
 
     def __init__(
         self,
-        source: GroupSource,
+        source: StreamedSource,
         run: Run[LearningState],
         learner: Learner,
         algorithm: AlgorithmConfig,
@@ -103,7 +96,7 @@ class GradientStream:
         self._algorithm = algorithm
         self._rollout = rollout
         self._parts: list[_Part] = []
-        self._seen: set[int] = set()
+        self._has_gradients = False
         num_sequences = float(rollout.prompts_per_step * rollout.group_size)
         self._counts = BatchCounts(
             num_tokens=num_sequences * rollout.max_new_tokens,
@@ -124,22 +117,7 @@ class GradientStream:
         Canceling this call leaves gradients in the trainer, which the next call discards.
         """
         await self._discard()
-        size = -(-self._rollout.prompts_per_step // NUM_PARTS)
-        collecting = asyncio.create_task(self._source.next_batch(), name="next-batch")
-        try:
-            while not collecting.done():
-                waiting = asyncio.create_task(self._source.wait_for_certain_groups(self._seen, size))
-                try:
-                    await asyncio.wait({collecting, waiting}, return_when=asyncio.FIRST_COMPLETED)
-                    groups = waiting.result() if waiting.done() and not collecting.done() else []
-                finally:
-                    waiting.cancel()
-                if groups:
-                    await self._add(groups)
-            return collecting.result()
-        finally:
-            collecting.cancel()
-            await asyncio.wait({collecting})
+        return await collect_batch(self._source, self._rollout.prompts_per_step, self._add)
 
     async def complete_step(self, version: int, trained: Collection[RolloutId]) -> None:
         """Finish the step, as `AsyncController.complete_step` does."""
@@ -189,7 +167,6 @@ class GradientStream:
 
     async def _add(self, groups: Sequence[Group]) -> None:
         """Add the gradient of finished groups; groups that a filter rejects have none."""
-        self._seen.update(group.draw.draw_id for group in groups)
         algorithm, rollout = self._algorithm, self._rollout
         selection = select_training_rollouts(groups, algorithm, max_new_tokens=rollout.max_new_tokens)
         if not selection.trained:
@@ -205,13 +182,14 @@ class GradientStream:
             self._parts.append(_Part(batch, await self._accumulate(batch, loss, last=False)))
 
     async def _accumulate(self, batch: TrainingBatch, loss: LossFn, *, last: bool) -> ForwardBackwardResult:
+        self._has_gradients = True
         return await accumulate_gradients(self._run, self._learner.policy, batch, loss, self._counts, last=last)
 
     async def _discard(self) -> None:
         """Discard the gradients of an incomplete step."""
-        if self._seen:
+        if self._has_gradients:
             await self._learner.policy.discard_gradients()
-        self._parts, self._seen = [], set()
+        self._parts, self._has_gradients = [], False
 
 
 def _find_difference(parts: Sequence[TrainingBatch], batch: TrainingBatch) -> str:

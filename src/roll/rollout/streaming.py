@@ -1,0 +1,59 @@
+"""Passes finished groups of a synchronous step on while its other groups still run, for `stream_training`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from typing import Protocol
+
+from roll.rollout.batch import Batch
+from roll.types import Group
+
+__all__ = ["GroupSource", "collect_batch", "compute_part_size"]
+
+NUM_PARTS = 8
+"""A part has at least one of this many equal shares of a step's groups, so that its micro-batches are well filled."""
+
+
+class GroupSource(Protocol):
+    """Source of batches that also returns groups of the next batch early; `AsyncController` implements it."""
+
+    async def next_batch(self) -> Batch: ...
+
+    async def wait_for_certain_groups(self, known: Collection[int], count: int) -> list[Group]: ...
+
+
+def compute_part_size(batch_size: int) -> int:
+    """Return the smallest number of groups that are passed on together, of a step with `batch_size` groups."""
+    return -(-batch_size // NUM_PARTS)
+
+
+async def collect_batch(
+    source: GroupSource, batch_size: int, process: Callable[[list[Group]], Awaitable[None]]
+) -> Batch:
+    """Return the next batch; meanwhile, call `process` with finished groups that are certain to be in it.
+
+    Every group is passed at most once. While `process` runs, generation continues; the batch is returned after it.
+
+    Args:
+        source: Source of the batch.
+        batch_size: Number of groups of a batch.
+        process: Processes the groups, at least `compute_part_size(batch_size)` at once.
+    """
+    passed: set[int] = set()
+    collecting = asyncio.create_task(source.next_batch(), name="next-batch")
+    try:
+        while not collecting.done():
+            waiting = asyncio.create_task(source.wait_for_certain_groups(passed, compute_part_size(batch_size)))
+            try:
+                await asyncio.wait({collecting, waiting}, return_when=asyncio.FIRST_COMPLETED)
+                groups = waiting.result() if waiting.done() and not collecting.done() else []
+            finally:
+                waiting.cancel()
+            if groups:
+                passed.update(group.draw.draw_id for group in groups)
+                await process(groups)
+        return collecting.result()
+    finally:
+        collecting.cancel()
+        await asyncio.wait({collecting})
