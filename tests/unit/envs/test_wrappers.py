@@ -176,7 +176,7 @@ def test_env_wrappers_are_found_by_gems_names() -> None:
         get_wrapper_functions("concatt")
     with pytest.raises(ConfigError, match="tokenizer"):
         get_wrapper_functions("concat_chat")
-    with pytest.raises(ConfigError, match="not the name of one wrapper"):
+    with pytest.raises(ConfigError, match="must be the name of one wrapper"):
         wrap(Board(), "concat,episode_tracking", {})
 
 

@@ -57,7 +57,10 @@ def test_user_engine_is_an_engine_that_passes_on_what_it_is_told() -> None:
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: object(), "lacks start, generate, logprobs, abort, pause, resume, update_weights, sleep, wake, load"),
+        (
+            lambda: object(),
+            "lacks the methods start, generate, logprobs, abort, pause, resume, update_weights, sleep, wake, load",
+        ),
         (lambda: None, "implement roll.protocols.InferenceEngine"),
         (lambda: 1 / 0, r"cannot be built with an EngineSpec \(.*test_user_engine.py:\d+\): ZeroDivisionError"),
     ],
