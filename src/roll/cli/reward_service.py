@@ -98,10 +98,10 @@ async def _serve(
             opening = open_reward_lists(lists, SandboxConfig(), pool)
         else:
             from roll.cluster.local import LocalCluster
-            from roll.pipelines.judge import open_scoring
+            from roll.pipelines.judge import start_scoring
 
             prepare_environment()
-            opening = open_scoring(config, LocalCluster(), pool)
+            opening = start_scoring(config, LocalCluster(), pool)
         rewards = await stack.enter_async_context(opening)
         server = RewardServer(
             rewards,

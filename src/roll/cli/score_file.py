@@ -173,10 +173,10 @@ async def _score(
             opening = open_reward_lists(rewards_by_domain, SandboxConfig(), pool)
         else:
             from roll.cluster.local import LocalCluster
-            from roll.pipelines.judge import open_scoring
+            from roll.pipelines.judge import start_scoring
 
             prepare_environment()
-            opening = open_scoring(config, LocalCluster(), pool)  # a judge always runs in this process
+            opening = start_scoring(config, LocalCluster(), pool)  # a judge always runs in this process
         rewards = await stack.enter_async_context(opening)
 
         async def score(line: AnswerLine) -> ScoredLine:

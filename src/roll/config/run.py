@@ -98,7 +98,7 @@ class RunConfig(Section):
             return self
         if training.backend != "torch" or training.parallel.tp > 1 or training.parallel.pp > 1:
             raise ValueError(
-                f"model.lora.base is '{lora.base}', but 4-bit weights cannot be sharded: use the back-end torch with "
+                f"model.lora.base is '{lora.base}', but 4-bit weights cannot be sharded: use the torch back-end with "
                 "training.parallel.tp and pp 1 (every rank then holds all weights), or set model.lora.base to as_is"
             )
         return self

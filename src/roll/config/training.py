@@ -167,7 +167,7 @@ class TrainingConfig(Section):
     @classmethod
     def _check_backend(cls, name: str, info: ValidationInfo) -> str:
         if name == "deepspeed" and info.data.get("optimizer") != "adamw":
-            raise ValueError("the back-end deepspeed supports only 32-bit AdamW: set training.optimizer to adamw")
+            raise ValueError("the deepspeed back-end supports only 32-bit AdamW: set training.optimizer to adamw")
         return TRAINERS.validate_name(name)
 
     @field_validator("parallel")
@@ -175,12 +175,12 @@ class TrainingConfig(Section):
     def _check_parallel(cls, parallel: ParallelConfig, info: ValidationInfo) -> ParallelConfig:
         if parallel.num_ranks > 1 and info.data.get("backend") == "deepspeed":
             raise ValueError(
-                "the back-end deepspeed does not support training.parallel: remove it (training.deepspeed configures "
-                "the sharding), or use the back-end torch"
+                "the deepspeed back-end does not support training.parallel: remove it (training.deepspeed configures "
+                "the sharding), or use the torch back-end"
             )
         if info.data.get("backend") == "megatron" and (parallel.cp, parallel.dp_replicate, parallel.vpp) != (1, 1, 1):
             raise ValueError(
-                "the back-end megatron supports only tp and pp of training.parallel: remove the other sizes"
+                "the megatron back-end supports only tp and pp of training.parallel: remove the other sizes"
             )
         return parallel
 
@@ -189,7 +189,7 @@ class TrainingConfig(Section):
     def _check_router_settings(cls, value: float, info: ValidationInfo) -> float:
         if value and info.data.get("backend") == "deepspeed":
             raise ValueError(
-                "the back-end deepspeed does not balance experts: set this key to 0, or training.backend to torch"
+                "the deepspeed back-end does not balance experts: set this key to 0, or training.backend to torch"
             )
         return value
 
@@ -211,7 +211,7 @@ class TrainingConfig(Section):
     def _check_deepspeed(cls, deepspeed: DeepSpeedConfig, info: ValidationInfo) -> DeepSpeedConfig:
         if deepspeed != DeepSpeedConfig() and info.data.get("backend") == "torch":
             raise ValueError(
-                "only the back-end deepspeed uses this section: set training.backend, or remove the section"
+                "only the deepspeed back-end uses this section: set training.backend, or remove the section"
             )
         return deepspeed
 

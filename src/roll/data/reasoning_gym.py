@@ -96,6 +96,6 @@ def _generate_entry(task: Any, name: str, seed: int, index: int) -> dict[str, An
         return task[index]
     except Exception as error:  # a generator that cannot satisfy its options may raise anything
         problem = str(error) or type(error).__name__
-        raise DataError(f"reasoning-gym task '{name}' failed to make its item {index}: {problem}") from error
+        raise DataError(f"reasoning-gym task '{name}' failed to generate item {index}: {problem}") from error
     finally:
         random.setstate(before)

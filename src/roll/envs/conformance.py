@@ -22,7 +22,14 @@ from functools import partial
 from typing import Any
 
 from roll.envs.base import ResetResult, StepResult, format_observation
-from roll.envs.protocol import RESET_RULE, STEP_RULE, ProtocolError, check_reset_result, check_step_result, shorten_repr
+from roll.envs.protocol import (
+    RESET_RULE,
+    STEP_CONTRACT,
+    ProtocolError,
+    check_reset_result,
+    check_step_result,
+    shorten_repr,
+)
 from roll.envs.registration import make
 from roll.errors import UserError, find_raise_location
 from roll.running import run_to_end
@@ -308,7 +315,7 @@ async def _reset(env: Any, seed: int) -> ResetResult:
 
 
 async def _step(env: Any, action: str) -> StepResult:
-    return check_step_result(await _call(STEP_RULE, env.step, action))
+    return check_step_result(await _call(STEP_CONTRACT, env.step, action))
 
 
 async def _call(rule: str, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:

@@ -11,10 +11,10 @@ from roll.envs.images import encode_images
 from roll.errors import DataError, InfraError
 from roll.types import Content, parse_content
 
-__all__ = ["RESET_RULE", "STEP_RULE", "ProtocolError", "check_reset_result", "check_step_result", "shorten_repr"]
+__all__ = ["RESET_RULE", "STEP_CONTRACT", "ProtocolError", "check_reset_result", "check_step_result", "shorten_repr"]
 
 RESET_RULE = "`reset(seed)` returns an observation and information: `(str, dict)`"
-STEP_RULE = "`step(action)` returns `(observation, reward, terminated, truncated, info)`"
+STEP_CONTRACT = "`step(action)` returns `(observation, reward, terminated, truncated, info)`"
 
 
 class ProtocolError(InfraError):
@@ -56,10 +56,10 @@ def check_step_result(result: Any) -> StepResult:
     """
     if not (isinstance(result, tuple) and len(result) == 5):
         remedy = "return five values: with an old interface, `done` as `terminated`, and False as `truncated`"
-        raise ProtocolError(STEP_RULE, shorten_repr(result), remedy)
+        raise ProtocolError(STEP_CONTRACT, shorten_repr(result), remedy)
     observation, reward, terminated, truncated, info = result
-    observation = _check_observation(STEP_RULE, observation)
-    for problem in _find_problems(STEP_RULE, info):
+    observation = _check_observation(STEP_CONTRACT, observation)
+    for problem in _find_problems(STEP_CONTRACT, info):
         raise problem
     if not _is_finite(reward):
         raise ProtocolError(

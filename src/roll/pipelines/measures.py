@@ -10,7 +10,7 @@ import numpy as np
 from roll.pipelines.learning.failures import count_failures
 from roll.pipelines.state import RunState
 from roll.rollout import Batch, DataLedger
-from roll.tracking.intervals import compute_accuracy_figures
+from roll.tracking.intervals import compute_accuracy_metrics
 from roll.types import DrawOutcome, Group, Rollout
 
 __all__ = [
@@ -43,7 +43,7 @@ def _compute_accuracy(rollouts: Sequence[Rollout], prefix: str) -> dict[str, flo
     Only rollouts whose reward decides correctness count; empty if there are none.
     """
     found = _collect_verdicts(rollouts)
-    return compute_accuracy_figures(prefix, _compute_mean(found), len(found)) if found else {}
+    return compute_accuracy_metrics(prefix, _compute_mean(found), len(found)) if found else {}
 
 
 def compute_score(rollouts: Sequence[Rollout]) -> float:

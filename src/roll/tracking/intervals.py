@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["MIN_NUM_TRIALS", "compute_accuracy_figures", "compute_wilson_interval", "format_accuracy"]
+__all__ = ["MIN_NUM_TRIALS", "compute_accuracy_metrics", "compute_wilson_interval", "format_accuracy"]
 
 MIN_NUM_TRIALS = 100
 """Minimum number of trials of an accuracy that is shown without its confidence interval."""
@@ -34,16 +34,18 @@ def compute_wilson_interval(share: float, num_trials: float) -> tuple[float, flo
     return max(low, 0.0), min(high, 1.0)
 
 
-def compute_accuracy_figures(prefix: str, share: float, num_trials: float) -> dict[str, float]:
+def compute_accuracy_metrics(prefix: str, accuracy: float, num_trials: float) -> dict[str, float]:
     """Return an accuracy as metrics: `accuracy` and the number of trials, `accuracy_n`.
 
     With fewer than `MIN_NUM_TRIALS` trials, `accuracy_low` and `accuracy_high` bound the 95 % confidence interval. All
     names begin with `prefix`.
     """
-    figures = {f"{prefix}accuracy": share, f"{prefix}accuracy_n": float(num_trials)}
+    metrics = {f"{prefix}accuracy": accuracy, f"{prefix}accuracy_n": float(num_trials)}
     if 0 < num_trials < MIN_NUM_TRIALS:
-        figures[f"{prefix}accuracy_low"], figures[f"{prefix}accuracy_high"] = compute_wilson_interval(share, num_trials)
-    return figures
+        metrics[f"{prefix}accuracy_low"], metrics[f"{prefix}accuracy_high"] = compute_wilson_interval(
+            accuracy, num_trials
+        )
+    return metrics
 
 
 def format_accuracy(share: float, num_trials: float | None, format_spec: str = ".3f") -> str:

@@ -39,7 +39,7 @@ NUM_COPY_THREADS = 2
 """Number of threads that copy tensors: a single core cannot use the whole memory bandwidth."""
 MAX_PENDING_COPIES = 8
 """Maximum number of tensors that wait for a copying thread."""
-WRITE_BYTES = 2**30
+MAX_WRITE_BYTES = 2**30
 """Maximum number of bytes per write: Linux writes at most about 2 GiB in one call."""
 
 
@@ -134,7 +134,7 @@ def _hash_and_copy(tensor: torch.Tensor, descriptor: int, offset: int) -> int:
     """Write a tensor's bytes at an offset; return their checksum."""
     data = to_flat_bytes(tensor).cpu().numpy().data
     while data:
-        written = os.pwrite(descriptor, data[:WRITE_BYTES], offset)
+        written = os.pwrite(descriptor, data[:MAX_WRITE_BYTES], offset)
         data, offset = data[written:], offset + written
     return compute_checksum(tensor)
 

@@ -27,7 +27,7 @@ def test_config_deepspeed_offloading_needs_a_stage_that_can() -> None:
 def test_config_deepspeed_settings_of_a_back_end_that_does_not_run_are_refused() -> None:
     settings = DeepSpeedConfig(zero_stage=3)
     TrainingConfig(num_steps=1, backend="deepspeed", deepspeed=settings)
-    with pytest.raises(ValidationError, match="only the back-end deepspeed uses this"):
+    with pytest.raises(ValidationError, match="only the deepspeed back-end uses this"):
         TrainingConfig(num_steps=1, deepspeed=settings)
     with pytest.raises(ValidationError, match="deepspeed does not support training"):
         TrainingConfig(num_steps=1, backend="deepspeed", parallel=ParallelConfig(tp=2))

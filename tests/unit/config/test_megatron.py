@@ -17,7 +17,7 @@ from roll.errors import ModelError
 @pytest.mark.parametrize("parallel", [{"cp": 2}, {"dp_replicate": 2, "tp": 2}])
 def test_config_megatron_it_divides_weights_and_layers_alone(parallel: dict[str, int]) -> None:
     TrainingConfig(num_steps=1, backend="megatron", parallel=ParallelConfig(tp=2, pp=2))
-    with pytest.raises(ValidationError, match="the back-end megatron supports only tp and pp"):
+    with pytest.raises(ValidationError, match="the megatron back-end supports only tp and pp"):
         TrainingConfig(num_steps=1, backend="megatron", parallel=ParallelConfig(**parallel))
 
 

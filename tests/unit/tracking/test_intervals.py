@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.tracking.console_views import EvaluationView
-from roll.tracking.intervals import MIN_NUM_TRIALS, compute_accuracy_figures, compute_wilson_interval, format_accuracy
+from roll.tracking.intervals import MIN_NUM_TRIALS, compute_accuracy_metrics, compute_wilson_interval, format_accuracy
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,9 @@ def test_tracking_interval_accuracy_intervals_hold_the_shares_that_are_1_96_devi
 
 
 def test_tracking_interval_accuracy_figures_carry_their_number_and_of_few_their_interval() -> None:
-    few = compute_accuracy_figures("eval/", 0.5, MIN_NUM_TRIALS - 1)
+    few = compute_accuracy_metrics("eval/", 0.5, MIN_NUM_TRIALS - 1)
     assert few.keys() == {"eval/accuracy", "eval/accuracy_n", "eval/accuracy_low", "eval/accuracy_high"}
-    assert compute_accuracy_figures("", 0.5, MIN_NUM_TRIALS) == {"accuracy": 0.5, "accuracy_n": 100.0}
+    assert compute_accuracy_metrics("", 0.5, MIN_NUM_TRIALS) == {"accuracy": 0.5, "accuracy_n": 100.0}
 
 
 def test_tracking_interval_accuracy_texts_carry_their_number_and_of_few_their_interval() -> None:

@@ -92,18 +92,18 @@ def _branch_if_equal(value: int, instructions: list[bytes]) -> list[bytes]:
     return [_make_instruction(_JUMP_EQUAL, value, 0, len(instructions)), *instructions]
 
 
-def _allow_queries(pointer: int) -> list[bytes]:
-    """Return instructions for a call that sets a value, or only queries it (if the argument `pointer` is NULL).
+def _ignore_unless_null(argument: int) -> list[bytes]:
+    """Return instructions for a call that sets a value, or only queries it if the pointer argument is NULL.
 
-    Queries are allowed. A call that sets a value has no effect but succeeds, since some programs (Go) abort if it
-    fails.
+    Queries are allowed. A call that sets a value succeeds without an effect, because some programs (Go) abort if it
+    fails. `argument` is the index of the pointer argument.
     """
     # An instruction compares 32 bits. A pointer whose lower half is 0 is not NULL, so both halves are tested.
     done = [_return_error(0)]
     return [
-        _load_argument(pointer),
+        _load_argument(argument),
         *_branch_if_not_equal(0, done),
-        _load_argument(pointer, high=True),
+        _load_argument(argument, high=True),
         *_branch_if_not_equal(0, done),
         _ALLOWED,
     ]
@@ -171,9 +171,9 @@ def _make_argument_rules() -> list[tuple[str, list[bytes]]]:
         *_branch_if_not_equal(0, [refused]),
         _load_argument(1),
         *_branch_if_not_equal(_CORE_SIZE, [_ALLOWED]),
-        *_allow_queries(2),
+        *_ignore_unless_null(2),
     ]
-    signals = [_load_argument(0), *_branch_if_not_equal(_SIGXFSZ, [_ALLOWED]), *_allow_queries(1)]
+    signals = [_load_argument(0), *_branch_if_not_equal(_SIGXFSZ, [_ALLOWED]), *_ignore_unless_null(1)]
     # The agent, the first process, must get CPU time when a program's time is over.
     priority = [
         _load_argument(0),

@@ -73,16 +73,16 @@ def _build_user_pipeline(path: str) -> Any:
 
 PIPELINES: PipelineRegistry[type[RunConfig]] = PipelineRegistry(
     {
-        "agentic": "roll.config.pipelines.agentic:CONFIG",
-        "diffusion": "roll.config.pipelines.diffusion:CONFIG",
-        "distill": "roll.config.pipelines.distill:CONFIG",
-        "preference_online": "roll.config.pipelines.preference_online:CONFIG",
-        "distill_offline": "roll.config.pipelines.distill_offline:CONFIG",
-        "rejection_sampling": "roll.config.pipelines.rejection_sampling:CONFIG",
-        "reward_model": "roll.config.pipelines.reward_model:CONFIG",
-        "rlvr": "roll.config.pipelines.rlvr:CONFIG",
-        "preference": "roll.config.pipelines.preference:CONFIG",
-        "sft": "roll.config.pipelines.sft:CONFIG",
+        "agentic": "roll.config.pipelines.agentic:AgenticConfig",
+        "diffusion": "roll.config.pipelines.diffusion:DiffusionConfig",
+        "distill": "roll.config.pipelines.distill:DistillConfig",
+        "preference_online": "roll.config.pipelines.preference_online:PreferenceOnlineConfig",
+        "distill_offline": "roll.config.pipelines.distill_offline:DistillOfflineConfig",
+        "rejection_sampling": "roll.config.pipelines.rejection_sampling:RejectionSamplingConfig",
+        "reward_model": "roll.config.pipelines.reward_model:RewardModelConfig",
+        "rlvr": "roll.config.pipelines.rlvr:RLVRConfig",
+        "preference": "roll.config.pipelines.preference:PreferenceConfig",
+        "sft": "roll.config.pipelines.sft:SFTConfig",
     },
     part="config",
 )

@@ -10,7 +10,7 @@ from roll.config.base import Section, option
 from roll.config.data import EnvironmentData
 from roll.config.reinforcement_run import ReinforcementRunConfig
 
-__all__ = ["CONFIG", "AgenticConfig", "AnchorsConfig", "CurriculumConfig"]
+__all__ = ["AgenticConfig", "AnchorsConfig", "CurriculumConfig"]
 
 
 class CurriculumConfig(Section):
@@ -150,6 +150,3 @@ class AgenticConfig(ReinforcementRunConfig):
     def data(self) -> list[EnvironmentData]:  # type: ignore[override]
         """The environments, which are the prompt sources of this pipeline."""
         return self.environments
-
-
-CONFIG = AgenticConfig

@@ -23,7 +23,7 @@ from roll.config.diffusion import (
 )
 from roll.config.run import RunConfig
 
-__all__ = ["CONFIG", "DiffusionConfig"]
+__all__ = ["DiffusionConfig"]
 
 
 class DiffusionConfig(RunConfig):
@@ -97,6 +97,3 @@ class DiffusionConfig(RunConfig):
     def with_model(self, path: str) -> Self:
         """Return the same run with other weights, for `roll eval` of a trained model."""
         return self.model_copy(update={"model": self.model.model_copy(update={"weights": path})})
-
-
-CONFIG = DiffusionConfig

@@ -13,7 +13,7 @@ from roll.config.engines import EngineRequirement
 from roll.config.online import OnlineConfig
 from roll.config.truncation import find_distillation_truncation_problem
 
-__all__ = ["CONFIG", "DistillConfig"]
+__all__ = ["DistillConfig"]
 
 
 class DistillDevices(DeviceMapping):
@@ -107,6 +107,3 @@ class DistillConfig(DistillationBase, OnlineConfig):
                 kind="engine", devices=devices, tensor_parallel=width, section="inference", log_name="teacher"
             )
         return roles
-
-
-CONFIG = DistillConfig

@@ -10,7 +10,7 @@ from roll.config.base import option
 from roll.config.distillation import DistillationBase, OfflineDistillationConfig
 from roll.config.supervised import SupervisedConfig
 
-__all__ = ["CONFIG", "DistillOfflineConfig"]
+__all__ = ["DistillOfflineConfig"]
 
 
 class DistillOfflineConfig(DistillationBase, SupervisedConfig):
@@ -32,6 +32,3 @@ class DistillOfflineConfig(DistillationBase, SupervisedConfig):
     def trainer_loads_teachers(self) -> bool:
         """True if the student's loss needs the teachers' whole distributions."""
         return self.distillation.mode == "loss"
-
-
-CONFIG = DistillOfflineConfig

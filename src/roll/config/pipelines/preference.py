@@ -10,7 +10,7 @@ from roll.config.base import option
 from roll.config.preference import PreferenceSection
 from roll.config.supervised import SupervisedConfig
 
-__all__ = ["CONFIG", "PreferenceConfig"]
+__all__ = ["PreferenceConfig"]
 
 
 class PreferenceConfig(SupervisedConfig):
@@ -40,6 +40,3 @@ class PreferenceConfig(SupervisedConfig):
             return other
         section = self.preference.model_copy(update={"reference": "precomputed", "reference_model": reference})
         return other.model_copy(update={"preference": section})
-
-
-CONFIG = PreferenceConfig

@@ -11,7 +11,7 @@ from roll.config.cluster import RoleDevices
 from roll.config.online import OnlineConfig
 from roll.config.preference import PreferenceLossSection
 
-__all__ = ["CONFIG", "PairingSection", "PreferenceOnlineConfig"]
+__all__ = ["PairingSection", "PreferenceOnlineConfig"]
 
 
 class PairingSection(Section):
@@ -66,6 +66,3 @@ class PreferenceOnlineConfig(OnlineConfig):
         if self.starts_reference:
             roles["reference"] = RoleDevices(kind="trainer", devices=mapping.reference or mapping.actor_train)
         return roles
-
-
-CONFIG = PreferenceOnlineConfig

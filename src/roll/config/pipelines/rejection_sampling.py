@@ -9,7 +9,7 @@ from pydantic import model_validator
 from roll.config.base import Section, option
 from roll.config.online import OnlineConfig
 
-__all__ = ["CONFIG", "RejectionConfig", "RejectionSamplingConfig"]
+__all__ = ["RejectionConfig", "RejectionSamplingConfig"]
 
 
 class RejectionConfig(Section):
@@ -36,6 +36,3 @@ class RejectionSamplingConfig(OnlineConfig):
                 "keep, or raise group_size"
             )
         return self
-
-
-CONFIG = RejectionSamplingConfig

@@ -9,7 +9,7 @@ from pydantic import model_validator
 from roll.config.base import Section, option
 from roll.config.supervised import SupervisedConfig
 
-__all__ = ["CONFIG", "RewardModelConfig", "RewardModelSection"]
+__all__ = ["RewardModelConfig", "RewardModelSection"]
 
 
 class RewardModelSection(Section):
@@ -42,6 +42,3 @@ class RewardModelConfig(SupervisedConfig):
         if self.evaluation.answers is not None:
             raise ValueError("a reward model does not generate answers: remove evaluation.answers")
         return self
-
-
-CONFIG = RewardModelConfig

@@ -11,7 +11,7 @@ from roll.config.reinforcement_run import ReinforcementRunConfig
 from roll.config.replay import ReplayConfig
 from roll.config.rollout_run import PromptRunConfig
 
-__all__ = ["CONFIG", "RLVRConfig"]
+__all__ = ["RLVRConfig"]
 
 
 class RLVRConfig(PromptRunConfig, ReinforcementRunConfig):
@@ -33,6 +33,3 @@ class RLVRConfig(PromptRunConfig, ReinforcementRunConfig):
     def starts_engines(self) -> bool:
         """True if the run has engines that generate; training on recorded batches needs none."""
         return self.replay is None or self.replay.only == "rollout"
-
-
-CONFIG = RLVRConfig

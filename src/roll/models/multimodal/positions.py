@@ -51,28 +51,30 @@ def compute_mrope_positions(
     if not visual or not hasattr(base, "get_rope_index"):
         return None
     if "mm_token_type_ids" in inspect.signature(base.get_rope_index).parameters:
-        positions = _compute_by_kinds(base, model, token_ids, visual)
+        positions = _compute_by_token_types(base, model, token_ids, visual)
     else:
-        positions = _compute_by_tokens(base, model, inputs, token_ids, visual)
+        positions = _compute_by_token_ids(base, model, inputs, token_ids, visual)
     exact = positions.numpy()
     whole = exact.astype(np.int32)
     return whole if np.array_equal(whole, exact) else exact.astype(np.float32)
 
 
-def _compute_by_kinds(base: Any, model: Any, token_ids: NDArray[np.integer[Any]], media: Sequence[MediaSpan]) -> Tensor:
+def _compute_by_token_types(
+    base: Any, model: Any, token_ids: NDArray[np.integer[Any]], media: Sequence[MediaSpan]
+) -> Tensor:
     """Return positions [3, L] from a model that receives the type of each token (Qwen-VL)."""
     import torch
 
-    kinds = np.zeros(len(token_ids), np.int64)
+    token_types = np.zeros(len(token_ids), np.int64)
     _check_gaps(base, media, 1)  # the model's own code would treat them as one image
     feature = get_feature_token_ids(model)["image"]
     for span in media:  # only inside spans: a token with the same ID in text is text
-        kinds[span.start : span.end] = np.asarray(token_ids[span.start : span.end]) == feature
+        token_types[span.start : span.end] = np.asarray(token_ids[span.start : span.end]) == feature
     ids = torch.from_numpy(np.asarray(token_ids, np.int64))[None]
-    return base.get_rope_index(ids, torch.from_numpy(kinds)[None], image_grid_thw=_stack_grids(media))[0][:, 0]
+    return base.get_rope_index(ids, torch.from_numpy(token_types)[None], image_grid_thw=_stack_grids(media))[0][:, 0]
 
 
-def _compute_by_tokens(
+def _compute_by_token_ids(
     base: Any, model: Any, inputs: MediaInputs, token_ids: NDArray[np.integer[Any]], media: Sequence[MediaSpan]
 ) -> Tensor:
     """Return positions [3, L] from a model that finds media by their tokens (Qwen2.5-Omni, Qwen3-Omni)."""

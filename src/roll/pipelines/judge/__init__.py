@@ -1,5 +1,5 @@
 """The run's own judge, a separate role."""
 
-from roll.pipelines.judge.role import JudgeRole, open_scoring, start_judge
+from roll.pipelines.judge.role import JudgeRole, start_judge, start_scoring
 
-__all__ = ["JudgeRole", "open_scoring", "start_judge"]
+__all__ = ["JudgeRole", "start_judge", "start_scoring"]

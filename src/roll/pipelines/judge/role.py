@@ -38,7 +38,7 @@ from roll.tracking import RunDirectory
 from roll.tracking.rollout_trace import RequestTrace
 from roll.types import Generation, GenerationRequest
 
-__all__ = ["JudgeRole", "open_scoring", "start_judge"]
+__all__ = ["JudgeRole", "start_judge", "start_scoring"]
 
 
 @dataclass(slots=True)
@@ -181,7 +181,7 @@ async def start_judge(
 
 
 @asynccontextmanager
-async def open_scoring(
+async def start_scoring(
     config: RunConfig, cluster: Cluster, pool: WorkerPool
 ) -> AsyncIterator[Mapping[str, WeightedReward]]:
     """Open the rewards of a configuration outside a run, with the judge if it has one, and yield them by domain."""

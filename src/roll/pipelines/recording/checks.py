@@ -130,8 +130,8 @@ def check_training(config: RLVRConfig, recording: Recording, recorded: RecordedS
     first = recording.read(recording.first_step)
     if algorithm.advantage.mean == "greedy" and GREEDY_PURPOSE not in first.companions:
         raise ConfigError(
-            "algorithm.advantage.mean greedy uses greedy answers as its baseline, but the recorded run has none: "
-            "choose another mean."
+            "algorithm.advantage.mean greedy needs the rewards of greedy answers, but the recorded run has no greedy "
+            "answers: choose another mean."
         )
     before = load_config(recorded.config).get_section("algorithm", AlgorithmConfig)
     shown = any(entry.has_demonstrations for entry in config.data)

@@ -16,7 +16,7 @@ from roll.pipelines.evaluation import measure
 from roll.pipelines.preparation import open_media_dir
 from roll.pipelines.supervised.preparation import PreparedRun, build_held_out_batch, prepare
 from roll.protocols import LossFn, TrainerGroup
-from roll.tracking.intervals import compute_accuracy_figures
+from roll.tracking.intervals import compute_accuracy_metrics
 from roll.training import Role, TrainerSpec
 from roll.types import ForwardBackwardResult, TrainingBatch
 
@@ -87,7 +87,7 @@ def compute_held_out_metrics(measured: ForwardBackwardResult, batch: TrainingBat
     metrics = {name.rpartition("/")[2]: value for name, value in measured.metrics.items()}
     found = {f"eval/{name}": value for name, value in {"loss": measured.loss, **metrics}.items()}
     if "accuracy" in metrics:
-        found |= compute_accuracy_figures("eval/", metrics["accuracy"], batch.num_units)
+        found |= compute_accuracy_metrics("eval/", metrics["accuracy"], batch.num_units)
     return {**found, "eval/num_examples": float(batch.num_units)}
 
 
