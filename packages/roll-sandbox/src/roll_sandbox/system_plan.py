@@ -121,8 +121,8 @@ def resolve_mounts(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
             )
         if not mount.target.startswith("/") or mount.target == "/" or not plain:
             raise SandboxUnavailableError(
-                f"sandbox mount of '{mount.source}' at '{mount.target}': the target must be an absolute path other than "
-                "'/', without '..'."
+                f"sandbox mount of '{mount.source}' at '{mount.target}': the target must be an absolute path other "
+                "than '/', without '..'."
             )
     return tuple(Mount(source=os.path.realpath(mount.source), target=mount.target) for mount in mounts)
 

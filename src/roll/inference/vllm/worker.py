@@ -160,7 +160,8 @@ def _update(worker: Any, update: WeightUpdate, progress: dict[str, bool]) -> dic
                 load.load_tensor(name, tensor)
             if lacking := sorted(load.finish()):
                 raise WeightSyncError(
-                    f"weight sync: the update is incomplete: parts of the fused vLLM layer of '{lacking[0]}' are missing."
+                    f"weight sync: the update is incomplete: parts of the fused vLLM layer of '{lacking[0]}' are "
+                    "missing."
                 )
         else:
             with _reload_layers(worker, model):
