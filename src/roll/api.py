@@ -41,9 +41,9 @@ def train(
             needs it, `answer`; other keys become the prompt's metadata. A list, a data frame, a `datasets.Dataset`, or
             any other iterable. If one of the sources is `{source: python, …}`, `data` has the rows of that source.
         held_out: Rows only for evaluation; by default a tenth of `data` is held out.
-        reward: Reward of all answers, instead of each source's own: a function `(text, answer, metadata) -> float`
-            (also a closure, a lambda or a coroutine function), a type of reward such as `"math"`, a dictionary of
-            settings, or a list of these.
+        reward: Reward of all answers, which replaces the rewards of the sources: a function `(text, answer, metadata)
+            -> float` (also a closure, a lambda or a coroutine function), a type of reward such as `"math"`, a
+            dictionary of settings, or a list of these.
         on_step: Called after every step, with the step's number and metrics.
         on_evaluation: Called after every evaluation, with the step's number and metrics.
         on_save: Called after every checkpoint, with the step's number and the checkpoint's directory.
@@ -76,23 +76,23 @@ def resume(
 ) -> Summary:
     """Continue an interrupted run from its newest checkpoint.
 
-    During the run, the process works in the directory in which the run began, against which relative paths of its
-    configuration and of `overrides` are resolved. A finished run is left unchanged.
+    During the run, the working directory is the directory in which the run was started. Relative paths in the
+    configuration and in `overrides` are resolved against it. A finished run is not changed.
 
     Args:
         run: The run directory.
         overrides: Changes to the run's configuration, such as `training.num_steps=80`; later continuations keep them.
-        data: The rows with which the run began, if they were passed as Python objects, which a run does not save. The
-            rows are compared with the checkpoint.
+        data: The rows with which the run was started, if they were passed as Python objects. A run does not save such
+            rows, but compares them with the checkpoint.
         held_out: See `data`.
-        reward: The functions with which the run began, if they were passed as Python objects.
+        reward: The functions with which the run was started, if they were passed as Python objects.
         on_step: See `train`.
         on_evaluation: See `train`.
         on_save: See `train`.
 
     Raises:
-        RunDirectoryError: The directory has no run.
-        ConfigError: An override is wrong, or cannot be changed within a run; or objects are missing.
+        RunDirectoryError: The directory is not a run directory.
+        ConfigError: An override is invalid, or its key cannot be changed within a run, or Python objects are missing.
         CheckpointError: The rows differ from the rows with which the run began.
     """
     from roll.tracking.run_directory import RunDirectory
@@ -215,14 +215,14 @@ def export(
         adapter: Whether to export the LoRA adapter (`model.lora`) as a PEFT adapter instead of the merged model.
         to_hub: A repository of the Hugging Face hub, `owner/name`, to upload the directory to; it is created if it does
             not exist. By default nothing is uploaded.
-        public: Whether a repository that is created is public.
+        public: Whether a newly created repository is public.
 
     Returns:
         The directory; with `to_hub`, the URL of the upload.
 
     Raises:
         RunDirectoryError: `source` has no checkpoint (or no adapter), or `target` exists.
-        HubError: The upload failed; the message has the reason. The directory is complete.
+        HubError: The upload failed; the message has the reason. The local directory is complete.
     """
     prepare_environment()
     from roll.pipelines import exporting

@@ -14,7 +14,7 @@ class RequestLimit:
     """Limits the concurrent requests of a session.
 
     Args:
-        limit: Maximum number of requests at once.
+        limit: Maximum number of concurrent requests.
     """
 
     def __init__(self, limit: int) -> None:

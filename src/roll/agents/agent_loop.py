@@ -50,7 +50,7 @@ class AgentLoop:
     Args:
         server: The server that answers the agent's requests.
         program: The agent program.
-        config: The agent's limits, and what to do if it fails.
+        config: The agent's limits and error handling.
         max_context: Longest context of the engines, in tokens.
         images: Stores the images of requests; `None` if the policy reads only text.
     """

@@ -127,7 +127,7 @@ class ContextBuilder:
         """Return the token IDs of the conversation, up to the start of the next answer, and the spans of its images.
 
         Raises:
-            RequestError: The template rejects the conversation, or it is far too long.
+            RequestError: The template rejects the conversation, or the conversation is far too long.
         """
         self._check_size(_count_bytes(conversation), "messages")
         conversation = self._restore_tool_calls(conversation)
@@ -198,7 +198,7 @@ class ContextBuilder:
             self._calls[call["id"]] = call
 
     def _find_answer(self, message: Message, prefix_digest: bytes, digest: bytes) -> tuple[_RecordedAnswer | None, str]:
-        """Find the earlier answer that `message` repeats, `None` if there is none, and the text the agent appended.
+        """Return the earlier answer that `message` repeats (or `None`), and the text that the agent appended to it.
 
         Args:
             message: An assistant message of the request.
@@ -237,7 +237,7 @@ class ContextBuilder:
         return known if same else call
 
     def record_text(self, text: str, context: IntArray, token_ids: IntArray) -> None:
-        """Record the tokens of a completion; `text` is the prompt and the completion, as the agent received them."""
+        """Record a completion's tokens; `text` is the prompt followed by the completion that the agent received."""
         if self._is_end_token(token_ids[-1:]):
             token_ids = token_ids[:-1]  # the end token is not part of the text
         text = self._escape_images(text)
@@ -297,7 +297,7 @@ class ContextBuilder:
             )
 
     def _escape_special_tokens(self, message: Message) -> Message:
-        """Escape special tokens, so that a tool's text cannot begin a new message; skip assistant messages."""
+        """Escape special tokens so that a tool's text cannot begin a new message; keep assistant messages unchanged."""
         if message.role == "assistant":
             return message
         return replace(message, content=map_text(message.content, self._renderer.escape_special_tokens))
@@ -316,7 +316,7 @@ def _count_bytes(conversation: Conversation) -> int:
 def _mark_end(answer: Message, appended: str) -> Message:
     """Replace the answer's text with a placeholder followed by `appended`, to find the answer's end in rendered text.
 
-    The name of the last tool call is replaced too, since some templates drop the text of an answer with calls.
+    The name of the last tool call is replaced too, since some templates drop the text of an answer with tool calls.
     """
     marked = replace(answer, content=_ANSWER_PLACEHOLDER + appended)
     if answer.tool_calls:

@@ -40,7 +40,7 @@ def shorten_output(text: str) -> str:
 
 
 def add_request_errors(problem: str, rejected: Sequence[str]) -> str:
-    """Prepend the rejected requests, usually the cause of an agent's failure, to the failure's message.
+    """Prepend the rejected requests to a failure message, because they usually caused the failure.
 
     Args:
         problem: The failure's message.

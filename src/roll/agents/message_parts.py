@@ -106,13 +106,13 @@ def read_content(
     warnings: WarningLog,
     tools: Mapping[str, str] | None = None,
 ) -> MessageContent:
-    """Return the content of a message or of a tool result: its text, or texts and images in their order.
+    """Return the content of a message or of a tool result: a text, or a list of texts and images in order.
 
     Args:
         content: The content, in any vendor's format.
-        warnings: Logs a warning for each kind of part that is not supported; images are read if its `reads_images` is
-            true.
-        tools: As for `read_text`.
+        warnings: Logs a warning for each kind of part that is not supported; images are supported if
+            `warnings.reads_images` is true.
+        tools: Definitions of tools by name, for parts that refer to a tool.
 
     Raises:
         RequestError: An image is not valid base64, or is a URL, which is not downloaded.

@@ -113,7 +113,7 @@ class ChatMessage(wire.ApiObject):
 
 
 class ChatRequest(wire.ChoicesRequest):
-    """A request to continue a conversation, with the run's sampling settings: `temperature` has no effect."""
+    """A request to continue a conversation. The run's sampling settings apply; `temperature` is ignored."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
     max_completion_tokens: wire.PositiveCount | None = None
@@ -173,7 +173,7 @@ def build_reply(
         request: The request; its `stream` selects a stream.
         head: Fields that the object and every chunk have in common, such as `id`.
         answers: The answers to the request.
-        build_choice: Returns the fields of a choice, for a complete answer.
+        build_choice: Returns the fields of the choice for a complete answer.
         build_chunks: Returns the fields of each chunk for one event of an answer; the last chunk has the fields that
             are known only at the end.
     """
@@ -316,7 +316,7 @@ def _get_finish_reason(answer: Answer) -> str:
 
 
 def _build_logprobs(session: Session, answer: Answer) -> dict[str, Any]:
-    """Return the log-probs of the generated tokens; `top_logprobs` is empty, because engines return no others."""
+    """Return the log-probs of the generated tokens; `top_logprobs` is empty, because engines do not return them."""
     call = answer.call
     texts = [session.renderer.decode_raw(token) for token in call.token_ids[:, None]]
     content = [

@@ -21,7 +21,7 @@ Tokens = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_le
 
 
 class CompletionRequest(wire.ChoicesRequest):
-    """A request to continue a prompt, with the run's sampling settings: `temperature` has no effect."""
+    """A request to continue a prompt. The run's sampling settings apply; `temperature` is ignored."""
 
     prompt: Annotated[str, Field(min_length=1)] | Tokens | Annotated[list[str], Field(min_length=1, max_length=1)]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -84,7 +84,7 @@ async def create_completion(session: Session, raw: bytes) -> Reply:
 
 
 def _build_logprobs(session: Session, answer: Answer) -> dict[str, Any]:
-    """Return the log-probs of the generated tokens; `top_logprobs` is null, because engines return no others."""
+    """Return the log-probs of the generated tokens; `top_logprobs` is null, because engines do not return them."""
     texts = [session.renderer.decode_raw(token) for token in answer.call.token_ids[:, None]]
     offsets = np.cumsum([0, *map(len, texts)])[: len(texts)].tolist()
     logprobs = answer.call.logprobs.tolist()

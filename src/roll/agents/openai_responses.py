@@ -40,7 +40,7 @@ _CALL_EVENTS = {
 
 
 class ResponsesRequest(wire.CommonRequest):
-    """A request to continue a conversation, with the run's sampling settings: `temperature` has no effect."""
+    """A request to continue a conversation. The run's sampling settings apply; `temperature` is ignored."""
 
     input: str | Annotated[list[Item], Field(min_length=1, max_length=4096)]
     instructions: str | None = None
@@ -160,7 +160,7 @@ def _build_response(
 
 
 def _encode_tool(tool: Any) -> dict[str, Any]:
-    """Return a tool as the agent sent it, with the default values of a function's missing fields."""
+    """Return a tool as the agent sent it; missing fields of a function get their default values."""
     said: dict[str, Any] = tool.model_dump()
     return said | {"parameters": tool.parameters or {}, "strict": False} if said["type"] == "function" else said
 

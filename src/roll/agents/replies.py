@@ -38,7 +38,7 @@ MIN_TEXT_PART_LENGTH = 16
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """Bytes that are sent as one write of a stream."""
+    """Bytes that are sent to a stream in one write."""
 
     data: bytes
     answer: Answer | None = None
@@ -118,7 +118,7 @@ def build_assistant_message(answer: Answer) -> Message:
 
 
 def list_blocks(answer: Answer) -> list[ToolCall | str]:
-    """Return the answer's text followed by its tool calls; an empty text is left out if there are tool calls."""
+    """Return the answer's text followed by its tool calls; an empty text is omitted if there are tool calls."""
     return [*([answer.text] if answer.text or not answer.tool_calls else []), *answer.tool_calls]
 
 

@@ -352,7 +352,7 @@ class Session:
 
 
 class Sessions:
-    """All open sessions, by their keys."""
+    """All open sessions, by key."""
 
     def __init__(self) -> None:
         self._open: dict[str, Session] = {}
@@ -374,7 +374,7 @@ class Sessions:
             self._ended.append(session.session_id)
 
     def find(self, key: str) -> Session:
-        """Return the session of a key.
+        """Return the session with this key.
 
         Raises:
             RequestError: The key is invalid, or its session is over.

@@ -59,7 +59,7 @@ class _ToolDescription:
 
 
 def detect_format(template: str) -> ToolFormat:
-    """Detect the format of tool calls in a chat template; `plain` if the template does not support tools."""
+    """Detect the format of tool calls in a chat template; return `plain` if the template does not support tools."""
     if "tools" not in template:
         return "plain"
     if _MISTRAL in template:
@@ -78,12 +78,12 @@ def detect_format(template: str) -> ToolFormat:
 def read_calls(
     text: str, tool_format: ToolFormat, tools: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[str, tuple[ToolCall, ...]]:
-    """Split a model's text into the text outside of tool calls and the calls; a malformed call stays part of the text.
+    """Split a model's text into tool calls and the text outside of them.
 
-    If any call is malformed, all of the text and no calls are returned.
+    If any call is malformed, the whole text and no calls are returned.
 
     Args:
-        text: The model's text, with special tokens, without the end token.
+        text: The model's text with special tokens, but without the end token.
         tool_format: See `detect_format`.
         tools: The offered tools, in the format of chat templates.
     """
@@ -119,7 +119,7 @@ def _extract_text_outside_calls(text: str, tool_format: ToolFormat) -> str:
 
 
 def _is_json(arguments: Mapping[str, Any]) -> bool:
-    """Return whether the arguments can be written as JSON: all numbers are finite, and all strings valid Unicode."""
+    """Return whether the arguments can be written as JSON: numbers are finite, and strings are valid Unicode."""
     try:
         json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
     except ValueError:
@@ -128,7 +128,7 @@ def _is_json(arguments: Mapping[str, Any]) -> bool:
 
 
 def write_tools_as_text(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Write tools, tool calls and tool results into the messages as text, for chat templates without tools."""
+    """Write tools, tool calls and tool results into the messages as text, for chat templates without tool support."""
     said: list[Message] = []
     answers = False  # whether the last message has results of tools
     for message in messages:

@@ -69,13 +69,13 @@ def build_text_tool(name: str, description: str | None, input_format: Mapping[st
 
 
 def read_text_argument(arguments: Mapping[str, Any]) -> str:
-    """Return the string argument of a call to a custom tool, or all arguments as JSON if there are others."""
+    """Return the string argument of a call to a custom tool, or all arguments as JSON if there are other arguments."""
     value = arguments.get(TEXT_PARAMETER)
     return value if isinstance(value, str) else json.dumps(dict(arguments), ensure_ascii=False)
 
 
 def _make_names_distinct(tools: Sequence[ToolSpec]) -> list[ToolSpec]:
-    """Rename tools that share a name, with the name of their group as a prefix, and return all tools."""
+    """Prefix the names of tools that share a name with the name of their group; return all tools."""
     times = Counter(spec.name for spec in tools)
     return [
         replace(spec, name=f"{spec.namespace}__{spec.name}", own_name=spec.name)

@@ -68,14 +68,14 @@ class Call:
 
     @property
     def keys(self) -> NDArray[Any]:
-        """Integers [C + T] that are equal where tokens and images are equal: see `build_sequence_key`."""
+        """Integer keys of all tokens and images, shape [C + T]; equal tokens have equal keys (`build_sequence_key`)."""
         return build_sequence_key(self.all_token_ids, self.media).astype(np.int64)
 
 
 def group_chains(calls: Sequence[Call]) -> list[list[int]]:
     """Group the indices of calls into chains; the chains are in the order in which they ended.
 
-    A call continues the longest earlier call with which its context starts. If several calls continue the same call,
+    A call continues the longest earlier call that is a prefix of its context. If several calls continue the same call,
     the first of them extends its chain, and each of the others starts a new chain.
 
     Args:
@@ -111,7 +111,7 @@ def find_main_chain(calls: Sequence[Call]) -> list[int]:
     most calls; ties are broken by the number of tokens, including the context, then by the latest end.
 
     Args:
-        calls: The calls, in the order in which they ended, at least one.
+        calls: The calls in the order in which they ended; there must be at least one.
     """
     return max(group_chains(calls), key=lambda chain: (len(chain), len(calls[chain[-1]].all_token_ids), chain[-1]))
 
@@ -146,7 +146,7 @@ def build_rollout(draw: PromptDraw, index: int, calls: Sequence[Call], *, text: 
     Args:
         draw: The rollout's prompt.
         index: The rollout's index within its group.
-        calls: The calls, in the order in which they ended, at least one.
+        calls: The calls in the order in which they ended; there must be at least one.
         text: The final text, for verifiers.
         cut_off: Whether the agent was stopped before it finished.
     """

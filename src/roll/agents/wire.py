@@ -91,7 +91,7 @@ class ApiObject(BaseModel):
 
 
 class CommonRequest(ApiObject):
-    """The fields that all requests have in common. The run's sampling settings apply; `temperature` has no effect."""
+    """The fields that all requests have in common. The run's sampling settings apply; `temperature` is ignored."""
 
     model: Name
     stream: bool | None = None
@@ -174,7 +174,7 @@ def _replace_surrogates(raw: bytes) -> bytes:
 
 
 def _format_location(loc: Sequence[int | str]) -> str:
-    """Return pydantic's path as `messages[2].content`, without the names of the union's types."""
+    """Format the location of a pydantic error as `messages[2].content`, without the names of union members."""
     place = ""
     for part in loc:
         if isinstance(part, int):

@@ -82,7 +82,7 @@ async def open_directory(directory: str | None, metadata: Mapping[str, Any]) -> 
         metadata: The prompt's metadata.
 
     Raises:
-        ConfigError: The prompt lacks a column of the path, or the directory to copy does not exist.
+        ConfigError: The path refers to a column that the prompt lacks, or the directory to copy does not exist.
         InfraError: The directory cannot be created, for instance on a full disk.
     """
     if directory is None:
@@ -153,7 +153,7 @@ def read_answer(path: Path, max_bytes: int) -> str:
 def extract_answer(text: str, pattern: str | None) -> str:
     """Return the first group of the last match of `pattern` in the text, or the whole match if it has no group.
 
-    Without a match, the result is empty; without a pattern, it is the text.
+    The result is an empty string if nothing matches, and the whole text if `pattern` is `None`.
     """
     if pattern is None:
         return text

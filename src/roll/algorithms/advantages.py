@@ -60,8 +60,8 @@ def estimate_advantages(
     Args:
         episodes: All episodes of the batch; whitening and the search for repeated states cover all of them.
         outcomes: Normalized rewards of the episodes (`normalize_rewards`), shape [n]. `outcome`, `chunk` and
-            `anchor_state` expect total rewards. The other estimators expect rewards of whole rollouts, and add rewards
-            per turn and per token unchanged.
+            `anchor_state` expect total rewards. The other estimators expect rewards of whole rollouts, and add the
+            rewards per turn and per token without normalizing them.
         estimator: How rewards are assigned to tokens.
         std: For `anchor_state`: step advantages are divided by a standard deviation unless `std` is `none`.
         gamma: Discount per token; for `turn`, `chunk` and `anchor_state`, per turn.
@@ -104,7 +104,7 @@ def estimate_advantages(
 
 
 def _with_token_rewards(episodes: Sequence[Episode], tokens: list[Float64Array]) -> list[Float64Array]:
-    """Add to each token's value the sum of the rewards (a KL penalty) of this token and all later ones."""
+    """Add to each token's value the rewards (a KL penalty) of this token and of all later tokens."""
     return [
         t
         if e.token_rewards is None

@@ -23,7 +23,7 @@ def compute_aggregation_weights(inputs: LossInputs, aggregation: Aggregation) ->
     `sequence_mean`: 1 / (tokens of its sequence x sequences), GRPO, arXiv 2402.03300.
     `token_mean`: 1 / tokens, DAPO, arXiv 2503.14476.
     `constant_length`: 1 / (longest possible answer to its prompt x sequences), Dr. GRPO, arXiv 2503.20783.
-    `sequence_sum`: 1 / sequences, the log-prob of a sequence as a whole, REINFORCE.
+    `sequence_sum`: 1 / sequences, which sums the log-probs of each sequence, REINFORCE.
 
     Raises:
         ValueError: The rule is unknown.

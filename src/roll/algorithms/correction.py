@@ -48,11 +48,11 @@ _RATIOS: dict[CorrectedRatio, tuple[str, str]] = {
 
 
 def compute_correction_log_ratio(inputs: LossInputs, corrects: CorrectedRatio = "both") -> Tensor:
-    """Compute the clamped log-ratio of every token that a correction uses, shape [N].
+    """Compute the clamped log-ratio that a correction uses, for every token, shape [N].
 
     Args:
         inputs: The loss inputs.
-        corrects: Which ratio: `both` is old / rollout, `mismatch` behavior / rollout, `staleness` old / behavior.
+        corrects: The ratio: `both` is old / rollout, `mismatch` behavior / rollout, `staleness` old / behavior.
 
     Raises:
         ValueError: The batch lacks the log-probs.
@@ -66,8 +66,8 @@ class Correction:
     """An importance correction; see `roll.config.correction.CorrectionConfig`.
 
     Levels, masks and the veto all use the log-ratio that `corrects` names: by default mismatch and staleness together.
-    Log-ratios are clamped to ± `LOG_RATIO_LIMIT`, per token and again after pooling. `chunk` and `geometric` are
-    geometric means over the tokens of a chunk or sequence, `sequence` is the product.
+    Log-ratios are clamped to ± `LOG_RATIO_LIMIT`, per token and again after pooling. `chunk` is the geometric mean over
+    the tokens of a chunk, `geometric` the geometric mean over a sequence, and `sequence` the product over a sequence.
     """
 
     corrects: CorrectedRatio = "both"

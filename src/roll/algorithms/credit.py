@@ -74,8 +74,8 @@ def compute_distance_weights(num_tokens: int, *, window: int, horizon: tuple[int
 
     Args:
         num_tokens: Number of tokens of the sample, N.
-        window: W, the distance in tokens at which WAAD caps greater distances.
-        horizon: Range of FAI: the first and the last distance that count, in tokens, both included.
+        window: W; WAAD caps distances at this number of tokens.
+        horizon: First and last distance that FAI counts, in tokens, both inclusive.
     """
     first, last = horizon
     assert 1 <= first <= last and window >= 1, (horizon, window)
@@ -90,7 +90,7 @@ def compute_distance_weights(num_tokens: int, *, window: int, horizon: tuple[int
 
 
 def group_heads(distances: NDArray[np.floating], share: float = HEAD_SHARE) -> tuple[Int64Array, Int64Array]:
-    """Return the indices of the local and the global heads, those with the smallest and the largest mean distances.
+    """Return the indices of the local heads (smallest mean distances) and of the global heads (largest mean distances).
 
     Each group has at least one head.
 

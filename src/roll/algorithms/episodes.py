@@ -67,7 +67,7 @@ class Episode:
 
     @property
     def total(self) -> float:
-        """Sum of the reward of the whole rollout and of all turns."""
+        """Reward of the whole rollout plus the rewards of all turns."""
         return self.reward + float(sum(self.turn_rewards))
 
     @property

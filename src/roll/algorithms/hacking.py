@@ -31,7 +31,7 @@ _HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 def compute_hacking_metrics(groups: Sequence[Group], baseline_lengths: Sequence[float]) -> dict[str, float]:
-    """Compute the reward-hacking metrics of a step's answers, in about 0.4 ms per answer of any length.
+    """Compute the reward-hacking metrics of a step's answers; this takes about 0.4 ms per answer of any length.
 
     Args:
         groups: All generated groups.
@@ -73,7 +73,7 @@ def compute_repeated_text_share(answers: Sequence[tuple[str, list[str]]]) -> flo
     Answers of fewer than `MIN_WORDS` words are left out; the share is 0 if no answer is left.
 
     Args:
-        answers: UID of the prompt and words of each answer.
+        answers: The prompt's UID and the words of each answer.
     """
     long = [(uid, tuple(words)) for uid, words in answers if len(words) >= MIN_WORDS]
     prompts: dict[tuple[str, ...], set[str]] = defaultdict(set)
@@ -83,10 +83,10 @@ def compute_repeated_text_share(answers: Sequence[tuple[str, list[str]]]) -> flo
 
 
 def compute_shared_ngram_share(answers: Sequence[tuple[str, list[str]]]) -> float:
-    """Return the share of word n-grams that occur in the answers to at least half of the prompts (at least two).
+    """Return the share of word n-grams that occur in answers to at least half of the prompts, and at least two.
 
     Args:
-        answers: UID of the prompt and words of each answer.
+        answers: The prompt's UID and the words of each answer.
     """
     prompts = {uid: number for number, uid in enumerate(dict.fromkeys(uid for uid, _ in answers))}
     grams = [_hash_ngrams(np.array([hash(word) for word in words], np.int64), WORD_NGRAM_SIZE) for _, words in answers]

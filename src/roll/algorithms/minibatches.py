@@ -22,7 +22,7 @@ def split_into_minibatches(batch: TrainingBatch, num: int, seed: tuple[int, ...]
     Args:
         batch: The batch of one step.
         num: Number of mini-batches.
-        seed: Seed of the order of the groups.
+        seed: Seed for shuffling the groups.
     """
     if num == 1:
         if batch.num_loss_tokens:

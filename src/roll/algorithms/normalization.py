@@ -114,7 +114,7 @@ def normalize_rewards(
             group of one, the reward itself. `length_weighted`: sum of length x reward over sum of lengths in the group
             (OPO, arXiv 2505.23585 eq. 5). `greedy`: `Episode.greedy_reward` (ReMax, arXiv 2310.10505).
         std: The scope of the standard deviation to divide by.
-        per_domain: Whether batch and running scopes are kept per domain.
+        per_domain: Whether the batch and running scopes are per domain.
         running: Moments of earlier batches, by domain; this batch is included before they are used.
         epsilon: Added to the standard deviation, so that the result stays bounded.
 
@@ -154,7 +154,7 @@ def normalize_rewards(
 
 
 def _compute_magnitude(episode: Episode, reward: float) -> float:
-    """Return the sum of the absolute values of a reward and its turn rewards, from which rounding errors follow."""
+    """Return the sum of the absolute values of a reward and its turn rewards, to bound rounding errors."""
     return abs(float(reward)) + sum(abs(turn) for turn in episode.turn_rewards)
 
 
@@ -171,7 +171,7 @@ def standardize_by_group(rewards: Float64Array, groups: Sequence[Any]) -> Float6
 
 
 def group_indices_by_key(keys: Sequence[Any]) -> dict[Any, list[int]]:
-    """Group indices by the keys at these indices; the keys keep the order of their first occurrence."""
+    """Group the indices of `keys` by key; the result is in the order in which the keys first occur."""
     found: dict[Any, list[int]] = defaultdict(list)
     for index, key in enumerate(keys):
         found[key].append(index)

@@ -20,7 +20,7 @@ class Pairs(NamedTuple):
 
 
 def find_pairs(inputs: LossInputs) -> Pairs:
-    """Find the pairs of a micro-batch: two sequences of one unit, of which one is preferred.
+    """Find the pairs of a micro-batch: two sequences of one unit, one of which is preferred.
 
     Raises:
         ValueError: The batch has no `preferred` column, or a unit is not a pair.
@@ -46,7 +46,7 @@ def compute_comparison_accuracy(difference: Tensor) -> Tensor:
 
 
 def get_pair_margins(inputs: LossInputs, pairs: Pairs, constant: float = 0.0) -> Tensor | None:
-    """Return the margin of each pair, its `target` plus a constant, shape [P]; `None` if there are no margins."""
+    """Return the margin of each pair (`target` plus `constant`), shape [P]; `None` if there are no margins."""
     if inputs.targets is not None:
         return inputs.targets[pairs.chosen] + constant
     return inputs.sequence_lengths.new_full(pairs.chosen.shape, constant) if constant else None

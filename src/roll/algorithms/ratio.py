@@ -90,9 +90,8 @@ def compute_log_ratio(
 
     Args:
         inputs: The loss inputs.
-        level: Level of the ratio; all tokens of a chunk or sequence share its value. `sequence_token` has the
-            sequence's value and at each token the token's own gradient: sg(s) + log pi - sg(log pi) (GSPO, arXiv
-            2507.18071, eq. 14).
+        level: Level of the ratio; all tokens of a chunk or sequence share its value. `sequence_token` has the value of
+            the sequence, but each token's own gradient: sg(s) + log pi - sg(log pi) (GSPO, arXiv 2507.18071, eq. 14).
         reduce: Whether a segment's log-ratio is the mean or the sum of its tokens' log-ratios.
         against: Which log-prob is the denominator.
         max_token_log_ratio: Before the mean is taken, a token's log-ratio is clamped to at most this value if A > 0,

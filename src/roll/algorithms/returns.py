@@ -37,8 +37,8 @@ def compute_discounted_returns(rewards: Float64Array, gamma: float) -> Float64Ar
 def compute_token_rewards(episode: Episode, outcome: float) -> Float64Array:
     """Return the reward of every token that the policy wrote, shape [n].
 
-    A turn's reward falls on its last token, and `Episode.token_rewards` are added. The reward of a turn without a token
-    falls on the last token before the turn or, if there is none, on the first token.
+    A turn's reward is assigned to its last token, and `Episode.token_rewards` are added. The reward of a turn without a
+    token is assigned to the last token before the turn or, if there is none, to the first token.
     """
     rewards = np.zeros(episode.num_tokens)
     if episode.token_rewards is not None:
@@ -57,8 +57,8 @@ def compute_token_rewards(episode: Episode, outcome: float) -> Float64Array:
 def compute_chunk_returns(episode: Episode, value: float, gamma: float) -> Float64Array:
     """Compute the return of every turn, G_k = gamma^(K-1-k) value, shape [K] (IPA, arXiv 2512.24873 eq. 7).
 
-    `value`, which belongs to the whole rollout, is discounted by the number of turns that follow; in the paper it is
-    the final reward.
+    `value` is the value of the whole rollout (in the paper, the final reward). For each turn, it is discounted by the
+    number of turns that follow.
     """
     # IPA, arXiv 2512.24873 eq. 7: discounted per turn, not per token, so long turns are not discounted more.
     return value * gamma ** np.arange(len(episode.spans) - 1, -1, -1, dtype=np.float64)

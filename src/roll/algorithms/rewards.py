@@ -86,7 +86,7 @@ def shape_rollout(
     Args:
         rollout: The scored rollout.
         algorithm: Settings of reward shaping and of the filters.
-        max_new_tokens: Longest answer of one turn; a rollout's limit is this times the turns of its prompt.
+        max_new_tokens: Maximum number of tokens in one turn; a rollout's limit is this number times its prompt's turns.
         greedy_reward: Reward of the greedy answer to the same prompt.
     """
     reward, spans = rollout.reward, rollout.spans

@@ -47,7 +47,7 @@ class Selection:
 
     @property
     def rollouts(self) -> tuple[Rollout, ...]:
-        """All trained rollouts: the policy's own, then demonstrations."""
+        """All rollouts to train on: the policy's own rollouts, then demonstrations."""
         return tuple(shaped.rollout for shaped in (*self.trained, *self.demonstrations))
 
 
@@ -74,8 +74,8 @@ def select_training_rollouts(
         greedy: Groups with the greedy answer to each prompt, for the baseline `greedy`; a group without a greedy answer
             has failed.
         demonstrations: Expert rollouts of some of the prompts; no baseline includes them, and only
-            `algorithm.imitation` filters them. A draw whose demonstration is trained counts as trained.
-        known_outcomes: Outcomes, by draw ID, of groups that were stopped early and of draws that were dropped.
+            `algorithm.imitation` filters them. A draw counts as trained if its demonstration is used for training.
+        known_outcomes: Maps draw IDs to the outcomes of groups that were stopped early and of draws that were dropped.
     """
     shape = partial(shape_rollout, algorithm=algorithm, max_new_tokens=max_new_tokens)
     answers = (shape(rollout) for group in greedy for rollout in group.scored_rollouts)
@@ -156,7 +156,7 @@ def build_early_stop_predicate(
     """Build a predicate that returns whether a group can no longer pass the filters.
 
     The predicate takes the finished rollouts of a group and the number of its missing rollouts, and considers every
-    possible reward of the missing ones. The result is `None` if the settings do not allow early stopping.
+    possible reward of the missing rollouts. The result is `None` if the settings do not allow early stopping.
 
     Args:
         algorithm: Settings of the filters and of reward shaping.

@@ -21,8 +21,8 @@ def compute_teacher_advantages(
 
     The mean of these advantages is the negative reverse KL. A policy-gradient loss with these advantages, without a
     baseline and without returns, therefore minimizes KL(policy || teacher) token by token (Thinking Machines,
-    "On-Policy Distillation", 2025; MiMo-V2-Flash, 2025). If they are added to the advantages of a reward,
-    both objectives are trained.
+    "On-Policy Distillation", 2025; MiMo-V2-Flash, 2025). If they are added to the advantages of a reward, both
+    objectives are optimized.
 
     Args:
         logprobs: Log-probs of the sampling policy as the trainer computes them, shape [L].

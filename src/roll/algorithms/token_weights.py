@@ -128,14 +128,14 @@ def compute_kl_token_rewards(
 
 
 def _transpose_columns(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Convert columns, one list of values per field, to one dict of fields per sample."""
+    """Convert columns (one list of values per field) to one dictionary of fields per sample."""
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _join_without_prefix(
     arrays: Sequence[FloatArray], rollouts: Sequence[Sequence[TrainingSample]]
 ) -> list[FloatArray]:
-    """Concatenate the per-sample arrays [L] of each rollout, without the samples' contexts, to one array [T].
+    """Concatenate the per-sample arrays [L] of each rollout, without the samples' contexts, into one array [T].
 
     If `arrays` is empty, the result is empty.
     """
@@ -164,10 +164,11 @@ def _split_by_sample(values: Any, rollout: Sequence[TrainingSample]) -> list[Flo
 def _build_episodes(
     selection: Selection, values: Sequence[FloatArray], penalties: Sequence[FloatArray]
 ) -> list[Episode]:
-    """Build the episodes of all scored rollouts, the trained ones first, with critic values and KL penalties per token.
+    """Build the episodes of all scored rollouts, with critic values and KL penalties per token.
 
-    The log-probs of rollouts that are not trained are unknown, so each of their tokens gets the mean penalty of the
-    trained tokens. A penalty that all rollouts have in common then does not change any baseline.
+    Rollouts that are used for training come first. The log-probs of the other rollouts are unknown, so each of their
+    tokens gets the mean penalty of the tokens that are used for training. A penalty that all rollouts have in common
+    then does not change any baseline.
     """
     episodes = [shaped.episode for shaped in (*selection.trained, *selection.others)]
     if penalties:
@@ -184,7 +185,7 @@ def _build_episodes(
 def _estimate_trained_advantages(
     episodes: list[Episode], selection: Selection, algorithm: AlgorithmConfig
 ) -> AdvantageEstimate:
-    """Return the advantages of the episodes of `selection.trained`, which are the first of `episodes`.
+    """Return the advantages of the episodes of `selection.trained`, which come first in `episodes`.
 
     The other episodes only count in baselines, deviations and whitening.
     """

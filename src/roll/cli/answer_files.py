@@ -42,7 +42,10 @@ class AnswerLine:
 
 
 def encode_words(text: str) -> list[int]:
-    """Return one integer ID per word, equal for equal words; replaces a model's tokenizer for length penalties."""
+    """Return one integer ID per word; equal words have equal IDs.
+
+    Length penalties use this function if there is no tokenizer.
+    """
     numbers: dict[str, int] = {}
     return [numbers.setdefault(word, len(numbers)) for word in text.split()]
 

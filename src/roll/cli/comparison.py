@@ -43,7 +43,7 @@ _MISSING_CELL = "–"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ComparedRun:
-    """The data of a run that are compared."""
+    """Data of one run in a comparison."""
 
     label: str
     settings: dict[str, Any]
@@ -55,7 +55,7 @@ class _ComparedRun:
 
 
 def compare_runs(paths: Sequence[str], patterns: Sequence[str], *, as_json: bool) -> str:
-    """Compare two or more runs, as text.
+    """Compare two or more runs, and return the comparison as text.
 
     Args:
         paths: run directories; every run is compared with the first.
@@ -150,7 +150,7 @@ def _find_differences(runs: Sequence[_ComparedRun]) -> dict[str, list[Any]]:
 def _compute_outcome(runs: Sequence[_ComparedRun]) -> dict[str, list[float | str | None]]:
     """Return steps, held-out scores, rewards, durations, throughput, memory and failures: one value per run, by label.
 
-    A figure that no run has is omitted.
+    A value that no run has is omitted.
     """
     figures: dict[str, Callable[[Summary], float | str | None]] = {
         "steps": lambda s: s.num_steps,
@@ -177,8 +177,8 @@ def _compute_outcome(runs: Sequence[_ComparedRun]) -> dict[str, list[float | str
 def _compare_metrics(runs: Sequence[_ComparedRun], patterns: Sequence[str]) -> dict[str, list[float | None]]:
     """Return the metrics that match a pattern, each with one value per run, or `None` for a run without the metric.
 
-    The value of a training metric is the mean over the last `RECENT_STEPS` steps that all runs have reached; that of
-    an evaluation metric is from the last evaluation that all runs have.
+    The value of a training metric is the mean over the last `RECENT_STEPS` steps that all runs have reached; the value
+    of an evaluation metric is from the last evaluation that all runs have.
     """
     names = dict.fromkeys(name for run in runs for row in (*run.steps, *run.evaluations) for name in row)
     chosen = [

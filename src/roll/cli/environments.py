@@ -288,7 +288,7 @@ def _find_environments(file: str) -> list[str]:
 
 
 def _parse_settings(options: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments given as `key=value`, by key; each value is parsed as YAML."""
+    """Parse arguments of the form `key=value` into a dictionary; each value is parsed as YAML."""
     settings = {}
     for option in options:
         key, equals, value = option.partition("=")

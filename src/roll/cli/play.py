@@ -121,7 +121,7 @@ async def play_one_episode(
 
 
 def build_human_policy(environment: Any) -> Policy:
-    """Return a policy that reads actions from the terminal, and shows the result of the previous one."""
+    """Return a policy that reads actions from the terminal, and shows the result of the previous action."""
 
     def ask(transcript: Transcript) -> str | None:
         observation = transcript.turns[-1].observation if transcript.turns else transcript.first

@@ -57,7 +57,7 @@ def serve_rewards(target: str, overrides: Sequence[str], settings: ServiceSettin
 
 
 def _find_rewards(target: str, overrides: Sequence[str]) -> tuple[dict[str, list[RewardConfig]], RunConfig | None]:
-    """Return the rewards of each domain, and the configuration that has them, if any."""
+    """Return the rewards of each domain, and the configuration that defines them, if any."""
     if target.endswith((".yaml", ".yml", ".json")):
         return read_rewards_by_domain(target, overrides, ())
     if overrides:

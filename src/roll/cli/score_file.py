@@ -86,7 +86,7 @@ def score_file(
         config: configuration with the rewards, selected by the lines' `domain` if there are several.
         overrides: overrides of the configuration.
         reward_texts: rewards to use instead of those of a configuration, as YAML.
-        jobs: number of answers scored at once; by default one for each processor.
+        jobs: number of answers that are scored concurrently; by default the number of processors.
         limit: maximum number of answers to score.
         as_json: whether to print one JSON object per line instead of a table.
 
@@ -119,7 +119,7 @@ def score_file(
 def read_rewards_by_domain(
     config: str | None, overrides: Sequence[str], reward_texts: Sequence[str]
 ) -> tuple[dict[str, list[RewardConfig]], RunConfig | None]:
-    """Return the rewards of each domain, and the configuration that has them.
+    """Return the rewards of each domain, and the configuration that defines them.
 
     Without `config`, the rewards are those in `reward_texts`, under the domain "", and the configuration is `None`.
     """

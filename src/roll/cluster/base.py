@@ -66,7 +66,7 @@ def open_cluster(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: R
 
     Args:
         config: The configuration of the machines.
-        roles: The roles that can be started and their devices, by name.
+        roles: The devices of each role that can be started, by the role's name.
         run: The run, whose directory gets the logs of the cluster's processes.
 
     Raises:

@@ -46,7 +46,7 @@ def decode_in_worker() -> Iterator[None]:
 
 
 class DecodingWorker:
-    """Decodes media in a worker process; a `roll.media.Decoder`. A process that hangs or dies is replaced.
+    """A `roll.media.Decoder` that decodes media in a worker process; a process that hangs or dies is replaced.
 
     Args:
         memory_limit_bytes: The memory limit of the process.

@@ -23,7 +23,7 @@ class PlacementSlot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """The placement slots of every role: one for each rank or engine, in their order. Roles may share devices."""
+    """The placement slots of every role, one for each rank or engine, in order. Roles may share devices."""
 
     num_nodes: int
     devices_per_node: int

@@ -60,7 +60,7 @@ FRACTIONAL_CPU = 0.001
 
 
 def open_ray(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDirectory | None = None) -> RayCluster:
-    """Join the cluster at `cluster.address`, or start a private one on this machine, and reserve its devices.
+    """Join the cluster at `cluster.address`, or start a private cluster on this machine, and reserve its devices.
 
     Raises:
         PlacementError: the device mapping does not fit, or the cluster cannot be joined or cannot reserve the devices.
@@ -164,7 +164,7 @@ def _check_address(address: str) -> None:
 
 @contextlib.contextmanager
 def _restore_sigterm() -> Iterator[None]:
-    """Restore the SIGTERM handler at the end, because `ray.init` replaces it, but a run must save on SIGTERM."""
+    """Restore the SIGTERM handler at the end: `ray.init` replaces it, but a run must save a checkpoint on SIGTERM."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield

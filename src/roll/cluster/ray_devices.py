@@ -41,7 +41,7 @@ def list_reserved_devices(group: PlacementGroup, num_nodes: int, per_node: int, 
 
 
 def _list_assigned_devices() -> list[str]:
-    """Return the names of the devices that Ray assigned to this task, in the machine's visible order."""
+    """Return the names of the devices that Ray assigned to this task, in the order of the machine's visible devices."""
     assigned = [str(name) for name in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
     visible = os.environ.get(CUDA_VISIBLE_DEVICES, "").split(",")
     # Names may be UUIDs, whose order has no meaning.

@@ -46,7 +46,8 @@ class PoolActor:
         """Run a function in the node's pool.
 
         Returns:
-            `value` and the function's value, `timeout` and a message, or `error` and the error; then the pool's health.
+            (`value`, the function's value), (`timeout`, a message) or (`error`, the error), followed by the pool's
+            health.
         """
         try:
             value = await self._pool.submit(function, *args, time_limit_s=time_limit_s)
@@ -116,7 +117,7 @@ class _Node:
         return remote.remote(*self._settings)
 
     def store_counts(self, health: dict[str, int]) -> None:
-        """Store the counts in `health`, plus the counts of earlier actors of this node that died."""
+        """Add the counts of this node's earlier actors, which died, to the counts in `health`, and store the sums."""
         self.counts = {name: self._before[name] + health[name] for name in self.counts}
 
     def replace(self, dead: Any) -> None:

@@ -50,7 +50,7 @@ class TrainerActor:
         self._sender = Sender(host=ray.util.get_node_ip_address())
 
     def find_rendezvous(self) -> str:
-        """Return a free address on this machine as `init_method` of torch.distributed."""
+        """Return a free address on this machine as the `init_method` for torch.distributed."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
@@ -129,7 +129,10 @@ class RayTrainerGroup(TrainerGroup):
         return await self._gather_answers(calls(), FAILURE_TIMEOUT_S)
 
     async def _gather_answers(self, calls: Iterable[Any], reconnect_timeout_s: float) -> list[Any]:
-        """Await the results of all ranks; if several fail, raise the error of a dead process, the cause."""
+        """Await the results of all ranks; if several ranks fail, raise the error of a rank whose process died.
+
+        The death of a process makes the other ranks fail.
+        """
         waiting = [asyncio.ensure_future(self._await_rank(rank, call)) for rank, call in enumerate(calls)]
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)

@@ -30,7 +30,7 @@ class SandboxWorkerActor:
         await run_worker(url, token, leaving=self._leaving, **settings)
 
     async def leave(self) -> None:
-        """Stop accepting new sandboxes; `serve` returns when the last one has ended."""
+        """Stop accepting new sandboxes; `serve` returns when the last sandbox has ended."""
         self._leaving.set()
 
 
@@ -83,7 +83,7 @@ def start_workers(
     """Start a worker on every machine of the connected Ray cluster. The workers use no devices.
 
     Args:
-        url: The URL of the service, as the machines reach it.
+        url: The URL at which the machines reach the service.
         token: A token with the scope `worker`.
         capacity: The largest number of concurrent sandboxes per machine.
         drain_s: Seconds that a leaving worker waits for its sandboxes to end.

@@ -94,10 +94,10 @@ def estimate_activation_bytes_per_token(
 
     Each layer keeps 2 hidden vectors, the inputs of norms, queries and attention output, keys and values, 4 vectors
     inside the gated MLP, and 2 hidden vectors per expert, all in the dtype of the computation, plus the inputs of norms
-    in float32; norms other than Llama's keep both in float32. Fused norms (`roll.training.network.fused`) keep only one
-    float32 number, and fused gates 3 vectors inside an MLP. With activation checkpointing, one hidden vector per layer
-    is kept, and one whole layer with two gradients inside its MLP is temporary. With offloading, nothing is kept, and
-    the inputs of an MLP's gate are temporary. An adapter keeps the values between its two matrices even with
+    in float32; norms other than Llama's keep both copies in float32. Fused norms (`roll.training.network.fused`) keep
+    only one float32 number, and fused gates 3 vectors inside an MLP. With activation checkpointing, one hidden vector
+    per layer is kept, and one whole layer with two gradients inside its MLP is temporary. With offloading, nothing is
+    kept, and the inputs of an MLP's gate are temporary. An adapter keeps the values between its two matrices even with
     offloading, since they are too small to be worth the transfer.
 
     Args:
@@ -212,8 +212,8 @@ def estimate_gathered_bytes(
     """Estimate a rank's temporary memory for gathering weights that are sharded over the ranks of its stage.
 
     One unit is gathered at a time, and the largest unit counts: a layer or the vocabulary's matrix (with `tp`, the
-    rank's part of it). Of the experts, a rank gathers only those that `ep` assigns to it, and only if other ranks hold
-    shards of them.
+    rank's part of it). A rank gathers only the experts that `ep` assigns to it, and only if other ranks have shards of
+    these experts.
 
     A layer is gathered into a buffer and copied from there. If it is trained, its gradient is copied into a float32
     buffer to be reduced. On an accelerator, the next layer is gathered and the previous layer's gradient is reduced at
@@ -250,7 +250,7 @@ def estimate_logit_bytes(sizes: ModelSizes, num_tokens: int, element_bytes: int,
         sizes: the sizes of the model.
         num_tokens: tokens of the micro-batch.
         element_bytes: bytes of one number in the dtype of the computation.
-        layer_bytes: bytes of a layer's temporary memory, which is free when logits are computed and so is subtracted.
+        layer_bytes: temporary bytes of a layer. They are free when logits are computed, so they are subtracted.
     """
     logits = num_tokens * sizes.vocab_size * element_bytes
     kept = logits if logits <= KEPT_LOGIT_BYTES else KEPT_LOGIT_BYTES // 2

@@ -56,7 +56,7 @@ class _Source(DataEntryBase, _ScoredSource):
 
     @property
     def environment_call(self) -> tuple[str, dict[str, Any]] | None:
-        """Name and options of the environment that responds between two answers; `None` if a rollout is one answer."""
+        """Name and options of the environment that responds between two answers; `None` if a rollout has one answer."""
         return None
 
     @property

@@ -96,7 +96,7 @@ class DistillationBase(RunConfig):
 class DistillationConfig(Section):
     """Settings of on-policy distillation: the student learns from its teacher, on its own answers.
 
-    Both distributions are taken at `rollout.temperature`, the temperature at which the answers were sampled.
+    Both distributions are computed at `rollout.temperature`, the temperature at which the answers were sampled.
     """
 
     mode: Literal["loss", "reward"] = option(

@@ -41,7 +41,7 @@ class FixedDistribution(Section):
     value: float = option(..., "The value.", ge=0)
 
     def quantile(self) -> Quantile:
-        """Return the quantile function: the value, for every probability."""
+        """Return the quantile function, which returns the value for every probability."""
         return lambda u: self.value
 
 
@@ -78,7 +78,7 @@ class NormalDistribution(Section):
         return NormalDist(self.mean, self.std).cdf(0.0) if self.negative == "redraw" else 0.0
 
     def quantile(self) -> Quantile:
-        """Return the quantile function of the normal variable, limited to values above 0 or clamped at 0."""
+        """Return the quantile function of the normal variable, truncated or clamped at 0."""
         if self.std == 0:
             return lambda u: max(self.mean, 0.0)
         # `inv_cdf` raises at 0 and 1, which a probability within rounding of them would otherwise reach.

@@ -43,7 +43,7 @@ _RESOLVERS: tuple[tuple[str, str, str], ...] = (
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader that only composes YAML nodes; `_Builder` converts them, so that only plain data can result."""
+    """Loader that only composes YAML nodes; `_Builder` then converts them to plain data."""
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012  (PyYAML's own protocol)
     num_nodes = 0

@@ -43,7 +43,8 @@ __all__ = [
 class EngineCapabilities:
     """Capabilities of an engine, and other facts that must be known before it starts.
 
-    A user-defined engine declares its capabilities in the class attribute `capabilities`, or gets these defaults.
+    A user-defined engine declares its capabilities in the class attribute `capabilities`; without it, the defaults
+    apply.
     """
 
     updates_weights: bool = True
@@ -108,7 +109,7 @@ class EngineFactory(Protocol):
     capabilities: EngineCapabilities
 
     def __call__(self, spec: Any, /) -> InferenceEngine:
-        """Build the engine that an `EngineSpec` describes, without loading the model before `start`."""
+        """Build the engine that an `EngineSpec` describes; its method `start` loads the model."""
         ...
 
 
@@ -139,7 +140,7 @@ class LazyEngine:
 
     @property
     def version(self) -> str:
-        """The installed distribution with its version; empty if the engine needs none, or none is installed."""
+        """Name and version of the engine's distribution; empty if the engine needs none, or if it is not installed."""
         for name in self.distributions:
             try:
                 return f"{name} {metadata.version(name)}"
@@ -148,7 +149,7 @@ class LazyEngine:
         return ""
 
     def prestart(self, num_threads: int | None) -> AbstractContextManager[None] | None:
-        """Return a context in which the engine's model-independent parts start early; `None` if there are none."""
+        """Return a context manager that starts the engine's model-independent parts early; `None` if it has none."""
         if self.prestart_path is None:
             return None
         begin = cast(Callable[[int | None], AbstractContextManager[None]], import_object(self.prestart_path))
@@ -258,7 +259,7 @@ def check_engine(kind: str, requirements: Iterable[EngineRequirement], key: str 
 
 
 def _check_user_engine(kind: str, key: str) -> None:
-    """Check that a user's own engine is built from a spec and, if it is a class, has the methods of an engine."""
+    """Check that a user-defined engine takes a spec and, if it is a class, has the methods of an engine."""
     from roll.protocols import InferenceEngine
 
     methods = [name for name, value in vars(InferenceEngine).items() if not name.startswith("_") and callable(value)]

@@ -144,7 +144,7 @@ def estimate_disk_use(
         sizes: the sizes of the run's model.
         num_steps: number of optimizer steps of the run.
         num_other_parameters: number of weights that other trainers, such as critics, train.
-        rollout_bytes: upper bound of all recorded rollouts.
+        rollout_bytes: upper bound of the size of all recorded rollouts.
         stored_bytes: bytes of the stored outputs of a reference or of teachers.
     """
     checkpoint, trained = config.checkpoint, count_trained_parameters(config.model, sizes) + num_other_parameters
@@ -270,9 +270,9 @@ def estimate_trained_bytes(
 ) -> dict[str, int]:
     """Estimate the bytes of weights, optimizer states and gradients on the rank with the largest share.
 
-    One copy of the weights is sharded over `ranks` ranks. With FSDP, the shards are the master weights, also of frozen
-    weights; otherwise the network has a copy in its own dtype. With offloading, an accelerator has only the weights,
-    and the gradients that are being transferred.
+    One copy of the weights is sharded over `ranks` ranks. With FSDP, all weights, including frozen weights, are stored
+    as float32 master weights; otherwise the network has a copy in its own dtype. With offloading, an accelerator has
+    only the weights, and the gradients that are being transferred.
     """
     trained, element_bytes = count_trained_parameters(model, sizes), get_element_bytes(model.dtype)
     offloaded = training.offload_optimizer and on_accelerator
@@ -330,8 +330,8 @@ def estimate_training_bytes(
         ranks: number of the trainer's ranks.
         micro_batches: number of micro-batches of a step.
         on_accelerator: whether the rank is on an accelerator.
-        media_tokens: feature tokens of the different images of a micro-batch, which every rank of `tp` and `cp`
-            computes.
+        media_tokens: feature tokens of the distinct images of a micro-batch; every rank of `tp` and `cp` computes all
+            of them.
     """
     shards = ranks // training.parallel.dp_replicate
     parts = estimate_trained_bytes(model, training, sizes, shards, on_accelerator=on_accelerator)
@@ -358,8 +358,8 @@ def _estimate_offloaded_bytes(
 ) -> dict[str, int]:
     """Estimate a rank's device memory for weights and gradients if optimizer states are offloaded to the host.
 
-    FSDP keeps weights in float32, and only the gradient of the vocabulary's matrix until the backward pass ends;
-    `estimate_forward_backward_bytes` counts the other gradients.
+    FSDP keeps the weights in float32. It keeps only the gradient of the vocabulary's matrix until the backward pass
+    ends; `estimate_forward_backward_bytes` counts the other gradients.
     """
     parallel = training.parallel
     is_shared = ranks * parallel.dp_replicate > parallel.pp
@@ -385,7 +385,7 @@ def estimate_engine_bytes(
 ) -> dict[str, int]:
     """Estimate the memory of an engine on all its devices, in bytes by content.
 
-    The engine is of a `kind` (see `ENGINES`) and serves `num_requests` concurrent requests of `max_context` tokens.
+    `kind` is a name in `ENGINES`; the engine serves `num_requests` concurrent requests of `max_context` tokens.
     """
     capabilities = get_engine_capabilities(kind)
     cache = section.kv_cache_bytes

@@ -28,8 +28,8 @@ def explain(key: str = "", pipeline: str = DEFAULT_PIPELINE) -> str:
     Without a key, the sections are listed.
 
     Args:
-        key: dotted key, such as `training.learning_rate` or `data.0.reward`; a last part alone finds every key that
-            ends with it.
+        key: dotted key, such as `training.learning_rate` or `data.0.reward`; the last part of a key finds every key
+            that ends with it.
         pipeline: name of the pipeline whose configuration is explained.
 
     Raises:

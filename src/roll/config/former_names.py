@@ -89,7 +89,7 @@ _USER_DEFINED_MAPPINGS = frozenset({"options", "env", "environment", "files", "j
 
 @dataclass(kw_only=True, slots=True)
 class Renames:
-    """The names that `rename_tree` replaced, and the keys that have both names."""
+    """The names that `rename_tree` replaced, and the keys that are set under both names."""
 
     notes: list[str] = field(default_factory=list)
     """`old -> new` of each key and value that was renamed."""
@@ -135,7 +135,7 @@ def rename_metric(name: str) -> str:
 
 
 def rename_metrics(row: Mapping[str, V]) -> dict[str, V]:
-    """Key metrics by current names; if a metric has values under both names, the value of the current name is kept."""
+    """Key metrics by current names; if a metric has values under both names, keep the value of the current name."""
     # a resumed run writes new names; `null` under a former name must not replace them
     renamed = {rename_metric(name): value for name, value in row.items()}
     return renamed | {name: value for name, value in row.items() if name in renamed}

@@ -82,7 +82,7 @@ def read_history(run: Path) -> list[HistoryEntry]:
     """Read the changes to the settings of the run in `run`, oldest first; empty if there is no history file.
 
     Raises:
-        RunDirectoryError: the file is not a history as `extend_history` returns it.
+        RunDirectoryError: the file is not a valid history file.
     """
     path = run / HISTORY_FILE
     if not path.is_file():
@@ -145,7 +145,7 @@ def find_user_edits(run: Path) -> list[tuple[str, Any, Any]]:
     """Return the differences between a run's `config.yaml` and the content that ROLL wrote there.
 
     Returns:
-        Dotted keys with both values, `None` for a missing one; empty for a run of an older version.
+        Dotted keys with both values (`None` for a missing value); empty for a run of an older version.
 
     Raises:
         ConfigError: `config.yaml` cannot be read.
@@ -166,7 +166,7 @@ def dump_entries(history: Sequence[HistoryEntry]) -> str:
 
 
 def restore_config(current: Mapping[str, Any], history: Sequence[HistoryEntry], step: int) -> dict[str, Any]:
-    """Restore the resolved configuration with which a step was trained."""
+    """Restore the resolved configuration that was in effect in a step."""
     tree = copy.deepcopy(dict(current))
     for entry in reversed(history):
         if entry.from_step > step:
@@ -184,8 +184,8 @@ def extend_history(
 ) -> list[HistoryEntry]:
     """Extend the history of a run that continues after step `step` with the configuration `new_config`.
 
-    Entries that took effect after the checkpoint are removed, because those steps are trained again. Their overrides
-    become part of the new entry, which is in effect from the next step on.
+    Entries that took effect after the checkpoint are removed, because those steps are trained again. The overrides of
+    the removed entries become part of the new entry, which is in effect from the next step on.
 
     Args:
         current: the configuration in the run directory.

@@ -147,12 +147,12 @@ def _get_tag(member: Any) -> str:
 
 
 def find_children(value_type: ValueType, part: str | int, value: Any = None) -> list[tuple[FieldInfo | None, Any]]:
-    """Find the fields, with their annotations, that a part of a path may refer to within a value of a type.
+    """Find the fields (with annotations) to which one part of a path may refer in a value of type `value_type`.
 
     Args:
         value_type: Type of the enclosing value.
         part: Part of the path: a key, or a position in a list.
-        value: The enclosing value as written, whose tag selects the member of a union.
+        value: The enclosing value as written; its tag selects the member of a union.
     """
     if value_type.is_list:
         is_index = isinstance(part, int) or part == "N" or part.isdigit()

@@ -44,8 +44,8 @@ def load_config(source: ConfigSource, overrides: Overrides = ()) -> RunConfig:
 
     Args:
         source: a YAML file, a dictionary of the same form, or a configuration to change.
-        overrides: `"training.learning_rate=2e-5"` strings, values written as in YAML, or a dictionary from
-            dotted keys to values. Positions in lists are numbers: `data.0.max_operand=20`.
+        overrides: `"training.learning_rate=2e-5"` strings with YAML values, or a dictionary from dotted keys to values.
+            Positions in lists are numbers: `data.0.max_operand=20`.
 
     Raises:
         ConfigError: the file cannot be read, or is not a valid configuration; one line for each problem.

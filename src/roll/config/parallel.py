@@ -87,9 +87,9 @@ class ParallelConfig(Section):
     def compute_peak_activations(self, micro_batches: int) -> float:
         """Compute the peak activations of the first stage during a step; other stages have fewer.
 
-        The unit is the activations of one micro-batch in all layers of the model; stages are assumed to have equally
-        many layers. With one model chunk per stage, the first stage holds the activations of its layers for as many
-        micro-batches as there are stages. With several chunks, the peak depends on whether the last round of
+        The unit is the activations of one micro-batch in all layers of the model; all stages are assumed to have the
+        same number of layers. With one model chunk per stage, the first stage holds the activations of its layers for
+        as many micro-batches as there are stages. With several chunks, the peak depends on whether the last round of
         micro-batches is full; if it is not, the returned value is an upper bound.
         """
         if self.vpp == 1:

@@ -209,7 +209,7 @@ class PreferenceLossSection(Section):
 
     @property
     def pairwise_settings(self) -> dict[str, float]:
-        """Settings of the pairwise loss, such as `label_smoothing`; `settings` has the others."""
+        """Settings of the pairwise loss, such as `label_smoothing`; `settings` contains the other settings."""
         return {name: value for name, value in self._resolve_settings().items() if name in _PAIRWISE_SETTINGS}
 
     def _resolve_settings(self) -> dict[str, float]:

@@ -240,7 +240,7 @@ def _suggest_key(name: str, siblings: list[str], model: type[Section]) -> str:
     """Return a hint with the key that was probably meant, or with all known keys; empty if there are no keys.
 
     Candidates, in order: a similar key of the section or its equivalent column, a key with this name in another
-    section, the key for another library's name, the most similar key of any section.
+    section, the key that corresponds to another library's name, the most similar key of any section.
     """
     places: dict[str, list[str]] = {}
     for key in iterate_keys(model):

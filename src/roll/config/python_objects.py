@@ -69,8 +69,8 @@ def with_python_objects(
     """Return a copy of a loaded configuration with Python objects inserted.
 
     Raises:
-        ConfigError: there are rows, but no entry of `data` accepts Python objects; or an entry's number of rewards of
-            type python without a function differs from the number of functions in `reward`.
+        ConfigError: there are rows, but no entry of `data` accepts Python objects; or the number of functions in
+            `reward` differs from the number of rewards of type python without a function in an entry.
     """
     rows, held_out = _convert_to_records(rows), _convert_to_records(held_out)
     functions = [function for part in _split_reward(reward) if (function := _get_function(part)) is not None]
@@ -102,7 +102,7 @@ def _fill_rewards(entry: DataConfig, functions: list[Callable[..., Any]]) -> lis
 
 
 def _build_entries(tree: dict[str, Any], rows: Rows, reward: Reward | None) -> list[Any]:
-    """Return the configuration's sources if one is `source: python`, which gets the rows; otherwise one new source."""
+    """Return the configuration's sources if one of them is `source: python` (it gets the rows), else one new source."""
     written: Any = tree.get("data")
     places = [e for e in written if isinstance(e, dict) and e.get("source") == "python"] if _is_list(written) else []
     places = [entry for entry in places if entry.get("function") is None]
@@ -131,7 +131,7 @@ def _convert_to_records(rows: Any) -> Any:
 
 
 def _has_answers(rows: Rows) -> bool:
-    """Return whether the first row has an answer; an iterable that can be read only once is assumed to have them."""
+    """Return whether the first row has an answer; true for an iterable that can be read only once."""
     if not (hasattr(rows, "__getitem__") and hasattr(rows, "__len__")) or isinstance(rows, Mapping | str):
         return True
     if not len(rows):  # type: ignore[arg-type]

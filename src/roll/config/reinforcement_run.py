@@ -43,7 +43,7 @@ class ReinforcementRunConfig(RolloutRunConfig):
 
     @property
     def can_stream_training(self) -> bool:
-        """Whether the pipeline can train with `rollout.scheduling.stream_training`."""
+        """True if the pipeline can train with `rollout.scheduling.stream_training`."""
         return True
 
     @property

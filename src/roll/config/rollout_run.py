@@ -143,7 +143,7 @@ class RolloutRunConfig(RunConfig):
 
     @property
     def can_stream_training(self) -> bool:
-        """Whether the pipeline can train with `rollout.scheduling.stream_training`."""
+        """True if the pipeline can train with `rollout.scheduling.stream_training`."""
         return False
 
     @property

@@ -132,7 +132,7 @@ class RunConfig(Section):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Place a pipeline's own sections after `model`, in this order in files and on pages."""
+        """Move a pipeline's own sections after `model`; files and documentation list the sections in this order."""
         names = list(RunConfig.model_fields)
         before, after = names[: names.index("model") + 1], names[names.index("model") + 1 :]
         own = [name for name in cls.model_fields if name not in names]

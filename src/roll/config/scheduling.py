@@ -152,12 +152,12 @@ class SchedulingConfig(Section):
 
     @property
     def trains_first_finished(self) -> bool:
-        """True if a step trains the rollouts that finished first rather than those launched first."""
+        """True if a step trains on the rollouts that finished first, not on the rollouts that were launched first."""
         return (self.choose or ("first_finished" if self.type == "tail_batching" else "launch_order")) != "launch_order"
 
     @property
     def selects_rollouts(self) -> bool:
-        """True if some launched rollouts are not trained, depending on when they finished or on their reward so far."""
+        """True if some launched rollouts are not used for training, depending on their finish time or reward so far."""
         redundant = self.compute_num_prompts(1000) > 1000 or self.compute_num_rollouts(1000) > 1000
         return redundant or self.stale_policy == "drop" or (self.early_stop_groups and self.reward_range is not None)
 

@@ -279,7 +279,7 @@ class SimulationConfig(Section):
 
     @property
     def rollouts_per_step(self) -> int:
-        """Number of rollouts that a step trains."""
+        """Number of rollouts that a step trains on."""
         return self.rollout.prompts_per_step * self.rollout.group_size
 
     def select_variant(self, name: str) -> SimulationConfig:

@@ -155,7 +155,7 @@ class PythonTable(Section):
 
     @property
     def passed_rows(self) -> tuple[Any, Any]:
-        """The training and the held-out rows that were passed as Python objects; `None` for rows that were not."""
+        """The training and held-out rows that were passed as Python objects; `None` for rows that were not passed."""
         return self._rows, self._held_out_rows
 
     def with_rows(self, rows: Any, held_out: Any = None) -> Self:

@@ -20,7 +20,7 @@ def find_streaming_problem(algorithm: AlgorithmConfig, training: TrainingConfig,
 
 
 def _list_algorithm_conditions(algorithm: AlgorithmConfig) -> list[tuple[str, bool, str]]:
-    """Return each unsupported key with its value, whether the algorithm has it, and what is needed in its place."""
+    """Return each unsupported setting (key and value), whether the algorithm uses it, and the supported alternative."""
     advantage, updates, single = algorithm.advantage, algorithm.updates, "advantages of single groups"
     scopes = {"mean": advantage.mean, "std": advantage.std}
     scaled = [f"{name} {scope}" for name, scope in scopes.items() if scope in ("batch", "running")]
@@ -74,7 +74,7 @@ def _list_algorithm_conditions(algorithm: AlgorithmConfig) -> list[tuple[str, bo
 
 
 def _list_run_conditions(training: TrainingConfig, scheduling_type: str) -> list[tuple[str, bool, str]]:
-    """Return the unsupported keys outside the algorithm, in the form of `_list_algorithm_conditions`."""
+    """Return the unsupported settings outside the algorithm, in the format of `_list_algorithm_conditions`."""
     return [
         (
             f"training.router_aux_loss {training.router_aux_loss:g}",

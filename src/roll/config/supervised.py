@@ -59,7 +59,7 @@ class SupervisedTraining(TrainingConfig):
         Args:
             num_examples: number of examples in all sources together.
             step: current step of the run. An epoch may have ended inside a step, and earlier steps may have had another
-                size, so the remaining steps are counted from here.
+                size, so the remaining steps are counted from this step.
             num_drawn: number of examples drawn up to this step.
 
         Raises:
@@ -135,7 +135,7 @@ class SupervisedConfig(RunConfig):
         return roles
 
     def build_prompt_run_config(self) -> PromptRunConfig | None:
-        """Build the configuration that opens the engines of `evaluation.answers`; `None` if it is not set."""
+        """Build the configuration for starting the engines of `evaluation.answers`; `None` if that key is not set."""
         answers = self.evaluation.answers
         if answers is None:
             return None

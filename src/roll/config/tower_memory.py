@@ -79,14 +79,15 @@ def estimate_tower_bytes(
 ) -> dict[str, int]:
     """Estimate the activations of a tower and its projector that autograd keeps for the images of a micro-batch.
 
-    A layer keeps the inputs of its norms, their results, queries, keys and values, attention output, and the vectors
-    before and after the activation of its MLP. With activation checkpointing, it keeps its input, and one whole layer
-    is temporary. A frozen tower keeps nothing; the projector keeps the inputs and results of its norm and matrices.
+    A layer keeps the inputs and outputs of its norms, queries, keys and values, attention output, and the vectors
+    before and after the activation of its MLP. With activation checkpointing, a layer keeps only its input, and one
+    whole layer is temporary. A frozen tower keeps nothing; the projector keeps the inputs and results of its norm and
+    matrices.
 
     Args:
         vision: The configuration of the parts of the model.
         tower: The model's tower; `None` if it has none.
-        num_tokens: The number of feature tokens of the different images of a micro-batch.
+        num_tokens: The number of feature tokens of the distinct images of a micro-batch.
         element_bytes: Bytes per element of the compute dtype.
         checkpointing: Whether activation checkpointing is used.
     """

@@ -22,7 +22,7 @@ _CPU_SHARE = 0.004
 
 
 class CpuLimiter:
-    """Limits the server's share of the machine's CPU time: pages are updated less often while it is over budget."""
+    """Limits the server's share of CPU time: pages are updated less often while the server is over budget."""
 
     def __init__(
         self,

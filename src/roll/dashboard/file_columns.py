@@ -38,7 +38,7 @@ PREVIEW_LENGTH = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileColumns:
-    """The columns of a rollout file with R rows that the index needs."""
+    """The columns that the index needs from a rollout file with R rows."""
 
     num_rows: int
     numbers: dict[str, np.ndarray]
@@ -53,7 +53,7 @@ def read_columns(run_dir: SafeDirectory, name: str, add: Callable[[list[tuple[st
     Args:
         run_dir: the run's directory.
         name: name of the file.
-        add: called for each batch of rows with previews of their prompts and answers.
+        add: called for each batch of rows, with previews of the prompts and answers.
 
     Raises:
         RunDirectoryError: the file cannot be read, or was not written by a run.
@@ -97,7 +97,7 @@ def _read_source(column: str, columns: dict[str, pa.Array]) -> pa.Array | None:
 
 
 def _find_oldest(versions: pa.ListArray) -> np.ndarray:
-    """Return for each row the oldest policy version of a token, shape [R]; NaN without generated tokens."""
+    """Return the oldest policy version among each row's tokens, shape [R]; NaN without generated tokens."""
     values = versions.values.to_numpy(zero_copy_only=False).astype(np.float64)
     values = np.append(np.where(values < 0, np.inf, values), np.inf)
     offsets = versions.offsets.to_numpy()
@@ -154,7 +154,7 @@ def _get_previews(source: pa.Array | None, num_rows: int) -> list[str]:
 
 
 def _factorize_previews(source: pa.Array | None, num_rows: int) -> tuple[np.ndarray, list[str]]:
-    """Return for each row an index into a list of truncated strings (shape [R], -1 for none), and the list."""
+    """Return each row's index into a list of truncated strings (shape [R], -1 for none), and this list."""
     import pyarrow as pa
 
     try:

@@ -171,7 +171,7 @@ def _compute_differences(column: Any, length: int) -> np.ndarray:
 
 
 def _count_reasons(entries: Sequence[LedgerEntry]) -> dict[str, int]:
-    """Count the draws that were not trained, by outcome and reason, most frequent first."""
+    """Count the draws that were not used for training, by outcome and reason, most frequent first."""
     found = Counter(
         f"{entry.outcome}: {entry.reason}"[:300] for entry in entries if entry.outcome not in ("trained", "in_flight")
     )

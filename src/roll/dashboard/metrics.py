@@ -83,7 +83,7 @@ class Metrics:
         self._malformed = self._left_out = 0
 
     def refresh(self) -> None:
-        """Read new lines. If the file cannot be read, `problem` says why."""
+        """Read new lines. If the file cannot be read, `problem` contains the reason."""
         try:
             for restarted, lines in self._tail.read_chunks():
                 if restarted:
@@ -140,7 +140,7 @@ class Metrics:
             names: names of metrics; unknown names are ignored.
             kind: `train` or `eval`.
             since: a step; only later steps are returned.
-            full: whether to return all rows without downsampling, as for a mean, a smoothed curve or a table.
+            full: whether to return all rows without downsampling, as needed for a mean, a smoothed curve or a table.
 
         Raises:
             KeyError: the kind does not exist.
@@ -175,8 +175,8 @@ def _to_number(value: Any) -> float:
 def _downsample(columns: Sequence[np.ndarray], num_rows: int) -> np.ndarray:
     """Return the indices of the rows to show.
 
-    Few rows are all shown. Otherwise, each interval of steps contributes the rows with the minimum and the maximum of
-    each column.
+    If there are few rows, all of them are shown. Otherwise, each interval of steps contributes the rows with the
+    minimum and the maximum of each column.
     """
     if num_rows <= _MAX_POINTS or not columns:
         return np.arange(num_rows)[: None if columns else _MAX_POINTS]

@@ -142,7 +142,7 @@ def build_token_columns(
 
     Args:
         values: the rollout's `TOKEN_COLUMNS`.
-        settings: settings of the run by dotted key, and `kind`: whether the rollout is from training or an evaluation.
+        settings: settings of the run by dotted key; the additional key `kind` is `train` or `eval`.
         vocabulary: vocabulary of the run, if it exists.
     """
     row = read_record(_Row, values)

@@ -144,7 +144,7 @@ def search_texts(
 ) -> dict[str, Any]:
     """Build the response of `/rollouts` with a text search: the rows whose prompt or answer contains a text.
 
-    The search reads files in the order of steps until its time is up; the response has a cursor to continue from.
+    The search reads files in the order of steps until the time limit; the response has a cursor to continue from.
 
     Args:
         run_dir: the run's directory.

@@ -59,7 +59,7 @@ class Rollouts:
 
     Args:
         run_dir: the run's directory.
-        version_before: returns the trainer's policy version when a step began; NaN if it is unknown.
+        version_before: returns the trainer's policy version at the start of a step; NaN if it is unknown.
     """
 
     def __init__(self, run_dir: SafeDirectory, version_before: Callable[[int], float]) -> None:

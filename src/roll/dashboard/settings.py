@@ -32,7 +32,7 @@ class Settings:
         self.history: list[Any] = []
 
     def refresh(self) -> None:
-        """Read changed files. If a file cannot be read, `problem` says why."""
+        """Read changed files. If a file cannot be read, `problem` contains the reason."""
         stamps = self._run_dir.get_stamp(CONFIG_FILE), self._run_dir.get_stamp(HISTORY_FILE)
         if stamps == self._stamps:
             return

@@ -97,7 +97,7 @@ class Trace:
         return max(0, stamp.size - self._tail.offset - len(self._tail.rest)) if stamp is not None else 0
 
     def refresh(self, seconds: float) -> None:
-        """Read new events for a limited time. If the file cannot be read, `problem` says why."""
+        """Read new events for a limited time. If the file cannot be read, `problem` contains the reason."""
         ended = time.monotonic() + seconds
         try:
             if self._reading is None and self._tail.has_changed():
@@ -287,7 +287,7 @@ class _Window:
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def sort_by_start(self) -> _Window:
-        """Sort the spans by their start; of spans with the same start, the longest comes first."""
+        """Sort the spans by start; if several spans have the same start, the longest comes first."""
         return self._select(np.lexsort((-self.offsets, -self.ends, self.starts)))
 
     def downsample(self, width_s: float, max_spans: int) -> _Window:

@@ -101,7 +101,7 @@ class Vocabularies:
 
 
 def _find_tokenizer(run_dir: SafeDirectory) -> tuple[tuple[str, ...], FileStamp] | None:
-    """Return the path and the stamp of a run's tokenizer, in the run directory or in the newest checkpoint with one."""
+    """Return the path and stamp of a run's tokenizer, in the run directory or in the newest checkpoint that has one."""
     checkpoints = sorted(run_dir.list_stamps("checkpoints"), key=lambda name: (len(name), name), reverse=True)
     for parts in ((TOKENIZER_FILE,), *(("checkpoints", name, "model", TOKENIZER_FILE) for name in checkpoints)):
         stamp = run_dir.get_stamp(*parts)
@@ -121,7 +121,7 @@ def _load_tokenizer(content: bytes, name: str) -> Vocabulary:
 def _convert_panics(message_start: str) -> Iterator[None]:
     """Convert errors of the tokenizer library within the `with` block to a `RunDirectoryError`.
 
-    Untrusted files may cause panics of the library's Rust code, which are not an `Exception`.
+    Untrusted files may cause panics in the library's Rust code, and a panic is not an `Exception`.
 
     Args:
         message_start: Start of the error message.

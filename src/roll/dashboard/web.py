@@ -100,7 +100,7 @@ def make_app(
 
 
 def _reject_repeated_arguments(request: Request) -> None:
-    """Reject a request with too many query arguments, or with a repeated argument, of which only one would be used."""
+    """Reject a request with too many query arguments, or with a repeated argument: only one value would be used."""
     names = [name for name, _ in request.query_params.multi_items()]
     if len(names) > _MAX_ARGUMENTS:
         raise HTTPException(400, f"the request must have at most {_MAX_ARGUMENTS} query arguments.")

@@ -30,7 +30,7 @@ class ArithmeticPrompts:
         domain: The source's name.
         pairs: Pairs (a, b) of operands as integers: `(a - min) · span + (b - min)`, where `span` is the number of
             operands.
-        seed: Seed of the order.
+        seed: Seed for shuffling the prompts.
     """
 
     def __init__(self, config: SumsTask, domain: str, pairs: NDArray[np.int64], seed: int) -> None:

@@ -76,7 +76,7 @@ class PromptData:
 def render_held_out(
     prompts: Sequence[Prompt], renderer: ChatRenderer, max_prompt_tokens: int | None = None
 ) -> list[PromptDraw]:
-    """Render prompts as draws for evaluation, whose draw IDs count from 0 and are not in the data ledger.
+    """Render prompts as draws for evaluation; the draw IDs start at 0 and are not in the data ledger.
 
     Raises:
         DataError: A prompt is longer than `max_prompt_tokens` or cannot be rendered.
@@ -103,7 +103,7 @@ def build_data(
     Args:
         configs: The sources' entries in the configuration.
         tokenizer: The model's tokenizer, with its chat template.
-        seed: Seed of the order and of the held-out split.
+        seed: Seed for shuffling the prompts and for the held-out split.
         max_prompt_tokens: Longest prompt that fits the context.
         pipeline: The pipeline's name, for messages.
         media: Store and processor of the run's images; `None` for a text-only model.

@@ -18,7 +18,7 @@ ROLES = ("system", "user", "assistant", "tool")
 class ArrowRow(dict[str, Any]):
     """A row of an Arrow table.
 
-    An Arrow struct has the fields of all rows, so fields that only other rows have are null in this row.
+    An Arrow struct has the fields of all rows; a field that a row does not have is null in this row.
     """
 
 

@@ -88,7 +88,7 @@ class ChatRenderer:
         return _join_texts(messages, self.decode_raw(np.array([self.end_token_id])) if _has_answer(messages) else "")
 
     def tokenize_rendered(self, text: str) -> IntArray:
-        """Tokenize rendered text, the result of `render_text`, shape [P]."""
+        """Tokenize the output of `render_text`; return the token IDs, shape [P]."""
         return self.encode(text).token_ids
 
     def encode(self, text: str) -> EncodedText:
@@ -152,7 +152,7 @@ class ChatRenderer:
         return self._decoder.decode_raw(token_ids)
 
     def tokenize(self, text: str, *, first: bool = False) -> IntArray:
-        """Tokenize a text, shape [N]; special tokens such as BOS are added only with `first`."""
+        """Tokenize a text, shape [N]; special tokens such as BOS are added only if `first` is true."""
         if not text.isascii():
             text = text.encode(errors="replace").decode()  # tokenizers reject unpaired surrogates
         if self._backend is not None:
@@ -247,7 +247,7 @@ class ChatRenderer:
         return count_extra_ends(self._template.render, self._special)
 
     def tokenize_plain(self, text: str) -> tuple[IntArray, BoolArray]:
-        """Tokenize plain text with the special and end tokens; return token IDs and loss mask, shape [L] each."""
+        """Tokenize plain text, adding special tokens and the end token; return token IDs and loss mask, [L] each."""
         ids = self._beginning.remove_duplicate(text, self._tokenizer(text, verbose=False)["input_ids"])
         end = self.end_token_id
         ids += [end] if ids[-1:] != [end] else []
@@ -269,7 +269,7 @@ class ChatRenderer:
 
     @cached_property
     def longest_token_length(self) -> int:
-        """Number of characters of the longest token, or of bytes in a byte-level BPE vocabulary."""
+        """Length of the longest token in characters, or in bytes for a byte-level BPE vocabulary."""
         return max(map(len, self._tokenizer.get_vocab()))
 
     def find_special_token(self, text: str) -> str | None:

@@ -60,7 +60,8 @@ class Decoder:
 
         Args:
             token_ids: The answer's token IDs, shape [T].
-            context: The token IDs before it, shape [C]: some templates begin the reasoning in the generation prompt.
+            context: The token IDs before the answer, shape [C]: some templates begin the reasoning in the generation
+                prompt.
         """
         begun = bool(find_reasoning_start(self.decode_raw(context[-NUM_CONTEXT_TOKENS:]), self.reasoning))
         return extract_answer(self.decode(token_ids), self.reasoning, begun=begun) or ""

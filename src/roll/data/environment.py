@@ -13,7 +13,7 @@ __all__ = ["EpisodeList", "build_environment_prompts"]
 
 
 class EpisodeList:
-    """Prompts for the episodes `first` to `first + count - 1`, independent of the run's seed; a `Source`."""
+    """A `Source` of prompts for the episodes `first` to `first + count - 1`, independent of the run's seed."""
 
     def __init__(self, config: EnvironmentData, domain: str, first: int, count: int) -> None:
         self._config, self._domain, self._first, self._count = config, domain, first, count

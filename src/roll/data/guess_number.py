@@ -13,7 +13,7 @@ _MAX_LISTED = 9
 
 
 def build_guess_number_prompts(config: GuessNumberData, domain: str, seed: int) -> tuple[PromptList, PromptList]:
-    """Build one prompt per secret number, the same for training and evaluation.
+    """Build one prompt per secret number; training and evaluation use the same prompts.
 
     All prompts have the same text, so no answer can be memorized: the policy learns the first guess, and the meaning of
     `higher` and `lower`.
@@ -30,7 +30,7 @@ def build_guess_number_prompts(config: GuessNumberData, domain: str, seed: int) 
 
 
 def build_question(max_number: int) -> str:
-    """Build the game's question, which lists all numbers if they are few, so that small models can solve the task."""
+    """Build the game's question. It lists all numbers if there are few, so that small models can solve the task."""
     if max_number > _MAX_LISTED:
         return f"Pick a number from 1 to {max_number}. Answer with a number."
     numbers = [str(n) for n in range(1, max_number + 1)]
@@ -38,7 +38,7 @@ def build_question(max_number: int) -> str:
 
 
 def compute_binary_search(max_number: int, num_turns: int, secret: int) -> tuple[str, ...]:
-    """Compute the guesses of an expert that uses binary search, at most `num_turns`."""
+    """Compute at most `num_turns` guesses of an expert that uses binary search."""
     low, high = 1, max_number
     guesses: list[str] = []
     for _ in range(num_turns):

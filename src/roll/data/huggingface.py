@@ -67,7 +67,7 @@ class DatasetTable:
         return ArrowRow(self._rows[index])
 
     def _check_unchanged(self) -> None:
-        """Check that the files are unchanged: at most `MAX_CHECKED_FILES` per call, in turn.
+        """Check that the files are unchanged; each call checks the next `MAX_CHECKED_FILES` files at most.
 
         Raises:
             DataError: A file has changed. (If a file was removed or replaced, the mapping keeps its old content.)

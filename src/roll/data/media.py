@@ -230,8 +230,8 @@ def place_media(
         messages: The messages, with one placeholder for each medium of a kind, or with none.
         media: The media of the row's columns, in order within each kind.
         location: The row's location, for messages.
-        columns: The kinds of media for which the row has a column, even if it is empty. Without media, a placeholder of
-            another kind is text.
+        columns: The kinds of media for which the row has a column, even if it is empty. If there are no media, a
+            placeholder of any other kind is treated as text.
 
     Raises:
         BadRow: The numbers of media and placeholders of a kind differ, or there is no user message.
@@ -330,7 +330,7 @@ def _as_bytes(value: Any) -> np.ndarray[Any, Any]:
 
 
 def _select_field(value: Mapping[str, Any], location: str, kind: MediaKind) -> Any:
-    """Return the value of the first field of an object that has a medium."""
+    """Return the value of the first field with a medium in an object."""
     for name in MEDIA_FIELDS[kind]:
         if value.get(name) is not None:
             return value[name]

@@ -30,10 +30,12 @@ _MEDIA_MARK = re.compile("\ufdd0([0-9a-f]+)\ufdd1")
 
 
 def count_media_tokens(media: Iterable[MediaSpan], inputs: MediaInputs | None) -> int:
-    """Return the number of feature tokens of different media, which pass through a tower once.
+    """Return the number of feature tokens of the distinct media.
+
+    Each medium passes through its tower once, however often it occurs.
 
     Args:
-        media: Spans of media; those with equal digests count once.
+        media: Spans of media; spans with equal digests count once.
         inputs: The processed media of the run; `None` if it has none.
     """
     digests = {span.digest for span in media}
@@ -104,7 +106,7 @@ class MediaText:
     def expand_conversation(
         self, token_ids: IntArray, mask: BoolArray, messages: Sequence[Message]
     ) -> tuple[IntArray, BoolArray, tuple[MediaSpan, ...]]:
-        """Expand the media in a conversation's tokens and loss mask; media tokens are not trained."""
+        """Expand the media in a conversation's tokens and loss mask; media tokens are excluded from the loss."""
         encoded = self.expand(token_ids, [part.digest for message in messages for part in message.media])
         is_text = np.ones(len(encoded.token_ids), np.bool_)
         for span in encoded.media:

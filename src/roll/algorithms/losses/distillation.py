@@ -19,7 +19,7 @@ _REVERSE_KL = Divergence()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DistillationLoss:
-    """The mean divergence from a teacher that is loaded in the trainer, exact over the vocabulary.
+    """The mean exact divergence, over the whole vocabulary, from a teacher that is loaded in the trainer.
 
     On text that the student sampled, this is on-policy distillation, arXiv 2306.13649 (GKD), without a gradient through
     the sampling; on other text, it is classic distillation, arXiv 1503.02531. With a temperature, the gradient is not

@@ -45,7 +45,7 @@ class KeyResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConvertedConfig:
-    """A ROLL configuration converted from another library's."""
+    """A ROLL configuration that was converted from another library's configuration."""
 
     source: str
     tree: dict[str, Any]
@@ -113,7 +113,7 @@ def convert(
     problems: Sequence[str] = (),
     unreadable: Sequence[KeyResult] = (),
 ) -> ConvertedConfig:
-    """Convert the keys of a file to a configuration of ROLL, by `rules`.
+    """Convert the keys of a file to a configuration of ROLL according to `rules`.
 
     Args:
         rules: rules of one library and kind of training.
@@ -154,8 +154,8 @@ def _apply_rules(
     """Apply every rule to `work`, even after a rule that fails.
 
     Returns:
-        The keys of ROLL that each rule has set, by the other library's key; and all problems, beginning with
-        `type_errors`, the values of the wrong type.
+        The keys of ROLL that each rule has set, by the other library's key, and all problems. Values of the wrong type
+        (`type_errors`) come first.
     """
     converted_keys: dict[str, tuple[str, ...]] = {}
     problems = list(type_errors)

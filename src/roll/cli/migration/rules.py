@@ -124,7 +124,7 @@ def run_all(*parts: Callable[[], Any]) -> list[Any]:
     """Call every function in `parts`, even after one that fails, and return their results in order.
 
     Raises:
-        ConfigError: at least one function raised a `ConfigError`; the message contains the messages of all.
+        ConfigError: at least one function raised a `ConfigError`; the message contains all of their messages.
     """
     found, problems = [], []
     for part in parts:

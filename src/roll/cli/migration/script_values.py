@@ -317,7 +317,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_main(node: ast.AST) -> bool:
-    """Return whether the node is `if __name__ == "__main__"`, whose body runs when the script does."""
+    """Return whether the node is `if __name__ == "__main__"`, whose body runs when the script is run."""
     test = node.test if isinstance(node, ast.If) else None
     return (
         isinstance(test, ast.Compare)

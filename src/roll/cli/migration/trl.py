@@ -47,7 +47,7 @@ def from_trl(
         path: YAML or JSON with the keys of TRL's command line, or a Python script (`.py`), which is read and never run.
         trainer: `grpo`, `sft`, `dpo` or `reward`; by default determined by the file's keys, or by the script.
         processes: number of processes of the TRL run (`accelerate launch --num_processes`); they multiply the batch.
-        rows: number of rows of the data set, if the file counts epochs.
+        rows: number of rows of the data set; required if the file gives the length of the run in epochs.
         extra_values: keys of TRL, with their values, that are not in the file or could not be read.
 
     Raises:

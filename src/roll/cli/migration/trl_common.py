@@ -26,13 +26,13 @@ _SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "c
 
 
 def count_update_rows(values: LibraryValues) -> int:
-    """Return the number of rows (for GRPO, of completions) that TRL trains in one optimizer step."""
+    """Return the number of rows (for GRPO, of completions) that TRL trains on in one optimizer step."""
     batch = int(values.per_device_train_batch_size) * int(values.processes)
     return batch * int(values.gradient_accumulation_steps)
 
 
 def compute_generation_sizes(values: LibraryValues) -> tuple[int, int]:
-    """Return the number of completions that TRL generates at once, and of optimizer steps in one pass over them.
+    """Return how many completions TRL generates at once, and how many optimizer steps one pass over them takes.
 
     Raises:
         ConfigError: `generation_batch_size` and `steps_per_generation` are both set.

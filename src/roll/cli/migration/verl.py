@@ -21,7 +21,7 @@ def from_verl(path: str | Path, *, rows: int | None = None) -> ConvertedConfig:
 
     Args:
         path: a YAML tree, whole or in part (`.yaml`), or a script or list with overrides of `verl.trainer.main_ppo`.
-        rows: number of rows of the data set, if the file counts epochs.
+        rows: number of rows of the data set; required if the file gives the length of the run in epochs.
 
     Raises:
         ConfigError: the file cannot be read, or lacks a required value.

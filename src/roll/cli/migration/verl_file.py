@@ -37,7 +37,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def read_keys(path: str | Path) -> dict[str, Any]:
-    """Return the values in a file of verl by dotted key, without those that only Hydra can resolve.
+    """Return the values in a file of verl by dotted key, without values that only Hydra can resolve.
 
     Raises:
         ConfigError: the file cannot be read, is larger than 1 MiB, or has neither a tree nor overrides.

@@ -170,7 +170,7 @@ class RolloutFile:
         """Return text and scores of rollout `number` in this file, by column; with `tokens`, the token columns instead.
 
         Raises:
-            UserError: as `read_rows`; or the file has become shorter, for example after a resume.
+            UserError: the file is damaged, was not written by a run, or has become shorter, for example after a resume.
         """
         columns = _TOKEN_COLUMNS if tokens else _DETAIL_COLUMNS
         with self._open() as file:
@@ -191,7 +191,7 @@ def _select_existing(record_batch: pa.RecordBatch, names: Sequence[str]) -> list
 
 
 def _read_column(record_batch: pa.RecordBatch, name: str) -> list[Any]:
-    """Return the values of a column, one per row; `None` for all if it is missing. Equal texts share one object."""
+    """Return the values of a column, one per row (`None` if the column is missing). Equal texts share one object."""
     import pyarrow as pa
 
     if name not in record_batch.schema.names:
@@ -214,7 +214,7 @@ def _find_words(record_batch: pa.RecordBatch, words: Sequence[str]) -> np.ndarra
 
 
 def _count_tokens(record_batch: pa.RecordBatch, name: str) -> list[int | None]:
-    """Return the number of tokens of each answer, shape [R]; `None` for all if there is no column `name`.
+    """Return the number of tokens of each answer, shape [R]; all are `None` if there is no column `name`.
 
     The column contains numbers or, in older files, lists; the length of a list is returned.
     """

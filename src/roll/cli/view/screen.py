@@ -204,7 +204,7 @@ class RolloutApp(App[None]):
         self.action_reload()
 
     def action_sort(self) -> None:
-        """Sort by the next column; after the last column, in the order of the files."""
+        """Sort by the next column; after the last column, restore the order of the files."""
         if len(self.screen_stack) > 1:
             return
         orders = ["", "-reward", "reward", "-tokens", "tokens", "-advantage", "advantage", "-step", "step", "verdict"]
@@ -262,7 +262,7 @@ class _TextScreen(Screen[None]):
 
 
 def describe_rollout(rollout: dict[str, Any], run: SafeDirectory | None = None) -> Text:
-    """Format a whole rollout, without markup or control characters; with a run, its images show their size."""
+    """Format a whole rollout, without markup or control characters; if `run` is given, image sizes are shown."""
     text = Text()
     facts = ("step", "rollout_id", "reward", "correct", "advantage", "verdict", "finish_reason", "status", "cause")
     for name in facts:

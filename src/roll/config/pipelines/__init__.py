@@ -28,7 +28,7 @@ _FUNCTION_ARGUMENTS = {
 
 
 class PipelineRegistry(ExtensibleRegistry[T]):
-    """A registry of one part of every pipeline, such as its configuration class, by the name of the pipeline.
+    """A registry that maps pipeline names to one part of each pipeline, such as its configuration class.
 
     Args:
         entries: import paths of that part, by name.

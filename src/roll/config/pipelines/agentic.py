@@ -30,9 +30,9 @@ class CurriculumConfig(Section):
 class AnchorsConfig(Section):
     """Groups that begin in the middle of a successful episode: its first turns are replayed, then the policy continues.
 
-    This is IPA's chunk-level initialized resampling (arXiv 2512.24873). The replayed turns are context, imitated once
-    for each group according to `algorithm.imitation`. An environment must repeat an episode for the same seed and
-    actions.
+    This is IPA's chunk-level initialized resampling (arXiv 2512.24873). The replayed turns are context, and are
+    imitated once for each group according to `algorithm.imitation`. An environment must repeat an episode for the same
+    seed and actions.
     """
 
     type: Literal["parallel", "rollback"] = option(

@@ -97,7 +97,7 @@ class RowContext:
         """Check that the row has no system message, tools, history or template arguments, for a row of plain text.
 
         Raises:
-            BadRow: The row has such a part.
+            BadRow: The row has at least one of these parts.
         """
         if not self.is_empty:
             raise BadRow(
@@ -143,16 +143,16 @@ def prepend_system_message(
 
 
 def check_columns(row: RowView, config: ConversationColumns, known: Collection[str], location: str) -> None:
-    """Check that every column with a value was read or may be ignored.
+    """Raise an error if a non-empty column of the row was neither read nor ignored.
 
     Args:
-        row: The row, after all reading.
-        config: The configuration, whose keys name columns; if a key is null, its default column is ignored.
-        known: Columns that are read in other rows.
+        row: The row, after all known columns have been read.
+        config: The names of the columns; if a name is null, its default column is ignored.
+        known: Names of columns that are read in other rows.
         location: The row's location, for messages.
 
     Raises:
-        BadRow: A column was not read.
+        BadRow: A non-empty column was neither read nor ignored.
     """
     left = [name for name in row.list_unread_columns() if name not in IGNORED_COLUMNS]
     if not left:

@@ -144,11 +144,11 @@ class UnreadFields:
 def reject_unread(
     names: list[Any], label: str, known: Collection[str], location: str, hint: str = "", *, media: bool = False
 ) -> NoReturn:
-    """Raise an error about fields or columns with a value that are not read.
+    """Raise an error about non-empty fields or columns that were not read.
 
     Args:
         names: Names of the fields or columns.
-        label: The word for the names, such as "column", for messages.
+        label: The noun for the names in messages, such as "column".
         known: Names of fields that are read, to suggest the right name.
         location: Location of the fields, for messages.
         hint: A remedy, instead of a suggested name.

@@ -96,7 +96,7 @@ class MessageReader:
         """Read the messages in a column.
 
         Args:
-            value: A list (a tuple, an array) of messages, one message, or a list as a JSON string.
+            value: A list, tuple or array of messages, a single message, or a list as a JSON string.
             key: The column's name, for messages.
             location: The row's location, for messages.
 

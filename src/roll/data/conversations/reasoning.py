@@ -42,7 +42,7 @@ def read_reasoning(fields: UnreadFields, location: str) -> dict[str, str]:
 
 
 def merge_reasoning(reasoning: Mapping[str, str], location: str) -> str | None:
-    """Merge the reasoning fields of a message, which may repeat each other; `None` if there is none.
+    """Merge the reasoning fields of a message, which may repeat each other; return `None` if there are no fields.
 
     Args:
         reasoning: The text of each field, by field name.

@@ -73,7 +73,7 @@ class ExampleData:
             raise UnusableExample(error.reason, f"example '{draw.uid}': {error}") from error
 
     def get_evaluation_draws(self, num_examples: int) -> list[ExampleDraw]:
-        """Return the first `num_examples` held-out examples, or all if there are fewer; always the same examples."""
+        """Return the first `num_examples` held-out examples, or all if there are fewer; the result is deterministic."""
         chosen = [self.held_out[i] for i in range(min(num_examples, len(self.held_out)))]
         return [ExampleDraw(draw_id=i, example=example, position=-1) for i, example in enumerate(chosen)]
 
@@ -106,7 +106,7 @@ def build_examples(
         configs: The sources' entries in the configuration; their domains differ.
         kind: The kind of examples that the pipeline trains on.
         tokenizer: The model's tokenizer, with its chat template.
-        seed: Seed of the order and of the held-out split.
+        seed: Seed for shuffling the examples and for the held-out split.
         max_tokens: Longest context, in tokens.
         score_at_end: Whether the only loss token of a sample is an end token that is appended to it.
         pipeline: The pipeline's name, for messages.

@@ -67,8 +67,8 @@ class RowParser:
     def read_answer(self, key: str, option: str) -> Conversation:
         """Read the conversation that consists of the row's prompt and the answer in a column.
 
-        A column with a whole conversation includes the prompt: a list that does not start with the assistant, or a
-        dialog as in hh-rlhf. If `prompt_key` is null, a string is plain text.
+        The column may also contain the whole conversation, including the prompt: a list that does not start with an
+        assistant message, or a dialog as in hh-rlhf. If `prompt_key` is null, a string is plain text.
 
         Args:
             key: The column's name.

@@ -151,7 +151,7 @@ class ExampleReader:
         return [get_content_key(m.content) for m in conversation.messages[:first]]
 
     def get_content(self, item: Example) -> Iterable[str]:
-        """Yield all content that distinguishes the example from others."""
+        """Yield all content that distinguishes the example from other examples."""
         yield f"{item.uid}\x00{item.preferred}\x00{item.target}"
         for conversation in item.conversations:
             yield f"{conversation.num_prompt_messages}\x00{conversation.text or ''}"
@@ -195,7 +195,7 @@ def _select_last_answer(conversation: Conversation, kind: ExampleKind) -> Conver
 
 
 def _check_marks(conversation: Conversation, kind: ExampleKind, location: str) -> None:
-    """Check that at least one answer is trained on, and that no labelled, scored or compared answer is masked."""
+    """Check that at least one answer is trained on, and that no labeled, scored or compared answer is masked."""
     answers = [i for i, message in enumerate(conversation.messages) if message.role == "assistant"]
     if conversation.untrained_messages and conversation.untrained_messages.issuperset(
         i for i in answers if i >= conversation.num_prompt_messages

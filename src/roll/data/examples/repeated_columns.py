@@ -75,7 +75,7 @@ def _list_contents(messages: Sequence[Message]) -> list[str]:
 
 
 def _contains_messages(conversation: Conversation, messages: ParsedMessages) -> bool:
-    """Return whether messages occur in a conversation, in order, without regard to whitespace.
+    """Return whether messages occur in a conversation, in order, ignoring whitespace.
 
     A message that is context only must also be context only in the conversation.
     """

@@ -48,7 +48,7 @@ class SampleBuilder:
     """If True, append an end token as the only loss token; a value head scores the answer at this token."""
 
     def build_samples(self, draw: ExampleDraw, too_long: TooLong = "refuse") -> tuple[tuple[TrainingSample, ...], bool]:
-        """Build one sample per conversation of an example, all in one unit; also return whether one was truncated.
+        """Build one sample per conversation of an example, all in one unit; also return whether any was truncated.
 
         Raises:
             UnusableExample: The example is too long, has no trained token, or the template cannot render it.
@@ -76,7 +76,7 @@ class SampleBuilder:
         return samples, cut
 
     def _render(self, conversations: tuple[Conversation, ...], too_long: TooLong) -> tuple[list[Tokens], bool]:
-        """Render each conversation to tokens; also return whether one was truncated to the context.
+        """Render each conversation to tokens; also return whether any was truncated to the context.
 
         Raises:
             UnusableExample: The template rejects a conversation, or it is too long and must not be truncated.

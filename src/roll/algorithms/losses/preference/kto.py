@@ -81,8 +81,8 @@ def compute_reference_point(logprobs: Sequence[float], ref_logprobs: Sequence[fl
     z0 = max(0, mean of log pi(y'|x) - log ref(y'|x)), where y' is an answer to another prompt of the batch.
 
     Args:
-        logprobs: Log-prob of each mismatched answer as a whole, under the policy before the update.
-        ref_logprobs: Log-prob of each mismatched answer under the reference.
+        logprobs: Total log-prob of each mismatched answer under the policy before the update.
+        ref_logprobs: Total log-prob of each mismatched answer under the reference.
 
     Raises:
         ValueError: The sequences are empty.

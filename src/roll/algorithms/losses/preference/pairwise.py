@@ -61,7 +61,7 @@ class _ScoreLoss:
 class SigmoidLoss(_DifferenceLoss):
     """The logistic loss -log sigmoid(z) of DPO, arXiv 2305.18290 eq. 7, with z = beta (chosen - rejected).
 
-    With label smoothing e, the assumed share of wrong labels, it is conservative DPO (Mitchell, "A note on DPO with
+    With label smoothing e (the assumed share of wrong labels), this is conservative DPO (Mitchell, "A note on DPO with
     noisy preferences", 2023): -(1 - e) ls(z) - e ls(-z), with ls = log sigmoid. With `robust`, the loss is unbiased
     under that noise instead, arXiv 2403.00409: [-(1 - e) ls(z) + e ls(-z)] / (1 - 2 e).
     """
@@ -84,8 +84,9 @@ class SigmoidLoss(_DifferenceLoss):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HingeLoss(_DifferenceLoss):
-    """The hinge loss max(0, 1 - beta (chosen - rejected)) of SLiC, arXiv 2305.10425, on DPO's scores as in RSO, arXiv
-    2309.06657.
+    """The hinge loss max(0, 1 - beta (chosen - rejected)) of SLiC, arXiv 2305.10425.
+
+    It is applied to DPO's scores, as in RSO, arXiv 2309.06657.
     """
 
     def __call__(self, chosen: Tensor, rejected: Tensor, beta: float) -> Tensor:
@@ -149,7 +150,7 @@ class DiscopopLoss(_DifferenceLoss):
 class NcaPairLoss(_ScoreLoss):
     """The loss of NCA, arXiv 2402.05369: -ls(beta s_w) - ls(-beta s_w) / 2 - ls(-beta s_l) / 2.
 
-    s_w and s_l are the scores of the chosen and the rejected answer, ls = log sigmoid.
+    s_w and s_l are the scores of the chosen and the rejected answer, and ls is log sigmoid.
     """
 
     def __call__(self, chosen: Tensor, rejected: Tensor, beta: float) -> Tensor:
@@ -162,7 +163,8 @@ class NcaPairLoss(_ScoreLoss):
 class SppoHardLoss(_ScoreLoss):
     """The loss of SPPO, arXiv 2405.00675 eq. 4.7, with hard labels.
 
-    (s_w - 1 / (2 beta))^2 + (s_l + 1 / (2 beta))^2, with s_w and s_l the scores of the chosen and the rejected answer.
+    (s_w - 1 / (2 beta))^2 + (s_l + 1 / (2 beta))^2, where s_w and s_l are the scores of the chosen and the rejected
+    answer.
     """
 
     def __call__(self, chosen: Tensor, rejected: Tensor, beta: float) -> Tensor:
