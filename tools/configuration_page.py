@@ -1,4 +1,4 @@
-"""The reference of all keys as Markdown; `python tools/configuration_page.py PAGE [PIPELINE]` renews it there."""
+"""Generate the reference of all keys in a page:  python tools/configuration_page.py docs/configuration.md [PIPELINE]"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ END = "<!-- end of the reference -->"
 
 
 def reference(pipeline: str = DEFAULT_PIPELINE) -> str:
-    """A table for each section, in the order of declaration; one for what members of a union share."""
+    """Return one Markdown table per section, in the order of declaration; all members of a union share one table."""
     model = PIPELINES.get(pipeline)
     groups: dict[tuple[str, ...], list[Key]] = {}
     for key in iterate_keys(model):
@@ -47,7 +47,7 @@ def _section(parent: tuple[str, ...], keys: list[Key], model: type[Section]) -> 
             [
                 f"`{key.path[-1]}`",
                 *([of] if column else []),
-                key.type_description.replace("[", r"\["),  # of patterns; Markdown would take them for links
+                key.type_description,
                 format_default(key) if key.required or key.members else f"`{format_default(key)}`",
                 key.meaning + unit,
             ]
@@ -60,7 +60,7 @@ def _row(cells: list[str] | tuple[str, ...]) -> str:
 
 
 def renew(page: Path, pipeline: str = DEFAULT_PIPELINE) -> None:
-    """Write a pipeline's reference between its marks in `page`."""
+    """Write a pipeline's reference between the two marks in `page`."""
     text = page.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)

@@ -14,7 +14,9 @@ __all__ = ["AgentConfig", "AgentLimits"]
 
 
 class AgentLimits(Section):
-    """Limits on an agent's requests in a rollout. Further requests are rejected, and the rollout is truncated."""
+    """Limits on an agent's requests in one rollout. Requests beyond a limit are rejected, and the rollout counts as
+    truncated.
+    """
 
     turns: int = option(64, "Maximum number of model answers.", ge=1)
     tokens: int = option(65536, "Maximum number of generated tokens over all answers.", unit="tokens", ge=1)
@@ -28,16 +30,16 @@ class AgentConfig(Section):
 
     function: str | None = path_option(
         None,
-        "Your coroutine `agent(task, base_url, api_key)`: `package.module:function`, or `path/to/file.py:function`. It "
-        "may return the answer as text.",
+        "Your coroutine function `agent(task, base_url, api_key)`: `package.module:function` or "
+        "`path/to/file.py:function`. It may return the answer as text.",
         examples=["examples/agents/with_openai.py:agent"],
         pattern=FUNCTION_PATTERN,
     )
     command: list[str] | None = option(
         None,
         "A program and its arguments, instead of `function`. The program reads the task as plain text from standard "
-        "input, and the URL and the key from environment variables (`OPENAI_BASE_URL`, `OPENAI_API_KEY` and "
-        "Anthropic's). The answer is the program's standard output.",
+        "input, and the URL and the key from environment variables (`OPENAI_BASE_URL`, `OPENAI_API_KEY`, and the "
+        "corresponding variables for Anthropic). The answer is the program's standard output.",
         examples=[["python", "my_agent.py"]],
         min_length=1,
     )
@@ -51,27 +53,31 @@ class AgentConfig(Section):
     )
     answer_file: str | None = option(
         None,
-        "File that holds the answer when `command` has ended, instead of standard output: a path inside its working "
-        "directory. If the file does not exist, the answer is empty.",
+        "File from which the answer is read when `command` has ended, instead of standard output: a path inside the "
+        "working directory. If the file does not exist, the answer is empty.",
         examples=["answer.txt"],
         min_length=1,
     )
     answer_pattern: str | None = option(
         None,
-        "Regular expression whose last match in the agent's output is the answer: its first group, if it has one. If "
-        "the expression does not match, the answer is empty.",
+        "Regular expression that extracts the answer from the agent's output. The answer is the last match, or the "
+        "first group of that match if the expression has groups. If the expression does not match, the answer is "
+        "empty.",
         examples=["ANSWER: (.*)"],
     )
     train: Literal["main_chain", "all"] = option(
         "main_chain",
-        "Which answers of a rollout are trained. `main_chain`: only those of the conversation with the most answers, "
-        "without other requests (titles, summaries, sub-agents). `all`: every answer of the model. Choose `all` for "
-        "agents that rewrite their history with every request.",
+        "Which answers of a rollout the policy is trained on. `main_chain`: only the answers of the conversation "
+        "with the most answers, without other requests (titles, summaries, sub-agents). `all`: every answer of the "
+        "model. Choose `all` for agents that rewrite their history with every request.",
     )
-    sandbox: bool = option(False, "Run `command` in a sandbox (section `sandbox`), where it can reach only the model.")
+    sandbox: bool = option(
+        False, "Whether to run `command` in a sandbox (section `sandbox`), from which only the model can be reached."
+    )
     files: dict[str, str] = path_option(
         {},
-        "Files that are copied into the working directory of a `command` in a sandbox: name to path.",
+        "Files to copy into the working directory if `command` runs in a sandbox: a mapping from the name there to "
+        "the path of the file.",
         examples=[{"agent.sh": "agent.sh"}],
     )
     environment: dict[str, str] = option({}, "Additional environment variables for `command`.")
@@ -81,15 +87,15 @@ class AgentConfig(Section):
     )
     format_constraints: Literal["reject", "prompt"] = option(
         "prompt",
-        "Handling of requests that constrain the answer's format (`tool_choice: required` or one function, "
-        "`response_format`). `prompt`: the constraint is appended to the last message as text. `reject`: the request "
-        "is rejected. Decoding is never constrained, since the trained tokens must come from the policy's own "
+        "Handling of requests that constrain the answer's format (`response_format`, or a `tool_choice` that "
+        "requires a call). `prompt`: the constraint is appended to the last message as text. `reject`: the request "
+        "is rejected. Decoding is never constrained, because the tokens to train on must come from the policy's own "
         "distribution.",
     )
     on_failure: Literal["reissue", "score"] = option(
         "reissue",
-        "Handling of an agent's exception, non-zero exit code or timeout: `reissue` treats it as an infrastructure "
-        "error, `score` scores the rollout as it is. A rollout that used up its limits, or whose answer was cut off at "
+        "Handling of an agent's exception, non-zero exit code or timeout. `reissue`: treat it as an infrastructure "
+        "error. `score`: score the rollout as it is. A rollout that reached a limit, or whose answer was cut off at "
         "`max_new_tokens`, is always scored.",
     )
 

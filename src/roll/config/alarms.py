@@ -38,36 +38,37 @@ class AlarmsConfig(Section):
     )
     patience: int = option(
         3,
-        "Number N of steps in a row after which an alarm is raised. Alarms about infrastructure errors and timeouts "
-        "use the share over N steps together, and are raised immediately if all answers of the first step failed.",
+        "Number of steps in a row for which a condition must hold before its alarm is raised. Alarms about "
+        "infrastructure errors and timeouts use the share over all these steps together. They are raised immediately "
+        "if all answers of the first step failed.",
         unit="steps",
         ge=1,
     )
     infra_errors_above: float | None = option(
         0.25,
-        "Alarm if the share of answers without a reward, because a verifier, an environment or an engine failed, is "
-        "above this value. Answers that were cut off and therefore not verified do not count.",
+        "Alarm if the share of answers that have no reward because a verifier, an environment or an engine failed is "
+        "above this value. Answers that were not verified because they were cut off do not count.",
         ge=0,
         lt=1,
     )
     timeouts_above: float | None = option(
         0.5,
-        "Alarm if the share of answers whose verification exceeded `time_limit_s`, and which therefore got 0, is above "
-        "this value.",
+        "Alarm if the share of answers that got a reward of 0 because their verification exceeded `time_limit_s` is "
+        "above this value.",
         ge=0,
         lt=1,
     )
     entropy_below: float | None = option(
         None,
-        "Alarm for entropy collapse: the policy's entropy is below this value. On a solved task, entropy is low "
-        "as well.",
+        "Alarm for entropy collapse: the policy's entropy is below this value. Entropy is also low if the task is "
+        "solved.",
         unit="nats per token",
         gt=0,
     )
     kl_above: float | None = option(
         1.0,
-        "Alarm for KL blow-up: the divergence from the reference (without a reference: of the trainer from the engine) "
-        "is above this value.",
+        "Alarm for KL blow-up: the divergence from the reference model is above this value. Without a reference "
+        "model, it is the divergence of the trainer from the engine.",
         unit="nats per token",
         gt=0,
     )
@@ -84,8 +85,8 @@ class AlarmsConfig(Section):
     )
     repeated_text_above: float | None = option(
         0.5,
-        "Alarm if, among answers of 12 words or more, the share that is identical to an answer to another "
-        "prompt is above this value.",
+        "Alarm if the share of answers that are identical to an answer to another prompt is above this value. Only "
+        "answers of 12 or more words count.",
         ge=0,
         lt=1,
     )

@@ -30,11 +30,15 @@ __all__ = ["AlgorithmConfig"]
 class AlgorithmConfig(Section):
     """The RL algorithm: reward shaping, advantages, ratio, gate, aggregation, KL, correction and filters."""
 
-    type: PresetName = option("grpo", "Preset that sets the defaults of the other keys, each of which may be changed.")
+    type: PresetName = option(
+        "grpo", "Preset that sets the defaults of the other keys. Each of these keys can still be set."
+    )
     reward: RewardShapingConfig = option(RewardShapingConfig(), "Reward shaping.")
     advantage: AdvantageConfig = option(AdvantageConfig(), "Advantage estimation.")
     ratio: RatioConfig = option(RatioConfig(), "Importance ratio that the gate uses.")
-    gate: GateConfig = option(MinClip(type="min_clip"), "Objective per token as a function of ratio and advantage.")
+    gate: GateConfig = option(
+        MinClip(type="min_clip"), "Objective of a token as a function of its ratio and advantage."
+    )
     aggregation: Literal["sequence_mean", "token_mean", "constant_length", "sequence_sum"] = option(
         "sequence_mean",
         "Aggregation of token losses. `sequence_mean`: mean over a rollout's tokens, then over rollouts (GRPO). "
@@ -48,15 +52,15 @@ class AlgorithmConfig(Section):
     filters: FilterConfig = option(FilterConfig(), "Filters of groups and rollouts.")
     weights: WeightConfig = option(WeightConfig(), "Factors on the advantages of whole rollouts.")
     updates: UpdateConfig = option(UpdateConfig(), "Mini-batches and epochs of each batch.")
-    critic: CriticConfig = option(CriticConfig(), "Value models.")
+    critic: CriticConfig = option(CriticConfig(), "Value models for `advantage.estimator: gae`.")
     credit: CreditConfig = option(CreditConfig(), "Advantages weighted by attention.")
     imitation: ImitationConfig = option(
         ImitationConfig(), "Imitation of demonstrations, in addition to the policy's rollouts."
     )
     loss: str | None = path_option(
         None,
-        "Your own loss instead of ratio, gate, KL, entropy and correction: `package.module:function`, "
-        "`path/to/file.py:function`, or a name that an installed package registers (entry points `roll.losses`).",
+        "Your own loss, which replaces ratio, gate, KL, entropy and correction: `package.module:function`, "
+        "`path/to/file.py:function`, or the name that an installed package registers (entry points `roll.losses`).",
         examples=["examples/algorithms/my_loss.py:loss"],
         pattern=EXTENSION_PATTERN,
     )

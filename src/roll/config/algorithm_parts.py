@@ -29,17 +29,17 @@ class RewardShapingConfig(Section):
     An environment's rewards for single turns are only scaled; all other changes apply to the rest of the reward.
     """
 
-    scale: float = option(1.0, "Factor of the reward.", gt=0)
+    scale: float = option(1.0, "Factor on the reward.", gt=0)
     shift: float = option(0.0, "Constant that is added after scaling.")
-    clip: float | None = option(None, "Bound c of the range [-c, c] to which the shifted reward is clipped.", gt=0)
+    clip: float | None = option(None, "Bound c: the shifted reward is clipped to [-c, c].", gt=0)
     overlong_buffer: int = option(
         0,
-        "Soft overlong penalty (DAPO): over the last N tokens before max_new_tokens, the penalty grows from 0 to "
-        "`overlong_penalty`; 0 disables the penalty.",
+        "Soft overlong penalty (DAPO): over the last N tokens before `rollout.max_new_tokens`, the penalty grows "
+        "from 0 to `overlong_penalty`. 0 disables the penalty.",
         unit="tokens",
         ge=0,
     )
-    overlong_penalty: float = option(1.0, "Largest soft overlong penalty.", ge=0)
+    overlong_penalty: float = option(1.0, "Maximum of the soft overlong penalty.", ge=0)
     format_penalty: float = option(
         0.0, "Penalty for an answer that was cut off, or in which the verifier found no answer.", ge=0
     )
@@ -50,10 +50,10 @@ class AdvantageConfig(Section):
 
     estimator: Literal["outcome", "token", "turn", "chunk", "anchor_state", "gae"] = option(
         "outcome",
-        "`outcome`: one value per rollout. `token`: discounted sum of the rewards after each token. `turn`: discounted "
-        "sum of the rewards after each turn (ReBN). `chunk`: the rollout's value, discounted by the number of turns "
-        "that follow (IPA). `anchor_state`: episode advantage plus step advantage (GiGPO). "
-        "`gae`: generalized advantage estimation with a critic.",
+        "How advantages are estimated. `outcome`: one value per rollout. `token`: discounted sum of the rewards "
+        "after each token. `turn`: discounted sum of the rewards after each turn (ReBN). `chunk`: the rollout's "
+        "value, discounted by the number of turns that follow (IPA). `anchor_state`: the episode's advantage plus "
+        "the step's advantage (GiGPO). `gae`: generalized advantage estimation with a critic.",
     )
     mean: Literal["none", "group", "batch", "running", "leave_one_out", "length_weighted", "greedy"] = option(
         "group",
@@ -68,45 +68,49 @@ class AdvantageConfig(Section):
         "so far (`running`). `none`: no scaling.",
     )
     per_domain: bool = option(
-        True, "Whether means and deviations of `batch` and `running` are computed separately for each domain."
+        True,
+        "Whether the means and standard deviations of `batch` and `running` are computed separately for each domain.",
     )
     gamma: float = option(1.0, "Discount per token, or per turn if the estimator works on turns.", ge=0, le=1)
     gae_lambda: float = option(0.95, "GAE's lambda; 1 is the Monte Carlo return.", ge=0, le=1)
-    step_weight: float = option(1.0, "GiGPO: weight of the step advantage relative to the episode's advantage.", ge=0)
+    step_weight: float = option(1.0, "GiGPO: weight of the step's advantage relative to the episode's advantage.", ge=0)
     whiten: Literal["none", "token", "turn"] = option(
-        "none", "Whether advantages are whitened (mean 0, deviation 1) over all tokens or all turns of the batch."
+        "none",
+        "Whether advantages are whitened (mean 0, standard deviation 1) over all tokens or over all turns of the "
+        "batch.",
     )
     clip: float | None = option(None, "Bound on the absolute value of an advantage, after whitening.", gt=0)
     function: str | None = path_option(
         None,
-        "Your own estimator instead of the other keys: `package.module:function` or `path/to/file.py:function`.",
+        "Your own estimator, which replaces the other keys: `package.module:function` or `path/to/file.py:function`.",
         examples=["examples/algorithms/median_baseline.py:advantages"],
         pattern=FUNCTION_PATTERN,
     )
 
 
 class RatioConfig(Section):
-    """The ratio of new to old probability that the gate uses."""
+    """The importance ratio that the gate uses: a token's new probability divided by its old probability."""
 
     level: Literal["token", "chunk", "sequence", "sequence_token"] = option(
         "token",
-        "Level of the ratio: one value for each token, each chunk (turn) or each sequence; `sequence_token`: the "
-        "sequence's value with each token's own gradient (GSPO-token).",
+        "Level of the ratio. `token`, `chunk`, `sequence`: one value per token, per chunk (turn) or per sequence. "
+        "`sequence_token`: the sequence's value with each token's own gradient (GSPO-token).",
     )
     reduce: Literal["geometric", "product"] = option(
-        "geometric", "Ratio of a chunk or sequence: geometric mean or product of the ratios of its tokens."
+        "geometric",
+        "How the ratio of a chunk or sequence is computed: as geometric mean or as product of its tokens' ratios.",
     )
     against: Literal["old", "rollout", "behavior"] = option(
         "old",
-        "Denominator of the ratio. `old`: the policy before the update, computed by the trainer, so that the ratio "
-        "covers only the update. `behavior`: the policy version that sampled each token, computed by the trainer, so "
-        "that the ratio also covers staleness (keeps snapshots, see `correction.snapshots`). `rollout`: the engine's "
-        "probabilities, so that the ratio covers staleness and mismatch as well.",
+        "Denominator of the ratio. `old`: the trainer's probabilities under the policy before the update; the ratio "
+        "covers only the update. `behavior`: the trainer's probabilities under the policy version that sampled each "
+        "token; the ratio also covers staleness and needs snapshots (see `correction.snapshots`). `rollout`: the "
+        "engine's probabilities; the ratio also covers staleness and mismatch.",
     )
     max_token_log_ratio: float | None = option(
         None,
-        "Bound on a token's log-ratio, in the direction that raises the objective, before a sequence's mean is taken "
-        "(GMPO).",
+        "Bound on a token's log-ratio, in the direction that raises the objective. It is applied before the mean "
+        "over a sequence is computed (GMPO).",
         gt=0,
     )
 
@@ -117,17 +121,19 @@ class KLConfig(Section):
     coefficient: float = option(0.0, "Weight of the penalty.", ge=0)
     estimator: Literal["k1", "k2", "k3", "absolute", "full"] = option(
         "k3",
-        "Estimator of the divergence per token (Schulman 2020); `full`: the exact sum over the vocabulary. Use `k1` "
-        "only in the reward: in the loss its gradient is 0 in expectation.",
+        "Estimator of the divergence per token (Schulman 2020). `full`: the exact sum over the vocabulary. Use `k1` "
+        "only with `apply_to: reward`, because in the loss its gradient is 0 in expectation.",
     )
     apply_to: Literal["loss", "reward"] = option(
         "loss",
-        "`loss`: a term of the loss. `reward`: subtracted from the reward, before baseline and scaling: the sum over "
-        "an answer from the answer's reward, the sum over a turn from the turn's reward, or each token's penalty from "
-        "that token's reward. Filters ignore it.",
+        "`loss`: the penalty is a term of the loss. `reward`: the penalty is subtracted from the reward before "
+        "baseline and scaling. It is summed over each answer or each turn, or applied per token, depending on which "
+        "of them has its own reward. Filters ignore the penalty.",
     )
     target: float | None = option(
-        None, "Target divergence, to which the coefficient adapts (Ziegler 2019); null keeps the coefficient.", gt=0
+        None,
+        "Target divergence. The coefficient adapts to reach it (Ziegler 2019). `null`: the coefficient is constant.",
+        gt=0,
     )
     horizon: int = option(10_000, "Number of rollouts over which the coefficient adapts.", unit="rollouts", ge=1)
 
@@ -148,7 +154,7 @@ class EntropyConfig(Section):
     coefficient: float = option(0.0, "Weight of the bonus.", ge=0)
     drop_divergent: float = option(
         0.0,
-        "Share of tokens without a bonus: those on whose value the critics disagree most (AsyPPO).",
+        "Share of tokens that get no bonus: the tokens on whose value the critics disagree most (AsyPPO).",
         ge=0,
         lt=1,
     )
@@ -159,14 +165,15 @@ class FilterConfig(Section):
 
     skip_zero_variance: bool = option(
         True,
-        "Drop groups whose rewards are all equal, since their advantages are 0. Dropped groups are counted. With "
-        "`algorithm.kl`, `false` applies the penalty also to prompts that the policy always solves.",
+        "Whether to drop groups whose rewards are all equal, because their advantages are 0. Dropped groups are "
+        "counted. With a KL penalty, set this to `false` to apply the penalty to prompts that the policy always "
+        "solves, too.",
     )
     metric: Literal["reward", "accuracy"] = option(
         "reward",
-        "Value that the filters of groups use. `reward`: the reward shaped by `algorithm.reward`, before a KL penalty. "
-        "`accuracy`: the verifier's verdict, 1 or 0, independent of the reward; without a verdict the reward before "
-        "shaping (DAPO).",
+        "Value that the filters of groups use. `reward`: the reward shaped by `algorithm.reward`, before a KL "
+        "penalty. `accuracy`: the verifier's verdict, 1 or 0, independent of the reward; if there is no verdict, the "
+        "reward before shaping (DAPO).",
     )
     min_mean: float | None = option(None, "Drop groups whose mean is not above this value.")
     max_mean: float | None = option(None, "Drop groups whose mean is not below this value.")
@@ -176,12 +183,15 @@ class FilterConfig(Section):
     drop_unfinished: bool = option(False, "Whether to drop rollouts that were cut off (overlong filtering).")
     keep: Literal["all", "positive", "best", "worst", "extremes"] = option(
         "all",
-        "Rollouts of a group that are trained: all, those with a positive reward (RAFT), the `keep_num` best, the "
-        "`keep_num` worst, or both (`extremes`); always by the shaped reward.",
+        "Rollouts of a group to train on, selected by the shaped reward. `all`: all rollouts. `positive`: those with "
+        "a positive reward (RAFT). `best`: the `keep_num` best. `worst`: the `keep_num` worst. `extremes`: the "
+        "`keep_num` best and the `keep_num` worst.",
     )
-    keep_num: int = option(2, "Number of rollouts that `best`, `worst` or each end of `extremes` keeps.", ge=1)
+    keep_num: int = option(
+        2, "Number of rollouts that `best` and `worst` each keep; `extremes` keeps twice as many.", ge=1
+    )
     top_variance: float = option(
-        1.0, "Share of groups that are trained, namely those with the largest deviation (StarPO-S).", gt=0, le=1
+        1.0, "Share of groups to train on: the groups with the largest standard deviation (StarPO-S).", gt=0, le=1
     )
     refill: bool = option(
         False,
@@ -215,8 +225,8 @@ class WeightConfig(Section):
 
 
 class ImitationConfig(Section):
-    """Demonstrations from the data (`expert_key`), or turns replayed for a group (`anchors` of the pipeline
-    `agentic`), as additional rollouts of their prompts.
+    """Training on demonstrations from the data (`expert_key`), or on turns that are replayed for a group (`anchors` of
+    the pipeline `agentic`), as additional rollouts.
 
     Demonstrations do not count in baselines and filters, and do not train the critic. The objective of a
     demonstration's tokens is weight x G log pi, where G is the demonstration's (shaped) reward, discounted per turn if
@@ -224,17 +234,19 @@ class ImitationConfig(Section):
     """
 
     weight: float = option(
-        1.0, "Factor on the tokens of demonstrations (lambda_IL of IPA); 0 drops all demonstrations.", ge=0
+        1.0, "Weight of the demonstrations' tokens in the loss (lambda_IL of IPA); 0 drops all demonstrations.", ge=0
     )
     when: Literal["always", "unsolved"] = option(
         "always",
-        "`always`: imitate the demonstration of every prompt that has one. `unsolved`: only if no rollout of the "
-        "policy has as high a reward.",
+        "When a demonstration is imitated. `always`: for every prompt that has one. `unsolved`: only if no rollout "
+        "of the policy reaches the demonstration's reward.",
     )
 
 
 class UpdateConfig(Section):
-    """Updates from each batch; with more than one update, old log-probs are computed first and kept fixed."""
+    """Number of updates from each batch. With more than one update, the old log-probs are computed once, before the
+    first update.
+    """
 
     num_minibatches: int = option(
         1, "Number of mini-batches into which a step's batch is split, each with one optimizer step.", ge=1
@@ -243,25 +255,27 @@ class UpdateConfig(Section):
 
 
 class CriticConfig(Section):
-    """The value model of `estimator: gae`; not loaded with other estimators."""
+    """Value models (critics) for `advantage.estimator: gae`; they are not loaded with other estimators."""
 
     model: str | None = path_option(None, "Backbone of the critics; by default the policy's initial model.")
     num_critics: int = option(
         1,
-        "Number of critics. Several critics learn from disjoint shares of every group's rollouts, and the mean of "
-        "their values is used (AsyPPO).",
+        "Number of critics. If there are several, they learn from disjoint parts of every group's rollouts, and the "
+        "mean of their values is used (AsyPPO).",
         ge=1,
     )
     learning_rate: float = option(1e-5, "Peak learning rate.", gt=0)
     value_clip: float | None = option(
-        None, "Clip range of a value around the old value, as PPO implementations have it; null for no clip.", gt=0
+        None, "Clip range of a value around the old value, as in PPO implementations; `null` disables clipping.", gt=0
     )
-    warmup_steps: int = option(0, "Number of first steps in which only the critics are trained.", unit="steps", ge=0)
+    warmup_steps: int = option(
+        0, "Number of steps at the start of the run in which only the critics are trained.", unit="steps", ge=0
+    )
     num_epochs: int = option(1, "Number of passes over each batch.", ge=1)
     shared: bool = option(
         False,
-        "Whether the critic is a value head on the policy's network, trained in the policy's updates, instead of a "
-        "separate model.",
+        "Whether the critic is a value head on the policy's network instead of a separate model. The head is trained "
+        "in the policy's updates.",
     )
     coefficient: float = option(
         0.1, "`shared`: weight of the value loss relative to the policy loss; both update the shared network.", gt=0
@@ -274,34 +288,34 @@ class CriticConfig(Section):
     )
     drop_agreed: float = option(
         0.0,
-        "Share of tokens whose advantage is set to 0: those on whose value the critics agree most (AsyPPO).",
+        "Share of tokens whose advantage is set to 0: the tokens on whose value the critics agree most (AsyPPO).",
         ge=0,
         lt=1,
     )
 
 
 class CreditConfig(Section):
-    """Advantages weighted by how much the model's own attention uses a token: arXiv 2510.13554."""
+    """Advantages weighted by how much the model's own attention uses each token (arXiv 2510.13554)."""
 
     type: Literal["none", "local", "global", "coupled"] = option(
         "none",
-        "Which tokens are amplified. `local`: tokens at which attention jumps far back (WAAD). `global`: tokens that "
-        "later tokens attend to (FAI). `coupled`: both.",
+        "Which tokens are amplified. `local`: tokens at which attention jumps far back (measured by WAAD); a phrase "
+        "begins there. `global`: anchors, which are the tokens that later tokens attend to most (measured by FAI). "
+        "`coupled`: both; an anchor inside a phrase shares its amplification with its introduction, which is the "
+        "token that begins the phrase.",
     )
     amplification: float = option(1.5, "Factor on the advantages of amplified tokens.", ge=1)
     share: float = option(0.4, "Share of each answer's tokens that is amplified.", gt=0, le=1)
-    window: int = option(10, "Maximum distance that WAAD counts.", unit="tokens", ge=1)
+    window: int = option(10, "Distance at which WAAD truncates larger attention distances.", unit="tokens", ge=1)
     horizon_start: int = option(
-        10, "Minimum distance of the later tokens whose attention FAI counts.", unit="tokens", ge=1
+        10, "FAI counts the attention of later tokens from this distance on.", unit="tokens", ge=1
     )
-    horizon_end: int = option(
-        100, "Maximum distance of the later tokens whose attention FAI counts.", unit="tokens", ge=1
-    )
+    horizon_end: int = option(100, "FAI counts the attention of later tokens up to this distance.", unit="tokens", ge=1)
     introduction_window: int = option(
-        3, "`coupled`: number of tokens before an anchor among which its introduction is searched.", ge=1
+        3, "`coupled`: how many tokens before an anchor are searched for its introduction.", ge=1
     )
     introduction_share: float = option(
-        0.5, "`coupled`: share of an anchor's amplification that moves to the introduction.", ge=0, le=1
+        0.5, "`coupled`: share of an anchor's amplification that moves to its introduction.", ge=0, le=1
     )
     waad_quantile: float = option(
         0.5,

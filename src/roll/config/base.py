@@ -32,9 +32,9 @@ EXTENSION_PATTERN = r"^(?:\w[\w.-]*|(?:\w+(?:\.\w+)*|[^:]+\.py):\w+)$"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """Pattern of a name that becomes a directory name."""
 PATTERN_DESCRIPTIONS = {
-    FUNCTION_PATTERN: "such as package.module:function or path/to/file.py:function",
-    EXTENSION_PATTERN: "such as a name, package.module:Name or path/to/file.py:Name",
-    NAME_PATTERN: "of letters (A to Z, a to z), digits, '.', '_' and '-', beginning with a letter or a digit",
+    FUNCTION_PATTERN: "(`package.module:function` or `path/to/file.py:function`)",
+    EXTENSION_PATTERN: "(a name, `package.module:Name` or `path/to/file.py:Name`)",
+    NAME_PATTERN: "of letters (A to Z, a to z), digits, '.', '_' and '-' that begins with a letter or a digit",
 }
 """Descriptions of patterns, for messages."""
 

@@ -63,29 +63,30 @@ class RoleDevices:
 
 
 class DeviceMapping(Section):
-    """Devices of each role in the whole cluster. Roles that share devices are colocated, others disaggregated.
+    """Devices of each role, numbered over the whole cluster. Roles that share devices are colocated; other roles are
+    disaggregated.
 
     A device is one accelerator, or one CPU worker slot on a machine without accelerators. The numbers of trainer ranks
     and of engines follow from this mapping. A pipeline with more roles adds their keys in a subclass.
     """
 
-    actor_train: Devices = option([0], "Devices of the trainer, one rank on each.")
-    actor_infer: Devices = option([0], "Devices of the engines, `inference.tensor_parallel` for each engine.")
+    actor_train: Devices = option([0], "Devices of the trainer. Each device runs one rank.")
+    actor_infer: Devices = option([0], "Devices of the engines. Each engine gets `inference.tensor_parallel` of them.")
     critic: Devices | None = option(
-        None, "Devices of every critic, one rank on each; by default those of `actor_train`."
+        None, "Devices of every critic. Each device runs one rank. By default, the devices of `actor_train`."
     )
     reference: Devices | None = option(
-        None, "Devices of the reference, one rank on each; by default those of `actor_train`."
+        None, "Devices of the reference model. Each device runs one rank. By default, the devices of `actor_train`."
     )
     judge: Devices | None = option(
         None,
-        "Devices of the run's own judge, `judge.tensor_parallel` for each engine; by default the first ones of "
-        "`actor_infer`.",
+        "Devices of the run's own judge. Each engine gets `judge.tensor_parallel` of them. By default, the first "
+        "devices of `actor_infer`.",
     )
 
 
 class ClusterConfig(Section):
-    """The cluster on which roles run: this process (`local`), or one Ray actor per rank and engine (`ray`)."""
+    """Where the roles run: in this process (`local`), or in one Ray actor per rank and engine (`ray`)."""
 
     type: Literal["local", "ray"] = option(
         "local", "`local`: roles run in this process. `ray`: each rank and each engine is a Ray actor."
@@ -95,7 +96,7 @@ class ClusterConfig(Section):
     )
     num_nodes: int = option(1, "Number of machines.", ge=1)
     devices_per_node: int | None = option(
-        None, "Number of devices of each machine; by default all that are found (on a CPU one per core).", ge=1
+        None, "Number of devices of each machine; by default all devices that are found (on a CPU, one per core).", ge=1
     )
     device_mapping: DeviceMapping = option(DeviceMapping(), "Devices of each role.")
     offload_colocated: Literal["auto"] | bool = option(

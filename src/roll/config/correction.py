@@ -14,7 +14,7 @@ Level = Literal["token", "chunk", "sequence", "geometric"]
 
 
 class CorrectionConfig(Section):
-    """Importance sampling correction: a constant factor w on tokens, for engine mismatch and staleness.
+    """Importance sampling correction for engine mismatch and staleness: a factor w on each token, without a gradient.
 
     The factor is truncated at `upper`; tokens whose factor is outside [mask_low, mask_high] are masked out. `corrects`
     selects the factor; truncation, masks and veto apply to it at every `level`.
@@ -23,30 +23,31 @@ class CorrectionConfig(Section):
     corrects: Literal["both", "mismatch", "staleness"] = option(
         "both",
         "Difference that the factor w corrects. `both`: mismatch and staleness together, w = old / rollout. "
-        "`mismatch`: between engine and trainer under the policy version that sampled the token, w = behavior / "
-        "rollout. "
-        "`staleness`: between that version and the policy before the update, both in the trainer, w = old / behavior. "
-        "The last two need `snapshots`.",
+        "`mismatch`: the difference between trainer and engine under the policy version that sampled the token, w = "
+        "behavior / rollout. `staleness`: the difference between the policy before the update and the version that "
+        "sampled the token, both in the trainer, w = old / behavior. `mismatch` and `staleness` need `snapshots`.",
     )
     snapshots: bool = option(
         False,
-        "Whether to keep the trained weights of the last ⌈async_ratio⌉ policy versions in host memory, and to score "
-        "each stale token under the version that sampled it. The metrics `train_inference/…` then measure mismatch and "
-        "staleness separately and exactly. Each older version in a batch needs one forward pass over its rollouts. "
-        "Snapshots are always on with `corrects` mismatch or staleness, and with ratio.against behavior.",
+        "Whether to keep the trained weights of the last ⌈async_ratio⌉ policy versions in host memory, and to "
+        "compute each stale token's log-prob under the version that sampled it. The metrics `train_inference/…` then "
+        "measure mismatch and staleness separately and exactly. Each older version in a batch needs one forward pass "
+        "over its rollouts. Snapshots are always on with `corrects: mismatch`, `corrects: staleness` and "
+        "`ratio.against: behavior`.",
     )
     level: Level = option(
         "token",
-        "Level of the factor. `token`: each token's own. `chunk`: geometric mean over the tokens of a chunk (turn). "
-        "`sequence`: product over the tokens of a sequence. `geometric`: geometric mean over the tokens of a sequence.",
+        "Level of the factor. `token`: each token has its own factor. `chunk`: geometric mean over the tokens of a "
+        "chunk (turn). `sequence`: product over the tokens of a sequence. `geometric`: geometric mean over the "
+        "tokens of a sequence.",
     )
     upper: float | None = option(
-        2.0, "Value at which the factor is truncated; null sets the factor to 1, so that only the masks apply.", gt=0
+        2.0, "Value at which the factor is truncated. `null` sets the factor to 1, so only the masks apply.", gt=0
     )
-    mask_low: float | None = option(None, "Factor below which a token is masked out.", ge=0)
-    mask_high: float | None = option(None, "Factor above which a token is masked out.", gt=0)
+    mask_low: float | None = option(None, "Tokens whose factor is below this value are masked out.", ge=0)
+    mask_high: float | None = option(None, "Tokens whose factor is above this value are masked out.", gt=0)
     veto: float | None = option(
-        None, "Factor of a single token below which the whole sequence is masked out.", gt=0, lt=1
+        None, "If the factor of a single token is below this value, the whole sequence is masked out.", gt=0, lt=1
     )
 
     @model_validator(mode="after")

@@ -38,9 +38,11 @@ __all__ = [
 
 class _ScoredSource(Section):
     reward: RewardList = option(
-        ..., "Rewards that score the answers: a type, a section, or a list with weights.", examples=["math"]
+        ...,
+        "Rewards that score the answers: a reward type, a section, or a list of these, each with a weight.",
+        examples=["math"],
     )
-    weight: float = option(1.0, "Share of each step's prompts, relative to the other sources.", gt=0)
+    weight: float = option(1.0, "Weight of the source when prompts are drawn, relative to the other sources.", gt=0)
 
 
 class _Source(DataEntryBase, _ScoredSource):
@@ -73,7 +75,8 @@ class _Source(DataEntryBase, _ScoredSource):
 class _SplitSource(_Source):
     held_out: float = option(
         0.1,
-        "Share of the source that is used only for evaluation (unless a separate `split` or file is given).",
+        "Share of the source that is used only for evaluation. It is ignored if the source has a separate split or "
+        "file for evaluation.",
         ge=0,
         lt=1,
     )
@@ -88,13 +91,13 @@ class FunctionsData(_SplitSource):
 
     source: Literal["functions"] = option(..., "Name of the source.")
     reward: RewardList = option(
-        [CodeReward(type="code")], "Rewards that score the answers; by default by running them."
+        [CodeReward(type="code")], "Rewards that score the answers; by default, the answers are run on the test cases."
     )
     num_constants: int = option(
-        20, "Number of constants, from 2 on, with which each kind of function is generated.", ge=1, le=1000
+        20, "Number of constants for each kind of function, starting at 2: `add_2`, `add_3`, and so on.", ge=1, le=1000
     )
     num_cases: int = option(6, "Number of hidden test cases of each task.", ge=1, le=100)
-    held_out: float = option(0.3, "Share of the tasks held out for evaluation.", ge=0, lt=1)
+    held_out: float = option(0.3, "Share of the tasks that is used only for evaluation.", ge=0, lt=1)
 
 
 class GuessNumberData(_Source):
@@ -125,7 +128,7 @@ class GuessNumberData(_Source):
 
 
 class EnvironmentData(HostingConfig, _Source):
-    """Episodes in an environment: a built-in one by its id, or your own class with GEM's `reset` and `step`.
+    """Episodes in an environment: a built-in environment, or your own class with GEM's `reset` and `step`.
 
     The first observation is the prompt. Episode N begins with `reset(seed=N)` for all rollouts of a group; training and
     evaluation have no seed in common.
@@ -134,7 +137,7 @@ class EnvironmentData(HostingConfig, _Source):
     source: Literal["environment"] = option("environment", "Name of the source.")
     environment: str = path_option(
         ...,
-        "Id of a built-in environment (`roll env list`), or import path of your class: `package.module:Class`, or "
+        "Id of a built-in environment (`roll env list`), or import path of your own class: `package.module:Class` or "
         "`path/to/file.py:Class`.",
         examples=["game:GuessTheNumber-v0-easy", "mazes.py:Maze"],
         min_length=1,
@@ -142,18 +145,19 @@ class EnvironmentData(HostingConfig, _Source):
     options: dict[str, Any] = option({}, "Keyword arguments of the environment.")
     wrappers: list[str | dict[str, dict[str, Any]]] = option(
         [],
-        "Wrappers of the environment, the first one innermost: a wrapper's name, or its name with options.",
+        "Wrappers of the environment; the first one is the innermost. Each entry is a wrapper's name, or its name "
+        "with options.",
         examples=[[{"format_penalty": {"penalty": 0.1}}]],
     )
     tools: ToolList = option(
         [],
-        "Tools that the model may call: a tool's name, its name under `tool` with options, or the import path of your "
-        "function or class.",
+        "Tools that the model may call. Each entry is a tool's name, a section with the name (key `tool`) and its "
+        "options, or the import path of your own function or class.",
         examples=[["calculator", {"tool": "search", "folder": "notes"}, "tools.py:lookup"]],
     )
     tool_calls: ToolCallsConfig = option(ToolCallsConfig(), "Format and limits of tool calls.")
     reward: RewardList = option([EnvironmentReward(type="environment")], "Rewards that score the episodes.")
-    num_turns: int = option(1, "Maximum number of answers in one episode, after which it ends.", ge=1)
+    num_turns: int = option(1, "Maximum number of answers in one episode; the episode ends after the last one.", ge=1)
     num_episodes: int = option(1000, "Number of different episodes to train on.", ge=1)
     num_held_out: int = option(100, "Number of additional episodes that are used only for evaluation.", ge=0)
     history: HistoryConfig | None = option(
@@ -219,20 +223,21 @@ class EnvironmentData(HostingConfig, _Source):
 class _ColumnSource(ConversationColumns, _SplitSource):
     prompt_key: str = option(
         "prompt",
-        "Column with the prompt: text, or a list of chat messages. If the last message is the assistant's, the model "
-        "continues it.",
+        "Column with the prompt: text, or a list of chat messages. If the last message is from the assistant, the "
+        "model continues it.",
     )
     answer_key: str | None = option("answer", "Column with the reference answer; `null` if no reward needs one.")
     answer_pattern: str | None = option(
         None,
-        "Regular expression whose first group is the reference answer in the column `answer_key` (GSM8K: `#### (.+)`).",
+        "Regular expression that extracts the reference answer from the column `answer_key`: its first group is the "
+        "answer (GSM8K: `#### (.+)`).",
     )
     expert_key: str | None = option(
         None,
-        "Column with a demonstration, an answer as text. A demonstration with a positive reward is imitated in "
-        "addition to the policy's own answers (`algorithm.imitation`).",
+        "Column with a demonstration, which is the text of an expert's answer. The policy is trained on "
+        "demonstrations with a positive reward in addition to its own answers (`algorithm.imitation`).",
     )
-    limit: int | None = option(None, "Maximum number of rows; only the first ones are used.", ge=1)
+    limit: int | None = option(None, "Use only the first N rows.", ge=1)
 
     @property
     def has_demonstrations(self) -> bool:

@@ -16,11 +16,13 @@ class DeepSpeedConfig(Section):
 
     zero_stage: Literal[0, 1, 2, 3] = option(
         2,
-        "ZeRO stage, which determines the states that are sharded over the ranks: nothing (0), optimizer states (1), "
-        "also gradients (2), also weights (3). Stage 0 supports only float32.",
+        "ZeRO stage. 0: nothing is sharded over the ranks. 1: optimizer states are sharded. 2: gradients are sharded "
+        "as well. 3: weights are sharded as well. Stage 0 supports only float32.",
     )
     offload_optimizer: bool = option(
-        False, "Whether optimizer states and the update are offloaded to the host; needs stage 1 or higher."
+        False,
+        "Whether optimizer states are offloaded to host memory and the update runs on the CPU; needs stage 1 or "
+        "higher.",
     )
     offload_parameters: bool = option(
         False, "Whether weights are offloaded to host memory while they are not in use; needs stage 3."

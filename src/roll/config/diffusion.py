@@ -138,7 +138,8 @@ class SamplingConfig(Section):
     )
     num_stochastic_steps: int | None = option(
         None,
-        "Number of first steps that are SDE steps and are trained; later ones are ODE steps. By default all.",
+        "Number of SDE steps, which are the first steps and are used for training; later steps are ODE steps. By "
+        "default, all steps are SDE steps.",
         ge=1,
     )
     batch_size: int = option(16, "Number of samples that a rank denoises at once.", ge=1)

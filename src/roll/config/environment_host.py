@@ -16,9 +16,9 @@ class HostingConfig(Section):
 
     host: Literal["loop", "pool", "sandbox", "http"] | None = option(
         None,
-        "Where the environment runs. `loop`: in the controller, for environments that take microseconds or use "
-        "`async def`. `pool`: each episode in a separate process. `sandbox`: each episode in a sandbox. `http`: on a "
-        "server (`url`). By default built-in environments run in the loop, and your own classes in the pool.",
+        "Where the environment runs. `loop`: in the controller, for environments whose steps take microseconds or "
+        "that use `async def`. `pool`: each episode in a separate process. `sandbox`: each episode in a sandbox. "
+        "`http`: on a server (`url`). By default, built-in environments use `loop`, and your own classes use `pool`.",
     )
     url: str | None = option(
         None,

@@ -15,14 +15,14 @@ __all__ = ["EpisodesConfig", "HistoryConfig"]
 
 
 class HistoryConfig(Section):
-    """Form of earlier turns in the context. Whenever the context is rewritten, a new training sample begins."""
+    """How earlier turns appear in the context. Whenever the context is rewritten, a new training sample begins."""
 
     type: Literal["full", "window", "thinking_stripped", "stepwise", "summary"] = option(
         "full",
         "`full`: all turns, as the chat template renders them (some templates drop earlier thinking). `window`: the "
         "last `num_turns` answers with the observations that followed them. `thinking_stripped`: all turns, with the "
-        "thinking of earlier answers removed. `stepwise`: only the current observation. `summary`: all turns until the "
-        "context is nearly full, which the model then replaces by a summary.",
+        "thinking of earlier answers removed. `stepwise`: only the current observation. `summary`: all turns; when "
+        "the context is nearly full, the model replaces them by a summary.",
     )
     num_turns: int | None = option(None, "`window`: number of earlier answers in the context.", ge=1)
     keep_task: bool = option(
@@ -37,7 +37,7 @@ class HistoryConfig(Section):
     )
     summary_tokens: int = option(256, "`summary`: maximum length of a summary.", unit="tokens", ge=1)
     train_summary: bool = option(
-        True, "`summary`: whether summaries are trained like answers, with the episode's reward."
+        True, "`summary`: whether the policy is trained on summaries as on answers, with the episode's reward."
     )
 
     @model_validator(mode="after")
@@ -71,19 +71,22 @@ class HistoryConfig(Section):
 class EpisodesConfig(Section):
     """The model's context in a conversation with an environment: earlier turns, and what happens when it is full."""
 
-    history: HistoryConfig = option(HistoryConfig(), "Form of earlier turns in the context.")
+    history: HistoryConfig = option(HistoryConfig(), "How earlier turns appear in the context.")
     observation_tokens: int = option(
         512,
-        "Number of tokens per observation from which the context length of engines is computed if "
-        "`inference.max_context` is not set. A single observation may be longer, as long as the context has room.",
+        "Expected number of tokens per observation, from which the engines' context length is computed if "
+        "`inference.max_context` is not set. An observation may be longer if the context has room for it.",
         unit="tokens",
         ge=0,
     )
     long_observations: Literal["cut", "end"] = option(
         "cut",
-        "Handling of an observation that leaves no room for an answer: `cut` replaces the middle by a note; `end` ends "
-        "the episode. If not even a part of the observation fits, the episode ends.",
+        "Handling of an observation that leaves no room for an answer. `cut`: replace its middle by a note. `end`: "
+        "end the episode. If not even a part of the observation fits, the episode ends in both cases.",
     )
     min_answer_tokens: int = option(
-        16, "Minimum number of tokens that are free for an answer (at most `max_new_tokens`).", unit="tokens", ge=1
+        16,
+        "Minimum number of tokens that must remain free in the context for an answer; at most `max_new_tokens`.",
+        unit="tokens",
+        ge=1,
     )

@@ -61,7 +61,8 @@ class ExampleColumns(ConversationColumns, _ExampleSource):
 
     held_out: float = option(
         0.1,
-        "Share of the source that is used only for evaluation (unless a separate `split` or file is given).",
+        "Share of the source that is used only for evaluation. It is ignored if the source has a separate split or "
+        "file for evaluation.",
         ge=0,
         lt=1,
     )
@@ -80,13 +81,13 @@ class ExampleColumns(ConversationColumns, _ExampleSource):
     )
     input_key: str | None = option("input", "Column with the input of the instruction, in Alpaca's format.")
     output_key: str | None = option("output", "Column with the answer to the instruction.")
-    text_key: str | None = option("text", "Column with plain text, every token of which is trained.")
+    text_key: str | None = option("text", "Column with plain text; the model is trained on all of its tokens.")
     label_key: str = option("label", "Column with the label of a single answer: desirable (true, 1) or not (false, 0).")
     margin_key: str | None = option(
         "margin", "Column with the margin by which the chosen answer is better; optional in a row."
     )
     score_key: str = option("score", "Column with the target score of an answer, for a reward model with regression.")
-    limit: int | None = option(None, "Maximum number of rows; only the first ones are used.", ge=1)
+    limit: int | None = option(None, "Use only the first N rows.", ge=1)
 
 
 class FileExamples(FileTable, ExampleColumns):

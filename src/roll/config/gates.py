@@ -64,9 +64,11 @@ class StopGradient(Section):
     """sg(clip(r, lower, upper)) A log pi: TIS (0, 1), CISPO (1 - e, 1 + e)."""
 
     type: Literal["stop_gradient"] = option(..., "Kind of gate.")
-    lower: float = option(0.0, "Smallest weight.", ge=0)
-    upper: float = option(1.0, "Largest weight.", gt=0)
-    mask: bool = option(False, "Whether to drop tokens whose ratio left the bounds in the direction of the advantage.")
+    lower: float = option(0.0, "Lower bound of the clipped ratio.", ge=0)
+    upper: float = option(1.0, "Upper bound of the clipped ratio.", gt=0)
+    mask: bool = option(
+        False, "Whether to drop tokens whose ratio is beyond the bound in the direction of the advantage."
+    )
 
     @model_validator(mode="after")
     def _check_bounds(self) -> StopGradient:
@@ -79,8 +81,8 @@ class SignSplit(Section):
     type: Literal["sign_split"] = option(..., "Kind of gate.")
     positive_weight: float = option(1.0, "Weight w+ of tokens with positive advantage.", ge=0)
     negative_weight: float = option(1.0, "Weight w- of tokens with negative advantage.", ge=0)
-    lower: float = option(0.0, "Smallest weight of a token with negative advantage.", ge=0)
-    upper: float = option(1.0, "Largest weight of a token with negative advantage.", gt=0)
+    lower: float = option(0.0, "Lower bound of the clipped ratio of tokens with negative advantage.", ge=0)
+    upper: float = option(1.0, "Upper bound of the clipped ratio of tokens with negative advantage.", gt=0)
 
     @model_validator(mode="after")
     def _check_bounds(self) -> SignSplit:
@@ -120,7 +122,7 @@ class PythonGate(Section):
     type: Literal["python"] = option(..., "Kind of gate.")
     gate: str = path_option(
         ...,
-        "Class of the gate: `path/to/file.py:Class`, `package.module:Class`, or a name that an installed package "
+        "Class of the gate: `package.module:Class`, `path/to/file.py:Class`, or the name that an installed package "
         "registers (entry points `roll.gates`).",
         pattern=EXTENSION_PATTERN,
         examples=["gates.py:Cubic"],

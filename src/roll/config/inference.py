@@ -19,8 +19,9 @@ class EngineOptions(Section):
 
     engine: str = path_option(
         "auto",
-        "`vllm`, `hf` (embedded, deterministic), or `auto`: vLLM if it is installed, otherwise `hf`. Or your own "
-        "engine: a name that an installed package registers (entry points `roll.engines`), or `path/to/file.py:Class`.",
+        "Inference engine: `vllm`, `hf` (embedded and deterministic), or `auto`, which selects vLLM if it is "
+        "installed and `hf` otherwise. For your own engine, the name that an installed package registers (entry "
+        "points `roll.engines`), or `path/to/file.py:Class`.",
         examples=["hf"],
         pattern=EXTENSION_PATTERN,
     )
@@ -30,7 +31,8 @@ class EngineOptions(Section):
     )
     kv_cache_bytes: int | None = option(
         None,
-        "Size of each engine's KV cache; by default 256 MiB on a CPU, and the engine's default share on a GPU.",
+        "Size of each engine's KV cache. By default, 256 MiB on a CPU, and the engine's default share of the memory "
+        "on a GPU.",
         unit="bytes",
         ge=1,
     )
@@ -47,12 +49,12 @@ class InferenceConfig(EngineOptions):
 
     max_context: int | None = option(
         None,
-        "Maximum length of prompt plus answer; by default what the prompts and max_new_tokens need.",
+        "Maximum length of prompt plus answer; by default, it is computed from the prompts and `max_new_tokens`.",
         unit="tokens",
         ge=1,
     )
     quantization: Quantization = option(
         "none",
-        "Number format in which a weight sync sends linear weights: `int8`, or `fp8` (e4m3), with a scale for every "
-        "output channel. The engines compute with the dequantized weights.",
+        "Number format in which a weight sync sends the weights of linear layers. `int8` and `fp8` (e4m3) have one "
+        "scale per output channel. The engines compute with the dequantized weights.",
     )

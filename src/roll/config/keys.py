@@ -194,41 +194,80 @@ def replace_indices(path: tuple[str | int, ...]) -> tuple[str, ...]:
 
 
 _SCALAR_DESCRIPTIONS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Any: "any value"}
+_ITEM_DESCRIPTIONS = {int: "whole numbers", float: "numbers", str: "strings", bool: "true or false"}
 
 
 def describe_type(annotation: Any, field: FieldInfo | None = None) -> str:
     """Describe the values that an annotation with its limits allows, in plain words."""
     value_type = parse_annotation(annotation)
+    words = _describe_values(value_type, field.metadata if field else [])
+    if not value_type.nullable:
+        return words
+    if words == _SCALAR_DESCRIPTIONS[bool]:
+        return "true, false or null"
+    return f"{words}, or null" if any(part in words for part in (", ", " and ", " or ", "`")) else f"{words} or null"
+
+
+def _describe_values(value_type: ValueType, limits: list[Any]) -> str:
     if value_type.is_list:
-        words = f"a list of {_describe_items(parse_annotation(value_type.item))}"
-    elif value_type.section or value_type.variants:
-        words = "a section"
-    elif value_type.is_dict:
-        words = "a mapping of names to values"
-    elif value_type.alternatives:
-        words = " or ".join(describe_type(alternative) for alternative in value_type.alternatives)
-    elif get_origin(value_type.scalar) is Literal:
-        choices = [f"'{choice}'" for choice in get_args(value_type.scalar)]
-        words = choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
-    else:
-        words = _SCALAR_DESCRIPTIONS.get(value_type.scalar, str(value_type.scalar))
-    limits = describe_limits(field) if field else ""
-    return f"{words}{limits}{' or null' if value_type.nullable else ''}"
+        return _describe_list(_describe_items(parse_annotation(value_type.item)), *_get_length_limits(limits))
+    if get_origin(value_type.scalar) is tuple:
+        items = get_args(value_type.scalar)
+        return _describe_list(_describe_items(parse_annotation(items[0])), len(items), len(items))
+    if value_type.section or value_type.variants:
+        return "a section"
+    if value_type.is_dict:
+        return "a mapping of names to values"
+    if value_type.alternatives:
+        words = [describe_type(alternative) for alternative in value_type.alternatives]
+        return " or ".join(words).replace(" or true or false", ", true or false")
+    if get_origin(value_type.scalar) is Literal:
+        choices = [_quote(choice) for choice in get_args(value_type.scalar)]
+        return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
+    words = _SCALAR_DESCRIPTIONS.get(value_type.scalar, str(value_type.scalar))
+    if value_type.scalar is str:
+        return _describe_text(words, limits)
+    bounds = _describe_bounds(limits)
+    return f"{words} {bounds}" if bounds else words
+
+
+def _quote(choice: Any) -> str:
+    return f"'{choice}'" if isinstance(choice, str) else str(choice).lower()
+
+
+def _describe_list(items: str, at_least: int, at_most: int | None) -> str:
+    if at_least == at_most:
+        return f"a list of {at_least} {items}"
+    if at_most is not None:
+        items = f"at most {at_most} {items}"
+    elif at_least > 1:
+        items = f"at least {at_least} {items}"
+    return f"a non-empty list of {items}" if at_least == 1 else f"a list of {items}"
 
 
 def _describe_items(value_type: ValueType) -> str:
     if get_origin(value_type.scalar) is Literal:
-        return " / ".join(f"'{choice}'" for choice in get_args(value_type.scalar))
-    return {int: "whole numbers", float: "numbers", str: "strings", bool: "true or false"}.get(
-        value_type.scalar, "sections"
-    )
+        return f"values from {', '.join(_quote(choice) for choice in get_args(value_type.scalar))}"
+    return _ITEM_DESCRIPTIONS.get(value_type.scalar, "sections")
 
 
-def describe_limits(field: FieldInfo) -> str:
-    """Describe the limits of a field, as in ` >= 0 and < 1`; an empty string if it has none."""
+def _describe_text(words: str, limits: list[Any]) -> str:
+    if _get_length_limits(limits)[0]:
+        words = f"non-empty {words}"
+    pattern = next((item.pattern for item in limits if getattr(item, "pattern", None)), None)
+    return words if pattern is None else f"{words} {PATTERN_DESCRIPTIONS.get(pattern, f'that matches `{pattern}`')}"
+
+
+def _get_length_limits(limits: list[Any]) -> tuple[int, int | None]:
+    at_least = next((item.min_length for item in limits if isinstance(item, MinLen)), 0)
+    at_most = next((item.max_length for item in limits if isinstance(item, MaxLen)), None)
+    return at_least, at_most
+
+
+def _describe_bounds(limits: list[Any]) -> str:
+    """Describe the bounds of a number, as in `>= 0 and < 1`; an empty string if it has none."""
     bounds: list[str] = []
-    lengths: list[str] = []
-    for item in field.metadata:
+    for item in limits:
         match item:
             case Ge(ge=limit):
                 bounds.append(f">= {limit}")
@@ -238,13 +277,4 @@ def describe_limits(field: FieldInfo) -> str:
                 bounds.append(f"<= {limit}")
             case Lt(lt=limit):
                 bounds.append(f"< {limit}")
-            case MinLen(min_length=limit):
-                lengths.append("not empty" if limit == 1 else f"with at least {limit} entries")
-            case MaxLen(max_length=limit):
-                lengths.append(f"with at most {limit} entries")
-            case _:
-                pattern = getattr(item, "pattern", None)
-                if pattern:
-                    lengths.append(PATTERN_DESCRIPTIONS.get(pattern, f"that matches {pattern}"))
-    words = " " + " and ".join(bounds) if bounds else ""
-    return words + ("".join(f", {length}" for length in lengths))
+    return " and ".join(bounds)

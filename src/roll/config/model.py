@@ -15,16 +15,17 @@ class LoRAConfig(Section):
     """Training of low-rank adapters instead of all weights, with `peft`."""
 
     rank: int = option(16, "Rank of the adapters.", ge=1)
-    alpha: float = option(32.0, "Scale of the adapters, whose output is multiplied by alpha / rank.", gt=0)
+    alpha: float = option(32.0, "Scale of the adapters: their output is multiplied by alpha / rank.", gt=0)
     base: Literal["as_is", "nf4"] = option(
         "as_is",
-        "Number format of the frozen weights during training: `nf4` needs 4.1 bits per weight (QLoRA, arXiv "
-        "2305.14314) and a little time for each dequantization. Engines and exports get the dequantized weights, "
-        "merged with the adapters.",
+        "Number format of the frozen weights during training. `as_is`: not quantized. `nf4`: 4.1 bits per weight "
+        "(QLoRA, arXiv 2305.14314); dequantizing the weights takes a little time. Engines and exports get the "
+        "dequantized weights merged with the adapters.",
     )
     dropout: float = option(0.0, "Dropout inside the adapters during training.", ge=0, lt=1)
     target_modules: list[str] | Literal["all-linear"] = option(
-        "all-linear", "Names of the linear layers that get an adapter, such as `q_proj`, or `all-linear`."
+        "all-linear",
+        "Names of the linear layers that get an adapter, such as `q_proj`; `all-linear` selects all of them.",
     )
 
 
@@ -32,7 +33,7 @@ VisionPart: TypeAlias = Literal["tower", "projector", "language_model"]
 
 
 class VisionConfig(Section):
-    """Training of the parts of a vision-language model.
+    """Which parts of a vision-language model to train, and with which learning rates.
 
     The parts are the vision `tower`, the `projector` between tower and decoder, and the `language_model`.
     """
@@ -43,7 +44,9 @@ class VisionConfig(Section):
         examples=[["tower"]],
     )
     learning_rate_factors: dict[VisionPart, Annotated[float, Field(gt=0)]] = option(
-        {}, "Factors on the learning rate of the parts; 1 for other parts.", examples=[{"tower": 0.1}]
+        {},
+        "Factor on the learning rate of each part, such as `{tower: 0.1}`; parts that are not listed have factor 1.",
+        examples=[{"tower": 0.1}],
     )
 
     @model_validator(mode="after")
@@ -68,7 +71,9 @@ class ModelConfig(Section):
         "Number format of the computation, in trainer and engines; master weights are always float32.",
     )
     lora: LoRAConfig | None = option(None, "Adapters to train; `null` trains all weights.")
-    vision: VisionConfig = option(VisionConfig(), "Training of the parts of a vision-language model.")
+    vision: VisionConfig = option(
+        VisionConfig(), "Which parts of a vision-language model to train, and with which learning rates."
+    )
     trust_remote_code: bool = option(False, "Whether Python code from the model's repository may run.")
 
     @model_validator(mode="before")

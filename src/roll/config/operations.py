@@ -15,8 +15,8 @@ class CheckpointConfig(Section):
     every_num_steps: int = option(0, "Save every N steps; 0 disables saving by number of steps.", ge=0)
     every_s: float | None = option(
         600.0,
-        "Save at the end of a step if the last checkpoint is older than this. With null, a checkpoint is saved only at "
-        "the end, and whenever a signal, an alarm or an error ends the run.",
+        "Save at the end of a step if the last checkpoint is older than this. `null` disables saving by time. A "
+        "checkpoint is always saved when a signal, an alarm or an error ends the run.",
         unit="s",
         gt=0,
     )
@@ -27,9 +27,9 @@ class CheckpointConfig(Section):
     at_end: bool = option(True, "Whether to save after the last step.")
     asynchronous: bool = option(
         False,
-        "Whether trainers' states are written while training continues, from a copy in host memory (12 bytes "
-        "per trained weight, sharded over the ranks). A checkpoint gets its final name when it is complete, "
-        "some steps later.",
+        "Whether trainer states are written while training continues. They are first copied to host memory (12 bytes "
+        "per trained weight, sharded over the ranks). A checkpoint gets its final name when it is complete, some "
+        "steps later.",
     )
 
 
@@ -40,17 +40,20 @@ class WeightSyncConfig(Section):
         "auto", "Transport of the tensors; `auto` selects the fastest one that reaches every engine."
     )
     probe_every_num_steps: int = option(
-        1, "Compare the engines' log-probs with the trainer's after every N-th sync; 0 disables the comparison.", ge=0
+        1,
+        "Compare the engines' log-probs with the trainer's log-probs after every N-th sync; 0 disables the comparison.",
+        ge=0,
     )
     probe_tolerance: float | None = option(
         None,
-        "Maximum mean absolute difference of log-probs; by default three times the difference after the first sync.",
+        "Maximum of the mean absolute difference of log-probs; by default three times the difference after the first "
+        "sync.",
         gt=0,
     )
 
 
 class TrackingConfig(Section):
-    """Records of a run in addition to `metrics.jsonl`: trackers, tables, rollouts."""
+    """What a run records in addition to `metrics.jsonl`: trackers, tables and rollouts."""
 
     tensorboard: bool = option(True, "Whether to write TensorBoard event files.")
     wandb: str | None = option(None, "Weights & Biases project to log to.")
@@ -59,7 +62,7 @@ class TrackingConfig(Section):
     trackio: str | None = option(None, "Trackio project to log to.")
     table_num_rows: int = option(
         8,
-        "Number of rollouts, from the highest to the lowest reward, in each table that is logged to trackers; 0 "
+        "Number of rollouts in each table that is logged to trackers, from the highest to the lowest reward; 0 "
         "disables the tables.",
         ge=0,
     )
@@ -69,17 +72,16 @@ class TrackingConfig(Section):
     rollouts: bool = option(True, "Whether to write every rollout to Parquet.")
     token_columns: bool = option(
         True,
-        "Whether the Parquet files also have the trainer's values per token (log-probs, advantages, log-probs of the "
-        "reference), for `roll dashboard`.",
+        "Whether the Parquet files also contain the trainer's values per token (log-probs, advantages, the reference "
+        "model's log-probs), for `roll dashboard`.",
     )
     record_rollouts: bool = option(
         False,
-        "Whether to record every batch and the schedule of its rollouts, so that `roll replay` can train or generate "
-        "again.",
+        "Whether to record every batch and the schedule of its rollouts, which `roll replay` needs.",
     )
     trace_rollouts: bool = option(True, "Whether `trace.json` includes every rollout's states and every engine's load.")
     console: Literal["auto", "live", "plain", "quiet"] = option(
         "auto",
-        "Output on the terminal: a live display, one line per step (`plain`), or none (`quiet`); `auto` is `live` on a "
-        "terminal and otherwise `plain`.",
+        "Output on the terminal. `live`: a live display. `plain`: one line per step. `quiet`: no output. `auto`: "
+        "`live` on a terminal, otherwise `plain`.",
     )

@@ -12,7 +12,7 @@ __all__ = ["ParallelConfig"]
 
 
 class ParallelConfig(Section):
-    """Sizes of the parallel dimensions of a trainer's ranks; the remaining dimension is `dp_shard` (FSDP2).
+    """Parallel sizes of a trainer's ranks. The remaining dimension is `dp_shard` (FSDP2).
 
     The layout does not change results: gradients, log-probs, checkpoints and exports equal those of a single rank.
     """
@@ -46,8 +46,8 @@ class ParallelConfig(Section):
     )
     tp: int = option(
         1,
-        "Tensor parallel size: number of ranks over which weight matrices and vocabulary are sharded, and the "
-        "tokens between them are split (sequence parallel).",
+        "Tensor parallel size: number of ranks over which weight matrices and the vocabulary are sharded. Between "
+        "tensor-parallel layers, activations are split by tokens (sequence parallelism).",
         ge=1,
     )
 

@@ -177,7 +177,9 @@ class PreferenceLossSection(Section):
     """The preference loss. A setting that is omitted has the method's default: see the table of methods."""
 
     type: MethodName = option("dpo", "Preference method: see the table in docs/post-training.md.")
-    beta: float | None = option(None, "Factor from an answer's score to its reward; tau of IPO, lambda of ORPO.", gt=0)
+    beta: float | None = option(
+        None, "Factor that converts an answer's score to its reward; for IPO it is tau, and for ORPO lambda.", gt=0
+    )
     label_smoothing: float | None = option(None, "Assumed share of wrong labels.", ge=0, lt=0.5)
     margin: float | None = option(
         None, "Required excess of the chosen answer's reward over the rejected one's (gamma of SimPO)."

@@ -15,7 +15,9 @@ class ReplayConfig(Section):
     """A replay of a recorded run by `roll replay`; see docs/replay.md."""
 
     run: str = path_option(
-        ..., "Directory of the run, which was trained with `tracking.record_rollouts`.", examples=["runs/x"]
+        ...,
+        "Directory of the recorded run, which must have been trained with `tracking.record_rollouts`.",
+        examples=["runs/x"],
     )
     only: Literal["train", "rollout"] = option(
         "train",
@@ -24,13 +26,14 @@ class ReplayConfig(Section):
     )
     checkpoint: str | None = path_option(
         None,
-        "Checkpoint of the recorded run after which the replay starts. With `only: rollout`: any model, run or "
-        "checkpoint, whose weights generate the answers. By default `model.path`.",
+        "Checkpoint of the recorded run from which the replay starts. With `only: rollout`, it can be any model, run "
+        "or checkpoint; its weights generate the answers. By default `model.path`.",
     )
     lengths: Literal["recorded", "free"] = option(
         "recorded",
-        "With `only: rollout`. `recorded`: every answer has the recorded number of tokens, turns and reward, so that "
-        "engines and schedules are compared on equal work. `free`: the model determines the lengths.",
+        "Lengths of answers with `only: rollout`. `recorded`: every answer has the recorded reward and the recorded "
+        "numbers of tokens and turns, so that engines and schedules are compared on equal work. `free`: the model "
+        "determines the lengths.",
     )
 
     @model_validator(mode="after")

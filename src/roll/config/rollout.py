@@ -30,33 +30,37 @@ class RolloutConfig(Section):
     max_new_tokens: int = option(512, "Maximum length of an answer.", unit="tokens", ge=1)
     temperature: float = option(1.0, "Sampling temperature.", gt=0)
     top_p: float = option(
-        1.0, "Nucleus sampling: total probability of the most likely tokens to sample from; 1 means all.", gt=0, le=1
+        1.0,
+        "Nucleus sampling: total probability of the most likely tokens to sample from; 1 means all tokens.",
+        gt=0,
+        le=1,
     )
-    top_k: int = option(0, "Top-k sampling: number of most likely tokens to sample from; 0 means all.", ge=0)
+    top_k: int = option(0, "Top-k sampling: number of the most likely tokens to sample from; 0 means all tokens.", ge=0)
     max_attempts: int = option(
         3,
         "Maximum number of attempts for a rollout with infrastructure errors, before it is marked `infra_error`.",
         ge=1,
     )
     retry_wait_s: float = option(
-        1.0, "Wait before the second attempt, doubled before each later one, up to a minute.", unit="s", ge=0
+        1.0, "Wait before the second attempt. It doubles with each further attempt, up to a minute.", unit="s", ge=0
     )
     stall_s: float = option(
         600.0,
-        "Time without progress of any rollout after which a warning reports what the step is waiting for.",
+        "If no rollout makes progress for this time, a warning reports what the step is waiting for.",
         unit="s",
         gt=0,
     )
     num_reward_workers: int | None = option(
         None,
-        "Number of processes that score answers, each started when it is first needed; by default one for every two "
-        "processors, but at most 16.",
+        "Number of processes that score answers. Each is started when it is first needed. By default, one per two "
+        "CPU cores, but at most 16.",
         ge=1,
     )
     loop: str | None = path_option(
         None,
-        "Your own coroutine function that generates one rollout, instead of ROLL's loop: `package.module:function`, or "
-        "`path/to/file.py:function`. It gets (draw, index, first, generate, renderer) and returns a `Rollout`.",
+        "Your own coroutine function that generates one rollout, instead of ROLL's loop: `package.module:function` "
+        "or `path/to/file.py:function`. It is called with `(draw, index, first, generate, renderer)` and returns a "
+        "`Rollout`.",
         examples=["examples/loops/second_try.py:second_try"],
         pattern=FUNCTION_PATTERN,
     )
@@ -65,7 +69,7 @@ class RolloutConfig(Section):
         "An agent program that generates every rollout, instead of ROLL's loop.",
         examples=[{"function": "examples/agents/with_openai.py:agent"}],
     )
-    episodes: EpisodesConfig = option(EpisodesConfig(), "Contexts of conversations with an environment.")
+    episodes: EpisodesConfig = option(EpisodesConfig(), "The model's context in a conversation with an environment.")
     scheduling: SchedulingConfig = option(SchedulingConfig(), "Scheduling of rollouts.")
 
     @model_validator(mode="after")

@@ -27,14 +27,14 @@ class RolloutRunConfig(RunConfig):
     """A run with rollouts: generation, scoring, training and evaluation. A pipeline adds its objective and its data."""
 
     rollout: RolloutConfig = option(RolloutConfig(), "Generation of each step's rollouts.")
-    inference: InferenceConfig = option(InferenceConfig(), "The engines that generate.")
+    inference: InferenceConfig = option(InferenceConfig(), "The engines that generate answers.")
     judge: JudgeConfig | None = option(
         None, "The run's own judge, for rewards of type `judge` without a `url`.", examples=["smollm2-135m-instruct"]
     )
     training: TrainingConfig = option(..., "Training of the model.", examples=[{"num_steps": 40}])
     evaluation: EvaluationConfig = option(EvaluationConfig(), "Evaluation of the policy on held-out prompts.")
     weight_sync: WeightSyncConfig = option(WeightSyncConfig(), "Transfer of new weights to the engines.")
-    sandbox: SandboxConfig = option(SandboxConfig(), "Sandboxes in which programs that the model writes run.")
+    sandbox: SandboxConfig = option(SandboxConfig(), "Sandboxes for running programs that the model writes.")
 
     if TYPE_CHECKING:
 
@@ -202,7 +202,7 @@ class PromptRunConfig(RolloutRunConfig):
 
     data: list[DataConfig] = option(
         ...,
-        "Prompt sources; several are mixed by weight within every step.",
+        "Prompt sources. If there are several, every step mixes them by weight.",
         min_length=1,
         examples=[[{"source": "arithmetic", "reward": "math"}]],
     )

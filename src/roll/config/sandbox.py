@@ -27,11 +27,12 @@ class SandboxConfig(Section):
     )
     image: str | None = option(
         None,
-        "Image from which sandboxes are created: of the Docker engine, or of `roll sandbox image`.",
+        "Image from which sandboxes are created: an image of the Docker engine, or one that `roll sandbox image` "
+        "lists.",
         examples=["python:3.11-slim"],
     )
     max_parallel: int | None = option(
-        None, "Maximum number of answers that run at once; by default one per CPU core.", ge=1
+        None, "Maximum number of answers whose programs run at once; by default one per CPU core.", ge=1
     )
     warm: int | None = option(
         None, "Number of started sandboxes of each kind to keep ready; by default `max_parallel`.", ge=0
@@ -65,7 +66,8 @@ class SandboxConfig(Section):
     )
     reconnect_timeout_s: float = option(
         60.0,
-        "Time to wait for a service that does not answer, or for the token's quota, before programs count as lost.",
+        "How long to wait for a service that does not respond, or for the token's quota, before programs count as "
+        "lost.",
         unit="s",
         gt=0,
     )

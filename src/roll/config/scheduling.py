@@ -21,13 +21,14 @@ class SchedulingConfig(Section):
     type: Literal["queue", "batch", "tail_batching"] = option(
         "queue",
         "`queue`: every rollout is a separate task, which runs in a free slot and is scored as soon as it ends. "
-        "`batch`: prompts are distributed to the engines, and all are generated before any is scored (the baseline). "
-        "`tail_batching`: prompts whose answers are longest are deferred, and then generated together in long rounds.",
+        "`batch`: prompts are distributed to the engines, and all answers are generated before any is scored (the "
+        "baseline). `tail_batching`: prompts with the longest answers are deferred and later generated together in "
+        "long rounds.",
     )
     async_ratio: float = option(
         0.0,
-        "How far generation may run ahead of training, in batches; 0 is synchronous. This value, rounded up, is the "
-        "maximum age of a trained token in policy versions.",
+        "How far generation may run ahead of training, in batches; 0 means synchronous training. This value, rounded "
+        "up, is the maximum staleness of a token in policy versions.",
         ge=0,
     )
     stale_policy: Literal["wait", "drop"] = option(
@@ -43,59 +44,61 @@ class SchedulingConfig(Section):
     )
     interrupted_turns: Literal["continue", "restart"] = option(
         "continue",
-        "Handling of an answer that `pause_mode: abort` interrupted. `continue`: it continues from its partial tokens, "
-        "each of which records its policy version. `restart`: it is generated again from its beginning, so that one "
-        "version writes a whole turn; this discards the partial tokens, and favors answers that are short enough to "
-        "end between two updates.",
+        "Handling of an answer that `pause_mode: abort` interrupted. `continue`: it continues from its partial "
+        "tokens; the policy version of each token is recorded. `restart`: it is generated again from its beginning, "
+        "so that a single policy version generates the whole turn. This discards the partial tokens and favors "
+        "answers that are short enough to end between two updates.",
     )
     prompt_redundancy: float | None = option(
         None,
-        "Number of launched prompts as a multiple of the prompts that a step trains; the step closes when enough are "
-        f"done. By default 1, with tail batching {TAIL_REDUNDANCY}.",
+        "Number of launched prompts as a multiple of the prompts that a step trains on; the step ends when enough of "
+        f"them are done. By default 1; with tail batching, {TAIL_REDUNDANCY}.",
         ge=1,
     )
     rollout_redundancy: float | None = option(
         None,
         "Number of launched rollouts of each prompt as a multiple of the rollouts that a group needs. "
-        f"By default 1, with tail batching {TAIL_REDUNDANCY}.",
+        f"By default 1; with tail batching, {TAIL_REDUNDANCY}.",
         ge=1,
     )
     choose: Literal["launch_order", "first_finished"] | None = option(
         None,
-        "Which of the redundant prompts and rollouts are trained. `launch_order`: the first that were launched; others "
-        "replace only those that failed or were filtered, so no length is favored. `first_finished`: faster, but "
-        "favors short answers. By default `launch_order`, with tail batching `first_finished`.",
+        "Which of the redundant prompts and rollouts are used for training. `launch_order`: those launched first; "
+        "later ones only replace those that failed or were filtered, so no length is favored. `first_finished`: "
+        "those that finish first; this is faster but favors short answers. By default `launch_order`; with tail "
+        "batching, `first_finished`.",
     )
     leftovers: Literal["defer", "drop"] = option(
         "defer",
-        "Handling of redundant prompts that were not trained. `defer`: the next step begins with them. `drop`: they "
-        "expire.",
+        "Handling of redundant prompts that were not used for training. `defer`: the next step begins with them. "
+        "`drop`: they expire.",
     )
     replicate_prompts: bool = option(
         True, "Whether the rollouts of a prompt are distributed over the engines; `false` keeps them on one engine."
     )
     early_stop_groups: bool = option(
         True,
-        "Whether a group is aborted as soon as no outcome of its running rollouts can pass the filters (early "
-        "stopping). This needs `reward_range`.",
+        "Whether a group is aborted as soon as it cannot pass the filters any more, whatever rewards its running "
+        "rollouts get (early stopping). This needs `reward_range`.",
     )
     reward_range: Annotated[tuple[float, float], Strict(False)] | None = option(
         None, "Lowest and highest possible reward of a rollout, for `early_stop_groups`.", examples=[[0.0, 1.0]]
     )
     domain_quotas: bool = option(
         False,
-        "Whether domains are trained in proportion to their weights, even if some are faster or filtered more often "
-        "than others. In synchronous runs this holds exactly for every step, in long and in short rounds. With an "
-        "`async_ratio` above 0 it holds for the launched prompts, and therefore over all steps.",
+        "Whether the groups to train on come from the domains in proportion to the domains' weights, even if some "
+        "domains are faster or filtered more often than others. In synchronous runs, the proportions are exact in "
+        "every step, in long and in short rounds. With an `async_ratio` above 0, they hold for the launched prompts, "
+        "and therefore over all steps.",
     )
     stream_training: bool = option(
         False,
         "Whether the trainer computes the gradients of finished groups while the other groups of a synchronous step "
-        "are still generated (RollPacker's stream trainer). The updates differ from those without it only by rounding, "
-        "which depends on the order in which groups finish, so runs are not repeated bit by bit.",
+        "are still generated (RollPacker's stream trainer). The updates are the same up to rounding. The rounding "
+        "depends on the order in which groups finish, so runs are not bitwise reproducible.",
     )
     max_kv_used: float = option(
-        0.95, "Share of the KV cache above which a busy engine gets no further request.", gt=0, le=1
+        0.95, "A busy engine gets no further requests while more than this share of its KV cache is used.", gt=0, le=1
     )
 
     @model_validator(mode="after")

@@ -25,7 +25,7 @@ class DataEntryBase(Section):
     domain: str = option("", "Name of the source in metrics and quotas; by default the value of `source`.")
     system_prompt: str | None = option(None, "System message at the beginning of every prompt.")
     prompt_template: str = option(
-        "{prompt}", "Template of the user message, in which `{prompt}` is replaced by the source's text."
+        "{prompt}", "Template of the user message; `{prompt}` is replaced by the source's prompt."
     )
 
     @field_validator("prompt_template")
@@ -43,44 +43,44 @@ class ConversationColumns(DataEntryBase):
 
     system_key: str | None = option(
         "system",
-        "Column with a row's system message, which replaces `system_prompt`; by default a column `system_prompt` is "
-        "read as well.",
+        "Column with the row's system message, which replaces `system_prompt`. By default, a column `system_prompt` "
+        "is read as well.",
     )
     tools_key: str | None = option(
-        "tools", "Column with the tools for the chat template: a list of JSON schemas, or the list as text."
+        "tools", "Column with the tools for the chat template: a list of JSON schemas, or this list as JSON text."
     )
     history_key: str | None = option(
-        "history", "Column with earlier turns, a list of `[question, answer]`, which precede the prompt."
+        "history", "Column with the turns before the prompt: a list of `[question, answer]` pairs."
     )
     template_kwargs_key: str | None = option(
         "chat_template_kwargs", "Column with additional arguments of the chat template, such as `enable_thinking`."
     )
     images_key: str | None = option(
         "images",
-        "Column with the images of the messages, for a vision-language model: paths (relative to the file), bytes or "
-        "base64. They replace `<image>` in the messages, or precede the first user message.",
+        "Column with images for a vision-language model: paths (relative to the file), bytes or base64. Images "
+        "replace `<image>` in the messages; without such a placeholder, they precede the first user message.",
     )
     audios_key: str | None = option(
         "audios",
-        "Column with the audio of the messages, for an omni model: WAV files as paths (relative to the file), bytes or "
-        "base64, or objects with `array` and `sampling_rate`. They replace `<audio>` in the messages, or precede the "
-        "first user message.",
+        "Column with audio for an omni model: WAV files as paths (relative to the file), bytes or base64, or objects "
+        "with `array` and `sampling_rate`. Audio replaces `<audio>` in the messages; without such a placeholder, it "
+        "precedes the first user message.",
     )
     videos_key: str | None = option(
         "videos",
-        "Column with the videos of the messages, for an omni model: objects with a list of `frames` and `fps`, or "
-        "animated images as paths, bytes or base64. They replace `<video>` in the messages, or precede the first user "
-        "message.",
+        "Column with videos for an omni model: objects with a list of `frames` and `fps`, or animated images as "
+        "paths, bytes or base64. Videos replace `<video>` in the messages; without such a placeholder, they precede "
+        "the first user message.",
     )
     ignored_fields: list[str] = option(
         [],
-        "Columns, and fields of messages and of content parts, that are ignored. Any other unknown field that could "
+        "Names of columns, message fields and content-part fields to ignore. Any other unknown field that could "
         "change the meaning of a row is an error.",
         examples=[["images", "emotion"]],
     )
     on_bad_row: Literal["refuse", "skip"] = option(
         "refuse",
-        "Handling of malformed rows: `refuse` reports them and ends the run, `skip` drops and counts them.",
+        "Handling of malformed rows. `refuse`: report them and end the run. `skip`: drop and count them.",
     )
 
 
@@ -96,7 +96,7 @@ def validate_unique_names(entries: list[Any]) -> list[Any]:
 class SumsTask(DataEntryBase):
     """Seeded sums such as `3 + 4`; training and held-out operand pairs are disjoint."""
 
-    held_out: float = option(0.3, "Share of the operand pairs kept for evaluation.", ge=0, lt=1)
+    held_out: float = option(0.3, "Share of the operand pairs that is used only for evaluation.", ge=0, lt=1)
     source: Literal["arithmetic"] = option(..., "Name of the source.")
     operations: list[Literal["+", "-", "*"]] = option(["+"], "Operations to draw from.", min_length=1)
     min_operand: int = option(1, "Smallest operand.")
@@ -142,10 +142,10 @@ class PythonTable(Section):
     source: Literal["python"] = option(..., "Name of the source.")
     function: str | None = path_option(
         None,
-        "Import path of the function or class: `package.module:name`, or `path/to/file.py:name`. It is called "
-        "with `options` and returns rows: dictionaries, or strings, which are prompts without an answer or "
-        "plain text to train on. Rows for evaluation are the optional attribute `held_out`. `null` if rows are "
-        "passed as objects.",
+        "Import path of the function or class: `package.module:name` or `path/to/file.py:name`. It is called with "
+        "`options` and returns rows. A row is a dictionary or a string; a string is a prompt without an answer, or "
+        "plain text to train on. The optional attribute `held_out` of the result contains the rows for evaluation. "
+        "`null` if rows are passed as objects.",
         examples=["my_package.tasks:make", "tasks.py:Sums"],
         pattern=FUNCTION_PATTERN,
     )

@@ -38,7 +38,7 @@ class SupervisedTraining(TrainingConfig):
         examples=[2],
     )
     learning_rate: float = option(1e-5, "Peak learning rate of AdamW.", gt=0)
-    examples_per_step: int = option(32, "Number of examples of one optimizer step, over all ranks.", ge=1, le=1_000_000)
+    examples_per_step: int = option(32, "Number of examples per optimizer step, over all ranks.", ge=1, le=1_000_000)
     max_example_tokens: int | None = option(
         None, "Maximum length of an example; by default the model's context length.", unit="tokens", ge=2
     )
@@ -91,7 +91,7 @@ class AnswersConfig(Section):
     temperature: float = option(0.0, "Sampling temperature; 0 means greedy.", ge=0)
     max_new_tokens: int = option(512, "Maximum length of an answer.", unit="tokens", ge=1)
     inference: InferenceConfig = option(InferenceConfig(), "The engines that generate the answers.")
-    sandbox: SandboxConfig = option(SandboxConfig(), "Sandboxes in which programs that the model writes run.")
+    sandbox: SandboxConfig = option(SandboxConfig(), "Sandboxes for running programs that the model writes.")
 
 
 class HeldOutConfig(Section):

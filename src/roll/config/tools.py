@@ -36,7 +36,7 @@ class _Tool(Section):
 
 
 class CalculatorTool(_Tool):
-    """The tool `calculator`: arithmetic, which is exact for integers."""
+    """The tool `calculator`: evaluates arithmetic expressions, exactly for integers."""
 
     tool: Literal["calculator"] = option(..., "Name of the tool.")
 
@@ -48,7 +48,7 @@ class PythonTool(_Tool):
     time_limit_s: float = option(5.0, "Time limit of one program.", unit="s", gt=0)
     memory_bytes: int = option(512 * 2**20, "Memory limit of one program, including its files.", unit="bytes", ge=2**25)
     only_last_error_line: bool = option(
-        False, "Whether an exception is reported only by its last line, without the traceback."
+        False, "Whether only the last line of an exception is reported, without the traceback."
     )
 
 
@@ -75,13 +75,15 @@ class HttpSearchTool(_Tool):
     url: str = option(..., "URL of the server.", pattern=r"^https?://", examples=["http://127.0.0.1:8000/retrieve"])
     num_results: int = option(3, "Number of passages that a search returns.", ge=1)
     name: str = option("search", "Name under which the model calls the tool.", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    timeout_s: float = option(30.0, "Time limit of a search; exceeding it is an infrastructure error.", unit="s", gt=0)
+    timeout_s: float = option(
+        30.0, "Time limit of a search. A search that exceeds it is an infrastructure error.", unit="s", gt=0
+    )
 
 
 class McpTool(_Tool):
     """All or some tools of an MCP server (Model Context Protocol); one connection per episode."""
 
-    tool: Literal["mcp"] = option(..., "Name of this kind of tools.")
+    tool: Literal["mcp"] = option(..., "Kind of tool.")
     command: list[str] = option([], "Program and arguments of a server that is started for every episode.")
     url: str | None = option(None, "URL of a running server, instead of `command`.", pattern=r"^https?://")
     env: dict[str, str] = option({}, "Environment variables for the command.")
@@ -100,13 +102,11 @@ class UserTool(_Tool):
 
     tool: str = path_option(
         ...,
-        "Import path of the function or class: `package.module:name`, or `path/to/file.py:name`. The arguments and the "
-        "description of a function are its signature and its docstring; docs/tools.md describes classes.",
+        "Import path of the function or class: `package.module:name` or `path/to/file.py:name`. A function's "
+        "signature defines the arguments, and its docstring is the description. docs/tools.md describes classes.",
         pattern=FUNCTION_PATTERN,
     )
-    options: dict[str, Any] = option(
-        {}, "Arguments of the function or class that the configuration sets and the model does not."
-    )
+    options: dict[str, Any] = option({}, "Arguments of the function or class that are set here and not by the model.")
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -145,25 +145,30 @@ ToolCallFormatName: TypeAlias = Literal[
 
 
 class ToolRewardsConfig(Section):
-    """Rewards of tool calls themselves, in addition to the environment's reward for the episode."""
+    """Rewards for tool calls, in addition to the environment's reward for the episode."""
 
     call: float = option(0.0, "Reward of each call, whether it works or not.")
     success: float = option(0.0, "Additional reward of each call that works.")
-    error: float = option(0.0, "Additional reward of each call that fails: wrong arguments, or a program that fails.")
+    error: float = option(
+        0.0, "Additional reward of each call that fails, because of wrong arguments or a failing program."
+    )
     format: float = option(0.0, "Reward of each malformed call; usually negative.")
 
 
 class ToolCallsConfig(Section):
-    """Format and limits of tool calls. An answer with calls is a separate turn, whose observation has the results."""
+    """Format and limits of tool calls. An answer with calls is a separate turn; the observation after it contains the
+    results.
+    """
 
     format: ToolCallFormatName = option(
         "auto",
-        "Format of calls, which is also explained to the model. `template`: the format of the model's chat template, "
-        "which must support tools. `auto`: explained as `xml`, and all formats are parsed.",
+        "Format of calls that is explained to the model and parsed. `template`: the format of the model's chat "
+        "template, which must support tools. `auto`: `xml` is explained, and all formats are parsed.",
     )
     parse_reasoning: bool = option(
         False,
-        "Whether calls inside the model's reasoning (`<think>…</think>`, …) count; otherwise only calls after it do.",
+        "Whether calls inside the model's reasoning (`<think>…</think>` and similar) count. If false, only calls "
+        "after the reasoning count.",
     )
     max_uses: int = option(
         10,
@@ -175,12 +180,12 @@ class ToolCallsConfig(Section):
         "Whether the first observation lists the tools and explains how to call them; with `template`, the chat "
         "template does this.",
     )
-    rewards: ToolRewardsConfig = option(ToolRewardsConfig(), "Rewards of the calls themselves.")
+    rewards: ToolRewardsConfig = option(ToolRewardsConfig(), "Rewards for tool calls.")
     max_result_chars: int = option(
-        8_000, "Maximum length of a result; the middle of a longer one is removed.", unit="characters", ge=1
+        8_000, "Maximum length of a result; the middle of a longer result is removed.", unit="characters", ge=1
     )
     time_limit_s: float = option(
-        120.0, "Time limit of a call; exceeding it is an infrastructure error.", unit="s", gt=0
+        120.0, "Time limit of a call. A call that exceeds it is an infrastructure error.", unit="s", gt=0
     )
 
 

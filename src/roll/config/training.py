@@ -54,15 +54,15 @@ class TrainingConfig(Section):
 
     num_steps: int = option(
         ...,
-        "Number of steps of the run. Each step draws prompts, generates, and updates as `algorithm.updates` "
-        "configures.",
+        "Number of steps of the run. Each step draws prompts, generates rollouts, and updates the policy as "
+        "configured in `algorithm.updates`.",
         ge=1,
         examples=[40],
     )
     optimizer: Literal["adamw", "adamw_8bit"] = option(
         "adamw",
-        "`adamw_8bit` stores AdamW's moments of matrices in 8 bits, with a scale per block (arXiv 2110.02861): 2 bytes "
-        "per weight instead of 8.",
+        "`adamw`: AdamW. `adamw_8bit`: AdamW that stores the moments of matrices in 8 bits with one scale per block "
+        "(arXiv 2110.02861), which takes 2 bytes per weight instead of 8.",
     )
     learning_rate: float = option(1e-6, "Peak learning rate of AdamW.", gt=0)
     schedule: Literal["constant", "linear", "cosine"] = option(
@@ -73,11 +73,11 @@ class TrainingConfig(Section):
     beta1: float = option(0.9, "AdamW: decay of the first moment.", ge=0, lt=1)
     beta2: float = option(0.999, "AdamW: decay of the second moment.", ge=0, lt=1)
     epsilon: float = option(1e-8, "AdamW: constant that is added to the denominator.", gt=0)
-    max_grad_norm: float = option(1.0, "Norm to which larger gradients are scaled down.", gt=0)
+    max_grad_norm: float = option(1.0, "Maximum gradient norm; larger gradients are scaled down to it.", gt=0)
     backend: str = option(
         "torch",
-        "Training back-end: `torch`, `deepspeed` or `megatron` (extras). Or your own: a name that an installed package "
-        "registers (entry points `roll.trainers`), or `path/to/file.py:Class`.",
+        "Training back-end: `torch`, or `deepspeed` or `megatron`, which are extras. For your own back-end, the name "
+        "that an installed package registers (entry points `roll.trainers`), or `path/to/file.py:Class`.",
         pattern=EXTENSION_PATTERN,
     )
     parallel: ParallelConfig = option(
@@ -92,34 +92,33 @@ class TrainingConfig(Section):
         ge=1,
     )
     share_prefix: bool = option(
-        True, "Whether the common prefix of a group's contexts (the prompt, earlier turns) is computed only once."
+        True, "Whether the common prefix of a group's contexts (the prompt and earlier turns) is computed only once."
     )
     activation_checkpointing: bool = option(
         False,
-        "Whether only the input of every decoder layer is kept, and the layer is recomputed in the backward pass "
-        "(gradient checkpointing). This needs a small part of the activation memory, and about a third more "
-        "computation.",
+        "Whether to store only the input of every decoder layer and recompute the layer in the backward pass "
+        "(gradient checkpointing). This greatly reduces activation memory and adds about a third more computation.",
     )
     fp8: Fp8Recipe = option(
         "none",
-        "FP8 (e4m3) matrix products of the decoder's linear layers, by a recipe of torchao. The model's dtype must be "
-        "bfloat16; master weights do not change. Every token, output and input has a separate scale. "
-        "`rowwise_with_gw_hp` computes the gradients of weights in bfloat16; `rowwise` computes them in FP8 as well, "
-        "which is at most a third faster and less exact. FP8 needs an H100 or newer; on a CPU it is slow. Only the "
-        "back-end `torch` supports it.",
+        "Torchao recipe for computing the decoder's linear layers with FP8 (e4m3) matrix products. "
+        "`rowwise_with_gw_hp`: the gradients of weights are computed in bfloat16. `rowwise`: they are computed in "
+        "FP8 as well, which is at most a third faster and less exact. Each token, output feature and input feature "
+        "has its own scale. The model's dtype must be bfloat16; master weights do not change. FP8 needs an H100 or "
+        "newer; on a CPU it is slow. Only the back-end `torch` supports it.",
     )
     tiled_mlp_tokens: int | None = option(
         None,
-        "Tiled MLP: number of tokens for which an MLP is computed at a time. MLPs are recomputed in the backward pass, "
-        "so that only the input of a layer's MLP is stored. For long sequences, set activation_checkpointing as well.",
+        "Number of tokens that an MLP processes at a time (tiled MLP). Only the input of each layer's MLP is stored, "
+        "and the MLP is recomputed in the backward pass. For long sequences, set activation_checkpointing as well.",
         unit="tokens",
         ge=1,
     )
     offload_optimizer: bool = option(
         False,
-        "Whether master weights, AdamW's moments and accumulated gradients are offloaded to host memory and AdamW runs "
-        "on the CPU, so that the device holds only the weights. Updates take longer, because they run on the CPU and "
-        "need transfers. Only the back-end `torch` supports this.",
+        "Whether master weights, AdamW's moments and accumulated gradients are offloaded to host memory and AdamW "
+        "runs on the CPU. The device then stores only the weights. Updates take longer, because they run on the CPU "
+        "and need transfers. Only the back-end `torch` supports this.",
     )
     offload_activations: bool = option(
         False,
@@ -129,38 +128,40 @@ class TrainingConfig(Section):
     )
     malloc_trim: bool | None = option(
         None,
-        "Whether, on a CPU, malloc_trim is called as soon as free heap memory exceeds an eighth of the live tensors; "
-        "without it, fragmentation can take as much memory as the activations. It takes up to a seventh of a step's "
-        "time. By default, it is on with another memory-saving setting (activation_checkpointing, tiled_mlp_tokens, "
-        "adamw_8bit, nf4) and with several ranks.",
+        "Whether to call malloc_trim when free heap memory exceeds an eighth of the size of the live tensors (only "
+        "on a CPU). Without it, fragmentation can take as much memory as the activations. It takes up to a seventh "
+        "of a step's time. By default, it is on if there are several ranks or another memory-saving setting is on "
+        "(activation_checkpointing, tiled_mlp_tokens, adamw_8bit, nf4).",
     )
     router_replay: Literal["none", "old", "engine"] = option(
         "none",
-        "Router replay: which experts an MoE model uses in updates, for every token and layer. `none`: those that the "
-        "current router chooses. `old`: those that the policy before the update chose, so that ratios compare the same "
-        "function; this makes a difference if a batch has several updates. `engine`: those that the inference engine "
-        "chose for prompt and answer, so that trainer and engine also compute the same function; the record takes "
-        "layers × experts per token in bytes for every token (twice that beyond 128 experts). The routing weights are "
-        "always the current ones.",
+        "Router replay: which experts an MoE model uses in updates, for every token and layer. `none`: the experts "
+        "that the current router chooses. `old`: the experts that the policy before the update chose, so that ratios "
+        "compare the same function; this makes a difference if a batch has several updates. `engine`: the experts "
+        "that the inference engine chose for prompt and answer, so that trainer and engine also compute the same "
+        "function. Recording them takes num_layers × top_k bytes per token, or twice that with more than 128 "
+        "experts. The routing weights always come from the current router.",
     )
     router_aux_loss: float = option(
         0.0,
-        "Coefficient of the load-balancing loss of MoE routers (Switch, arXiv 2101.03961), over all tokens of a batch; "
-        "`router_aux_loss_coef` in the model's configuration. The default is 0, since pretrained models are balanced "
-        "and the auxiliary loss competes with the reward. A value above 0 needs one more forward pass.",
+        "Coefficient of the load-balancing loss of MoE routers (Switch, arXiv 2101.03961), which is computed over "
+        "all tokens of a batch. In a model's configuration, this coefficient is called `router_aux_loss_coef`. The "
+        "default is 0, because pretrained models are balanced and the auxiliary loss competes with the reward. A "
+        "value above 0 needs one more forward pass.",
         ge=0,
     )
     router_bias_rate: float = option(
         0.0,
-        "Change of each expert's bias (`e_score_correction_bias`: DeepSeek-V3, GLM-MoE) after an update: up if the "
-        "expert was chosen less often than the mean, down if more often (arXiv 2408.15664, with 0.001 in pretraining).",
+        "Amount by which each expert's bias (`e_score_correction_bias` in DeepSeek-V3 and GLM-MoE) changes after an "
+        "update: it increases if the expert was chosen less often than the mean, and decreases if it was chosen more "
+        "often (arXiv 2408.15664, which uses 0.001 in pretraining).",
         ge=0,
     )
     num_threads: int | None = option(
         None, "Number of CPU threads per rank; by default all cores, divided among the ranks.", ge=1
     )
     max_nonfinite_steps: int = option(
-        3, "Number of steps in a row with non-finite gradients after which the run stops.", ge=1
+        3, "The run stops after this many steps in a row with non-finite gradients.", ge=1
     )
 
     @field_validator("backend")

@@ -229,9 +229,9 @@ def test_config_load_names_from_elsewhere_lead_to_keys_that_exist():
         ("algorithm=grp0", "Write `algorithm.type=grpo`, or in a file"),
         ("algorithm=xyz", "'algorithm' must be a section, got 'xyz'."),
         ("training=null", "must be a section, got null. The section is empty"),
-        ("data=[]", "'data' must be a list of sections, not empty, got []."),
-        ("data={}", "'data' must be a list of sections, not empty, got {}."),
-        ("name=a/b", "'name' must be text, of letters (A to Z, a to z), digits, '.', '_' and '-', beginning with"),
+        ("data=[]", "'data' must be a non-empty list of sections, got []."),
+        ("data={}", "'data' must be a non-empty list of sections, got {}."),
+        ("name=a/b", "'name' must be text of letters (A to Z, a to z), digits, '.', '_' and '-' that begins with"),
         ("model=[a]", "'model' must be a section, got"),
         ("model={}", "missing key 'model.path'"),
         ("data.0.operations=[+, /]", "'data.0.operations.1' must be one of '+', '-', '*', got '/'."),
@@ -395,4 +395,4 @@ def test_config_load_epochs_have_an_end():
     tree = {"pipeline": "sft", "name": "x", "model": "m", "data": [{"source": "arithmetic"}]}
     config = load_config(tree | {"training": {"num_epochs": 1_000_000, "num_steps": 5}})
     assert config.training.with_num_steps(10).num_steps == 5
-    assert "must be a number > 0 and <= 1000000 or null" in refusal(tree | {"training": {"num_epochs": 1e308}})
+    assert "must be a number > 0 and <= 1000000, or null" in refusal(tree | {"training": {"num_epochs": 1e308}})

@@ -21,7 +21,7 @@ class CurriculumConfig(Section):
     )
     min_share: float = option(
         0.1,
-        "Share of the weight that an environment keeps if its episodes always or never succeed.",
+        "Share of its weight that an environment keeps if its episodes always succeed or never succeed.",
         gt=0,
         le=1,
     )
@@ -61,7 +61,8 @@ class AnchorsConfig(Section):
     num_rollouts: int = option(8, "Number of rollouts over which success from an anchor is measured.", ge=1)
     rare_below: float = option(
         0.5,
-        "Maximum success rate of a group that began at the prompt for its successful episodes to be kept.",
+        "The successful episodes of a group that began at the prompt are kept only if the group's success rate is at "
+        "most this value.",
         gt=0,
         le=1,
     )
@@ -82,7 +83,7 @@ class AgenticConfig(ReinforcementRunConfig):
     pipeline: Literal["agentic"] = option("agentic", "Name of the pipeline.")
     environments: list[EnvironmentData] = option(
         ...,
-        "Environments in which episodes are played; several are mixed by weight within every step.",
+        "Environments in which episodes are played. If there are several, every step mixes them by weight.",
         min_length=1,
         examples=[[{"environment": "game:GuessTheNumber-v0-easy", "num_turns": 4}]],
     )

@@ -16,7 +16,7 @@ class RejectionConfig(Section):
     """Selection of the answers to train on."""
 
     keep: int = option(1, "Maximum number of best answers per prompt; ties go to the first.", ge=1)
-    min_reward: float = option(1.0, "Minimum reward of an answer that is trained on.")
+    min_reward: float = option(1.0, "Minimum reward of an answer to train on.")
     aggregation: Literal["token_mean", "sequence_mean"] = option(
         "token_mean", "Whether every token has the same weight, or every answer."
     )

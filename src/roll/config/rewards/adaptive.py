@@ -13,28 +13,32 @@ __all__ = ["AdaptiveLimit", "PooledReward"]
 
 
 class AdaptiveLimit(Section):
-    """The limit on the CPU time of a reward follows the time of right answers (RollPacker, arXiv 2509.21009).
+    """CPU-time limit of a reward that adapts to the times of right answers (RollPacker, arXiv 2509.21009).
 
     The limit is `factor` times the longest CPU time of a right answer, at least `min_cpu_s` and at most `time_limit_s`.
     An answer that exceeds it counts as wrong.
     """
 
-    factor: float = option(1.5, "Limit as a multiple of the longest CPU time of a right answer.", ge=1)
-    min_cpu_s: float = option(2.0, "Minimum of the limit.", unit="s", gt=0)
+    factor: float = option(1.5, "The limit is this factor times the longest CPU time of a right answer.", ge=1)
+    min_cpu_s: float = option(2.0, "Lower bound of the limit.", unit="s", gt=0)
     min_right: int = option(
-        3, "Number of right answers from which the limit is adapted; before, `time_limit_s` applies.", ge=1
+        3, "Number of right answers that are needed to adapt the limit. Until then, `time_limit_s` applies.", ge=1
     )
     scope: Literal["prompt", "domain"] = option(
-        "prompt", "Answers whose times are compared: those to the same prompt, or those of the same domain."
+        "prompt",
+        "Which right answers determine the limit. `prompt`: answers to the same prompt. `domain`: answers of the "
+        "same domain.",
     )
     audit_share: float = option(
         0.05,
-        "Share of answers without an adaptive limit, which show whether right answers would be cut off: metric "
-        "`right_over_limit`.",
+        "Share of answers that run without the adaptive limit, to measure how many right answers it would cut off "
+        "(metric `right_over_limit`).",
         ge=0,
         le=1,
     )
-    right_at: float = option(1.0, "Value from which an answer counts as right, if the reward gives no verdict.")
+    right_at: float = option(
+        1.0, "If the reward gives no verdict, an answer counts as right if its value is at least this."
+    )
 
 
 class PooledReward(RewardSection):
@@ -42,7 +46,7 @@ class PooledReward(RewardSection):
 
     adaptive_limit: AdaptiveLimit | None = option(
         None,
-        "Limit on CPU time that follows the time of right answers; `true` for its defaults. By default only "
+        "CPU-time limit that adapts to the times of right answers; `true` uses its defaults. If it is not set, only "
         "`time_limit_s` applies.",
     )
 

@@ -28,13 +28,13 @@ class RewardSection(Section):
     name: str = option("", "Name of the component in metrics; by default its type.")
     weight: float = option(
         1.0,
-        "Factor of the component in the sum. A component with weight 0 only has metrics, and its verdicts do not count "
-        "for accuracy.",
+        "Weight of the component in the sum. A component with weight 0 is only recorded in metrics, and its verdicts "
+        "do not count toward accuracy.",
     )
     gate: float | None = option(
         None,
-        "Value that the component must reach, or the whole reward is 0; `true` is short for 1. Components with a gate "
-        "are computed first, and the other components only if all gates pass.",
+        "Minimum value of the component. If the value is lower, the total reward is 0. `true` is short for 1. "
+        "Components with a gate are computed first; the others are computed only if all gates pass.",
         examples=[1.0],
     )
     time_limit_s: float = option(

@@ -15,7 +15,7 @@ LANGUAGES = ("python", "bash", "javascript", "cpp")
 
 
 class CodeReward(RewardSection):
-    """Runs the answer's program in a sandbox on the prompt's test cases: see docs/code-rewards.md."""
+    """Runs the answer's program in a sandbox on the prompt's test cases (see docs/code-rewards.md)."""
 
     type: Literal["code"] = option(..., "Kind of reward.")
     reasoning: str = build_auto_reasoning_option()
@@ -32,48 +32,53 @@ class CodeReward(RewardSection):
     )
     compare: Literal["lines", "tokens", "exact"] = option(
         "lines",
-        "Comparison of printed output: line by line without white space at the ends of lines and of the output, "
-        "word by word, or byte by byte.",
+        "How printed output is compared. `lines`: line by line, ignoring white space at the end of lines and of the "
+        "output. `tokens`: word by word. `exact`: byte by byte.",
     )
     tolerance: float = option(
-        0.0, "Difference, relative or absolute, up to which floating-point results are equal.", ge=0, lt=1
+        0.0, "Relative or absolute difference up to which floating-point results count as equal.", ge=0, lt=1
     )
-    min_cpu_s: float = option(2.0, "Minimum of the limit on a case's CPU time.", unit="s", gt=0)
+    min_cpu_s: float = option(2.0, "Lower bound of a case's CPU-time limit.", unit="s", gt=0)
     max_cpu_s: float = option(
         30.0,
-        "Maximum of the limit on a case's CPU time, which applies until a correct answer to the case is known.",
+        "Upper bound of a case's CPU-time limit. It is the limit until a correct answer to the case is known.",
         unit="s",
         gt=0,
     )
     cpu_factor: float = option(
         1.5,
-        "Limit on a case's CPU time between `min_cpu_s` and `max_cpu_s`, as a multiple of the time of the slowest "
-        "correct answer to the case.",
+        "A case's CPU-time limit is this factor times the time of the slowest correct answer, clamped to "
+        "[`min_cpu_s`, `max_cpu_s`].",
         ge=1,
     )
     wall_factor: float = option(
         20.0,
-        "Limit on a case's wall time, as a multiple of the limit on CPU time, but at least 10 s; stops programs that "
+        "A case's wall-time limit is this factor times its CPU-time limit, but at least 10 s. It stops programs that "
         "sleep.",
         ge=1,
     )
     max_wall_s: float = option(
         60.0,
-        "Maximum of the limit on a case's wall time, unless twice the limit on CPU time is longer.",
+        "Upper bound of a case's wall-time limit. It is raised to twice the CPU-time limit if that is longer.",
         unit="s",
         gt=0,
     )
     time_limit_s: float = option(
         180.0,
-        "Wall-time limit of all cases of an answer together; an answer that exceeds it counts as wrong.",
+        "Wall-time limit of an answer's test cases together; an answer that exceeds it counts as wrong.",
         unit="s",
         gt=0,
     )
-    max_code_bytes: int = option(2**16, "Maximum size of a program; a longer one counts as wrong.", unit="bytes", ge=1)
-    max_output_bytes: int = option(
-        2**20, "Maximum size of a program's output in one case; beyond it the case fails.", unit="bytes", ge=1
+    max_code_bytes: int = option(
+        2**16, "Maximum size of a program; a larger program counts as wrong.", unit="bytes", ge=1
     )
-    case_metrics: int = option(8, "Number of first cases that have a separate metric.", ge=0)
+    max_output_bytes: int = option(
+        2**20,
+        "Maximum size of a program's output in one case; with a larger output, the case fails.",
+        unit="bytes",
+        ge=1,
+    )
+    case_metrics: int = option(8, "The first N cases each have their own metric.", ge=0)
 
     @model_validator(mode="after")
     def _check_cpu_limits(self) -> CodeReward:

@@ -14,7 +14,7 @@ __all__ = ["FormatReward", "InstructionsReward"]
 
 
 class InstructionsReward(PooledReward):
-    """Verifiable instructions in the format of the data set IFEval; each instruction has a metric."""
+    """Verifiable instructions in IFEval's format. Each instruction has its own metric."""
 
     type: Literal["instructions"] = option(..., "Kind of reward.")
     reasoning: str = build_auto_reasoning_option()
@@ -23,16 +23,18 @@ class InstructionsReward(PooledReward):
     )
     loose: bool = option(
         False,
-        "Whether an answer is also accepted if it follows the instructions without its first line, its last line, or "
-        "its asterisks.",
+        "Whether an answer is also accepted if it follows the instructions after its first line, its last line or "
+        "its asterisks are removed.",
     )
     ids_key: str = option("instruction_id_list", "Column with the list of the instructions' names.")
-    arguments_key: str = option("kwargs", "Column with the list of the instructions' arguments, a mapping for each.")
+    arguments_key: str = option(
+        "kwargs", "Column with the list of the instructions' arguments; each entry is a mapping."
+    )
 
 
 class FormatReward(PooledReward):
-    """1 if the answer has the required format, otherwise 0, without a verdict. With `gate: true`, the whole reward of
-    an answer without the format is 0.
+    """1 if the answer has the required format, otherwise 0. It does not decide whether the answer is correct. With
+    `gate: true`, the total reward of an answer without the format is 0.
     """
 
     type: Literal["format"] = option(..., "Kind of reward.")
@@ -45,7 +47,7 @@ class FormatReward(PooledReward):
     )
     tags: list[str] = option(
         [],
-        "Tags that must each occur exactly once, in this order, with a closing tag and some content.",
+        "Tags that must occur in this order. Each must occur exactly once, with a closing tag and some content.",
         examples=[["think", "answer"]],
     )
     only_tags: bool = option(False, "Whether only white space is allowed outside the tags.")

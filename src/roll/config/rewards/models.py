@@ -16,8 +16,8 @@ MAX_VERDICTS = 101
 
 
 class JudgeReward(RewardSection):
-    """A language model scores the answer, or compares it with a reference: a model behind an OpenAI-compatible endpoint
-    (`url`), or, without a `url`, the run's own judge (section `judge`).
+    """A language model scores the answer or compares it with a reference. The model is behind an OpenAI-compatible
+    endpoint (`url`); without a `url`, it is the run's own judge (section `judge`).
 
     If the judge cannot be reached, or never replies in the required format, the rollout has an infrastructure error,
     not a reward of 0.
@@ -39,7 +39,8 @@ class JudgeReward(RewardSection):
     mode: Literal["pointwise", "pairwise"] = option(
         "pointwise",
         "`pointwise`: the judge scores the answer on a scale. `pairwise`: the judge compares the answer with the "
-        "reference (1 better, 0.5 equal, 0 worse), in both orders, so that a position bias cancels.",
+        "reference: 1 if it is better, 0.5 if equal, 0 if worse. It compares them in both orders, so position bias "
+        "cancels.",
     )
     rubric: str = option(
         "correctness",
@@ -47,11 +48,14 @@ class JudgeReward(RewardSection):
         "`{reference}` is replaced by the reference.",
         min_length=1,
     )
-    explain: bool = option(True, "Whether the judge writes an explanation before the verdict, which takes longer.")
+    explain: bool = option(
+        True, "Whether the judge writes an explanation before the verdict. Explanations take additional time."
+    )
     verdict: Literal["expected", "most_likely"] = option(
         "expected",
-        "Verdict of the run's own judge. `expected`: mean of all verdicts, weighted by their probabilities (G-Eval). "
-        "`most_likely`: the verdict with the highest probability. An endpoint always writes the verdict as text.",
+        "How the verdict of the run's own judge is computed. `expected`: mean of all possible verdicts, weighted by "
+        "their probabilities (G-Eval). `most_likely`: the verdict with the highest probability. Endpoints always "
+        "write the verdict as text.",
     )
     reference_key: str | None = option(
         None, "Column with the reference; by default the reference answer of the source.", examples=["chosen"]
@@ -61,13 +65,15 @@ class JudgeReward(RewardSection):
     )
     solved_at: float | None = option(
         None,
-        "Value (0 … 1) from which the task counts as solved; by default the judge does not decide correctness.",
+        "The task counts as solved if the reward (from 0 to 1) is at least this value. By default, the judge does "
+        "not decide correctness.",
         gt=0,
         le=1,
     )
     structured: Literal["json_schema", "json_object", "none"] = option(
         "json_schema",
-        "Structured output that is requested from an endpoint: by schema, as any JSON object, or only in the prompt.",
+        "How JSON is requested from an endpoint. `json_schema`: by a JSON Schema. `json_object`: as any JSON object. "
+        "`none`: only in the prompt.",
     )
     temperature: float = option(0.0, "Sampling temperature of the judge.", ge=0)
     max_reply_tokens: int = option(1024, "Maximum length of the judge's reply.", unit="tokens", ge=1)
@@ -75,8 +81,8 @@ class JudgeReward(RewardSection):
     max_concurrent: int = option(16, "Maximum number of concurrent requests to an endpoint.", ge=1)
     time_limit_s: float = option(
         120.0,
-        "Time limit of one reply. A request to an endpoint that exceeds it is sent again. The run's own judge, "
-        "whose time counts from when an engine starts the request, then counts as unreachable.",
+        "Time limit of one reply. A request to an endpoint that exceeds it is sent again. If a request to the run's "
+        "own judge exceeds it, measured from when an engine starts the request, the judge counts as unreachable.",
         unit="s",
         gt=0,
     )
@@ -85,7 +91,7 @@ class JudgeReward(RewardSection):
     )
     backoff_s: float = option(
         1.0,
-        "Maximum wait before the second request, doubled before each later one, up to a minute.",
+        "Maximum wait before the second attempt. It doubles with each further attempt, up to a minute.",
         unit="s",
         gt=0,
     )
@@ -94,10 +100,13 @@ class JudgeReward(RewardSection):
         20_000, "Number of replies that are cached in memory, by content; 0 disables the cache.", ge=0
     )
     cache_dir: str | None = path_option(
-        None, "Directory of a cache of replies that several runs share.", examples=["cache/judge"]
+        None, "Directory of a reply cache that several runs can share.", examples=["cache/judge"]
     )
     max_answer_chars: int = option(
-        20_000, "Maximum number of characters of an answer that the judge gets, from the end of the answer.", ge=1
+        20_000,
+        "Maximum number of characters of an answer that are sent to the judge. If an answer is longer, only its end "
+        "is sent.",
+        ge=1,
     )
 
     @field_validator("url")
@@ -157,11 +166,13 @@ class RewardModelReward(RewardSection):
         "`raw`: the logit. `sigmoid`: the sigmoid of the logit. `probability`: for a model with several classes, the "
         "probability of `label`.",
     )
-    label: int = option(0, "Index of the model's output that is used.", ge=0)
-    scale: float = option(1.0, "Factor of the value.")
+    label: int = option(0, "Index of the model output to use.", ge=0)
+    scale: float = option(1.0, "Factor on the model's output.")
     shift: float = option(0.0, "Constant that is added after scaling.")
     solved_at: float | None = option(
-        None, "Value from which the task counts as solved; by default the model does not decide correctness."
+        None,
+        "The task counts as solved if the reward is at least this value. By default, the model does not decide "
+        "correctness.",
     )
     max_length: int = option(
         4096, "Maximum length of the model's input; the beginning of a longer input is cut off.", unit="tokens", ge=2
@@ -169,13 +180,16 @@ class RewardModelReward(RewardSection):
     batch_size: int = option(16, "Maximum number of answers in one forward pass.", ge=1)
     num_workers: int = option(1, "Number of processes, each with a separate copy of the model.", ge=1)
     num_threads: int = option(1, "Number of CPU threads of each process.", ge=1)
-    device: str = option("auto", "`cpu`, a device such as `cuda:1`, or `auto`: an accelerator if there is one.")
+    device: str = option(
+        "auto",
+        "Device of the model: `cpu`, a device such as `cuda:1`, or `auto`, which uses an accelerator if there is one.",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "Number format of the weights; by default as saved."
+        "auto", "Number format of the weights; `auto` keeps the format of the saved weights."
     )
     time_limit_s: float = option(
         300.0,
-        "Time limit of one batch, and of loading the model before the first batch; a process that exceeds it is "
+        "Time limit of one batch, and of loading the model before the first batch. A process that exceeds it is "
         "replaced.",
         unit="s",
         gt=0,

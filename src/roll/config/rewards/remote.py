@@ -13,8 +13,8 @@ __all__ = ["RemoteReward"]
 
 
 class RemoteReward(RewardSection):
-    """An HTTP service scores the answers, in batches: `roll reward serve`, or your own service with the protocol in
-    docs/rewards.md.
+    """An HTTP service scores the answers in batches: `roll reward serve`, or your own service that implements the
+    protocol in docs/rewards.md.
 
     If the service cannot be reached, or does not return a valid score, the rollout has an infrastructure error, not a
     reward of 0.
@@ -34,17 +34,21 @@ class RemoteReward(RewardSection):
     )
     decides: bool = option(
         True,
-        "Whether the service decides if a task was solved: each of its results must then have `correct`, unless "
+        "Whether the service decides if a task is solved. If true, each result must have the field `correct`, unless "
         "`solved_at` is set.",
     )
     solved_at: float | None = option(
-        None, "Value from which the task counts as solved; by default the field `correct` of the result decides."
+        None,
+        "The task counts as solved if the reward is at least this value. By default, the result's field `correct` "
+        "decides.",
     )
     metadata_keys: list[str] | None = option(
         None, "Columns that are sent to the service; by default all columns.", examples=[["tests", "entry_point"]]
     )
     send_token_ids: bool = option(
-        False, "Whether the tokens of an answer are sent, which a served `length` or `repetition` needs."
+        False,
+        "Whether the token ids of answers are sent. A service that computes the rewards `length` or `repetition` "
+        "needs them.",
     )
     batch_size: int = option(16, "Maximum number of answers in one request.", ge=1, le=256)
     max_concurrent: int = option(16, "Maximum number of concurrent requests.", ge=1)
@@ -56,18 +60,18 @@ class RemoteReward(RewardSection):
     )
     backoff_s: float = option(
         1.0,
-        "Maximum wait before the second request, doubled before each later one, up to a minute.",
+        "Maximum wait before the second attempt. It doubles with each further attempt, up to a minute.",
         unit="s",
         gt=0,
     )
     cache_size: int = option(
         20_000,
-        "Number of results that are cached in memory, by content; 0 disables the cache, for services whose results are "
-        "random.",
+        "Number of results that are cached in memory, by content. 0 disables the cache; use it if the service's "
+        "results are random.",
         ge=0,
     )
     cache_dir: str | None = path_option(
-        None, "Directory of a cache of results that several runs share.", examples=["cache/reward"]
+        None, "Directory of a result cache that several runs can share.", examples=["cache/reward"]
     )
 
     @field_validator("url")

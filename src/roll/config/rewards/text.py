@@ -28,8 +28,8 @@ class MathReward(PooledReward):
     reasoning: str = build_auto_reasoning_option()
     extract: Literal["auto", "boxed", "last_number"] = option(
         "auto",
-        "Expression that is used as the final answer. `boxed`: the content of `\\boxed`. `last_number`: the last "
-        "number. `auto`: a boxed or LaTeX expression, otherwise the last number.",
+        "How the final answer is extracted. `boxed`: the content of `\\boxed`. `last_number`: the last number. "
+        "`auto`: a boxed or LaTeX expression if there is one, otherwise the last number.",
     )
 
     @property
@@ -53,7 +53,9 @@ class ExactReward(RewardSection):
 
 
 class RegexReward(PooledReward):
-    """1 if a regular expression matches in the answer, otherwise 0; `{answer}` in it is replaced by the reference."""
+    """1 if a regular expression matches somewhere in the answer, otherwise 0. `{answer}` in the expression is replaced
+    by the reference.
+    """
 
     type: Literal["regex"] = option(..., "Kind of reward.")
     pattern: str = option(..., "The regular expression (Python's syntax).", min_length=1, examples=["Answer: {answer}"])
@@ -84,7 +86,7 @@ class ChoiceReward(PooledReward):
 
 
 class ShortAnswerReward(PooledReward):
-    """Short answers to questions, compared by words without case, punctuation and articles, as in SQuAD.
+    """Compares a short answer with the reference by words, ignoring case, punctuation and articles, as in SQuAD.
 
     The text between the last `<answer>` and `</answer>` is compared, or the whole text without these tags.
     """
@@ -96,8 +98,9 @@ class ShortAnswerReward(PooledReward):
     )
     references_key: str | None = option(
         None,
-        "Column with additional reference answers: a string, a list of strings (also as JSON), or an object "
-        "with them under `text`, `value` or `aliases`; null in rows without any. The best match counts.",
+        "Column with additional reference answers: a string, a list of strings (or this list as JSON text), or an "
+        "object with the answers under `text`, `value` or `aliases`. It is null in rows without additional answers. "
+        "The best match counts.",
         examples=["aliases"],
     )
 
@@ -108,23 +111,23 @@ class ShortAnswerReward(PooledReward):
 
 
 class RepetitionPenalty(PooledReward):
-    """A penalty from 0 to -1 for repeated n-grams of tokens, to be weighted relative to the main reward."""
+    """A penalty from 0 to -1 for repeated token n-grams. Set its weight relative to the main reward."""
 
     type: Literal["repetition"] = option(..., "Kind of reward.")
     ngram_size: int = option(4, "Number of tokens of an n-gram.", unit="tokens", ge=1)
     tolerance: float = option(0.1, "Share of repeated n-grams that is not penalized.", ge=0, lt=1)
-    require_finished: bool = option(False, "Whether an answer that was cut off has no penalty.")
+    require_finished: bool = option(False, "Whether an answer that was cut off gets no penalty.")
 
 
 class LengthPenalty(RewardSection):
-    """A penalty from 0 to -1 for tokens beyond a limit, to be weighted relative to the main reward."""
+    """A penalty from 0 to -1 for tokens beyond a limit. Set its weight relative to the main reward."""
 
     type: Literal["length"] = option(..., "Kind of reward.")
     free_tokens: int = option(
         ..., "Number of tokens up to which there is no penalty.", unit="tokens", ge=0, examples=[256]
     )
     full_tokens: int = option(..., "Number of tokens at which the penalty is -1.", unit="tokens", ge=1, examples=[512])
-    require_finished: bool = option(False, "Whether an answer that was cut off has no penalty.")
+    require_finished: bool = option(False, "Whether an answer that was cut off gets no penalty.")
 
     @model_validator(mode="after")
     def _check_limits(self) -> LengthPenalty:

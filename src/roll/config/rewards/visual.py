@@ -23,7 +23,7 @@ class BoxReward(PooledReward):
     score: Literal["iou", "hit"] = option(
         "iou", "`iou`: the IoU. `hit`: 1 if the IoU reaches `solved_at`, otherwise 0."
     )
-    solved_at: float = option(0.5, "IoU from which the task counts as solved.", gt=0, le=1)
+    solved_at: float = option(0.5, "The task counts as solved if the IoU is at least this value.", gt=0, le=1)
 
     @property
     def needs_answer(self) -> bool:
@@ -55,8 +55,8 @@ class EditDistanceReward(PooledReward):
 
     type: Literal["edit_distance"] = option(..., "Kind of reward.")
     reasoning: str = build_auto_reasoning_option()
-    ignore_case: bool = option(False, "Whether upper and lower case are equal.")
-    solved_at: float = option(1.0, "Value from which the task counts as solved.", gt=0, le=1)
+    ignore_case: bool = option(False, "Whether the comparison ignores case.")
+    solved_at: float = option(1.0, "The task counts as solved if the reward is at least this value.", gt=0, le=1)
 
     @property
     def needs_answer(self) -> bool:
