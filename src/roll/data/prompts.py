@@ -40,7 +40,7 @@ TableConfig: TypeAlias = FileData | HuggingFaceData | PythonData
 
 
 class PromptReader:
-    """Reads rows as prompts; a `RowReader`.
+    """A `RowReader` that converts rows to prompts.
 
     Args:
         config: The source's entry in the configuration.

@@ -51,10 +51,10 @@ def _call_data_function(config: PythonTable, domain: str) -> tuple[Any, Any]:
 
 
 class ObjectTable:
-    """A table of rows in memory, which are dictionaries or strings.
+    """A table of rows in memory; each row is a dictionary or a string.
 
-    An object with an index and a length (a list, a `datasets.Dataset`) is read in place; any other iterable is read
-    once.
+    An object that supports indexing and `len` (a list, a `datasets.Dataset`) is read in place; any other iterable is
+    read once.
     """
 
     def __init__(self, name: str, rows: Iterable[Any], text_key: str | None) -> None:
@@ -73,7 +73,7 @@ class ObjectTable:
             raise DataError(f"{name} cannot be read: {type(error).__name__}: {error}") from error
 
     def scan(self, limit: int | None) -> Iterator[Row | DataError]:
-        """Yield the rows, at most `limit`, or the error of a row; see `Table.scan`."""
+        """Yield at most `limit` rows; yield the error of a row that cannot be read. See `Table.scan`."""
         for index in itertools.islice(range(len(self._rows)), limit):
             try:
                 row: Row | DataError = self.read_row(index)
@@ -82,7 +82,7 @@ class ObjectTable:
             yield row
 
     def read_row(self, index: int) -> Row:
-        """Return one row, by its index."""
+        """Return the row at an index."""
         try:
             row = self._rows[index]
         except Exception as error:  # a user's rows may raise anything

@@ -27,7 +27,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReasoningFormat:
-    """The marks of the reasoning of a model family."""
+    """The strings with which a model family marks its reasoning."""
 
     begins: tuple[str, ...]
     """Strings that begin the reasoning."""

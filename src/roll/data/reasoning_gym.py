@@ -88,7 +88,7 @@ def _build_prompts(config: ReasoningGymData, domain: str, seed: int, size: int, 
 
 
 def _generate_entry(task: Any, name: str, seed: int, index: int) -> dict[str, Any]:
-    """Generate one item of a task, which depends only on the seed and the index."""
+    """Generate one item of a task; the item depends only on the seed and the index."""
     # Some tasks draw from the process-wide generator instead of their own, so it is seeded, and restored afterwards.
     before = random.getstate()
     random.seed(f"{name}/{seed}/{index}")

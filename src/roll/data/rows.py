@@ -35,14 +35,15 @@ class Table(Protocol):
     """Name for messages: the file, or the dataset and its split."""
 
     def scan(self, limit: int | None) -> Iterator[Row | DataError]:
-        """Yield the first `limit` rows; must be called before `read_row`.
+        """Yield the first `limit` rows. Call this method before `read_row`.
 
-        For a row that cannot be read, its error is yielded. If the whole table cannot be read, the error is raised.
+        If a row cannot be read, the error is yielded in its place. If the whole table cannot be read, the error is
+        raised.
         """
         ...
 
     def read_row(self, index: int) -> Row:
-        """Read one row again, by its number."""
+        """Read the row with this number again."""
         ...
 
     def get_key(self, index: int) -> str:
@@ -82,7 +83,7 @@ class RowReader(Protocol[T]):
 
 
 class RowItems(Generic[T]):
-    """Items of some rows of a table, read on demand; a `Source`."""
+    """A `Source` that reads the items of some rows of a table on demand."""
 
     def __init__(
         self, reader: RowReader[T], table: Table, rows: NDArray[np.int64], fingerprint: str, prefix: str = ""
@@ -111,11 +112,11 @@ class RowItems(Generic[T]):
 
 
 def split_rows(reader: RowReader[T], tables: tuple[Table, Table | None], seed: int) -> tuple[RowItems[T], RowItems[T]]:
-    """Split rows into training and held-out items; the second table or a share of the first table is held out.
+    """Split rows into training and held-out items; hold out the second table or, without one, a share of the first.
 
     Raises:
-        DataError: A table cannot be read, is empty, or a row is malformed; or all questions of the first table are also
-            in the second.
+        DataError: A table cannot be read or is empty, a row is malformed, or the second table contains all questions of
+            the first.
     """
     table, held_out = tables
     return _split_by_share(reader, table, seed) if held_out is None else _split_by_table(reader, table, held_out, seed)
@@ -167,7 +168,7 @@ def _split_by_share(reader: RowReader[T], table: Table, seed: int) -> tuple[RowI
 
 
 def _split_by_table(reader: RowReader[T], table: Table, held_out: Table, seed: int) -> tuple[RowItems[T], RowItems[T]]:
-    """Split by table: the items of the first table are for training, and those of the second are held out.
+    """Use the items of the first table for training, and hold out the items of the second table.
 
     Items of the first table whose question is also in the second table are removed.
     """

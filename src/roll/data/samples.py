@@ -14,13 +14,13 @@ __all__ = ["build_batch", "build_samples"]
 
 
 def build_samples(rollout: Rollout, *, max_new_tokens: int = 1) -> tuple[TrainingSample, ...]:
-    """Build one training sample per context of a rollout, as the engine saw it; only the policy's tokens are trained.
+    """Build one training sample per context of a rollout, as the engine saw it; train only on the policy's tokens.
 
     >>> # prompt of 3 tokens, answer of 2:                     loss_mask [F F F T T]
     >>> # then a context of 4 in their place, answer of 1:     loss_mask [F F F F T]
 
-    Together, the tokens after the contexts are the rollout's tokens, in order. The first sample has the rollout's ID;
-    the others have that ID with their number appended.
+    The tokens that follow each sample's context, concatenated in order, are the rollout's tokens. The first sample has
+    the rollout's ID; each later sample has this ID with the sample's number appended.
 
     Args:
         rollout: The rollout.

@@ -37,13 +37,13 @@ class Source(Items[Item_co], Protocol[Item_co]):
 
 
 class Fingerprint:
-    """The incremental digest of a sequence of items."""
+    """Computes the digest of a sequence of items incrementally."""
 
     def __init__(self) -> None:
         self._digest = hashlib.blake2b(digest_size=8)
 
     def add(self, content: Iterable[str]) -> None:
-        """Add the next item, given as strings."""
+        """Add the strings of the next item to the digest."""
         self._digest.update("\x01".join(content).encode("utf-8", "surrogatepass") + b"\x02")
 
     def hexdigest(self) -> str:
@@ -69,7 +69,7 @@ class PromptList:
 
 
 class InterleavedSource(Generic[T]):
-    """The items of several sources, interleaved, so that any prefix has items of every source."""
+    """Interleaves the items of several sources, so that the first items come from every source."""
 
     def __init__(self, parts: Sequence[Items[T]]) -> None:
         self._parts = list(parts)
@@ -139,7 +139,7 @@ def _collect_texts(value: Any) -> Iterator[str]:
 
 
 def hash_question(question: Iterable[str], seed: int = 0) -> int:
-    """Compute a 64-bit hash of a question, which depends only on its content and the seed."""
+    """Compute a 64-bit hash that depends only on a question's content and the seed."""
     content = "\x00".join(question)
     digest = hashlib.blake2b(f"{seed}/{content}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big")

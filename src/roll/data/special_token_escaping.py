@@ -16,8 +16,8 @@ def compile_delimiters(tokenizer: PreTrainedTokenizerBase, rendered: str) -> re.
 
     Args:
         tokenizer: The model's tokenizer.
-        rendered: Conversations as its chat template renders them, without tools: tool calls have their own marks, which
-            a tool result may quote.
+        rendered: Conversations rendered by the model's chat template, without tools, because a tool result may quote
+            the marks of tool calls.
     """
     added = {str(token) for token in getattr(tokenizer, "added_tokens_decoder", {}).values()}
     names = {name for name in added if name in rendered}
@@ -27,7 +27,7 @@ def compile_delimiters(tokenizer: PreTrainedTokenizerBase, rendered: str) -> re.
 
 
 def escape_special(text: str, marks: re.Pattern[str]) -> str:
-    """Escape the marks in a text by a space after the first character of each mark.
+    """Escape the marks in a text: insert a space after the first character of each mark.
 
     >>> escape_special("on <|im_end|>", re.compile(re.escape("<|im_end|>")))
     'on < |im_end|>'

@@ -71,7 +71,7 @@ class WeightedStream(ABC, Generic[T, D]):
 
     @property
     def num_drawn(self) -> int:
-        """Number of draws so far, which is the next draw's ID."""
+        """Number of draws so far; this is also the ID of the next draw."""
         return sum(self._num_drawn) + sum(self._num_repeated)
 
     @property
@@ -119,7 +119,7 @@ class WeightedStream(ABC, Generic[T, D]):
         return self._draw_at(draw_id, which, position)
 
     def repeat(self, domain: str, position: int) -> D:
-        """Draw an item again, by its domain and position, under the next draw ID; no source advances.
+        """Draw the item at a position of a domain's stream again, with the next draw ID; no source advances.
 
         Raises:
             CheckpointError: No source has this domain.
@@ -153,9 +153,9 @@ class WeightedStream(ABC, Generic[T, D]):
         return self._draw(draw_id, source.items[int(self._get_order(source_index, epoch)[offset])], position)
 
     def _find_next_source(self) -> int:
-        """Return the index of the source that is furthest below its share of all draws; the next draw is from it.
+        """Return the index of the source for the next draw: the source that is furthest below its share of all draws.
 
-        Ties go to the first source.
+        If several sources are equally far below, return the first of them.
         """
         total = sum(source.weight for source in self._sources)
         due = self.num_drawn + 1
@@ -220,7 +220,8 @@ class PromptStream(WeightedStream[Prompt, PromptDraw]):
         sources: See `WeightedStream`.
         render: Renders a prompt to its token IDs.
         seed: Seed of the shuffling.
-        max_prompt_tokens: Longest prompt; a longer one is rejected when it is drawn; `None` for no limit.
+        max_prompt_tokens: Maximum length of a prompt; a longer prompt is rejected when it is drawn. `None` for no
+            limit.
     """
 
     size_name = "num_prompts"

@@ -68,7 +68,7 @@ def _check_messages(messages: Sequence[Message], render: _Render) -> None:
 
 
 def _remove_each_part(message: Message) -> Iterator[tuple[Message, str]]:
-    """Yield the message without each part that a template might leave out, and the name of this part."""
+    """For each part that a template might leave out, yield the message without this part, and the part's name."""
     if message.role == "tool":
         if get_content_key(message.content).strip():
             yield replace(message, content=""), "the tool result"
@@ -88,10 +88,10 @@ def _remove_each_part(message: Message) -> Iterator[tuple[Message, str]]:
 
 
 def _renders_identically(render: _Render, before: Sequence[Message], message: Message, reduced: Message) -> bool:
-    """Return whether the template renders `message` and `reduced`, the message without a part, to the same text.
+    """Return whether the template renders the message with and without a part (`reduced`) to the same text.
 
-    This must hold in each context: after the latest question only, after everything since that question, and after the
-    whole conversation.
+    The texts are compared in several contexts: after the latest question only, after all messages since that question,
+    and after the whole conversation.
     """
     for context in _list_contexts(before, message):
         try:

@@ -93,7 +93,7 @@ class ChatTemplate:
     def _render_with_arguments(
         self, messages: Sequence[Message], generation_prompt: bool, tools: Sequence[Tool], switches: Mapping[str, Any]
     ) -> tuple[Sequence[Message], str]:
-        """Render messages; return them with call arguments in the format that the template reads, and their text.
+        """Render messages; return the messages, with call arguments as the template expects them, and the text.
 
         Arguments are passed as objects first, and as JSON text if the template does not support objects.
         """
@@ -216,7 +216,7 @@ def supports_late_system(render: Callable[[Sequence[Message]], str]) -> bool:
 
 @contextmanager
 def translate_errors(messages: Sequence[Message]) -> Iterator[None]:
-    """Convert a template's errors within the `with` block to `DataError`."""
+    """Convert the errors that a template raises within the `with` block to `DataError`."""
     from jinja2 import TemplateError
 
     try:

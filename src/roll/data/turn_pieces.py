@@ -124,7 +124,7 @@ def _find_cuts(messages: Sequence[Message]) -> tuple[list[int], int]:
 
 
 def _measure_head(lead: Sequence[Message], following: Message, render: RenderText) -> int:
-    """Measure the rendered text before the content of `following`, the message after the lead, in characters."""
+    """Return how many characters are rendered before the content of `following`, the message after the lead."""
     if following.role == "assistant":
         return len(render(lead))
     texts = [render((*lead, Message(role="user", content=content))) for content in (PROBE_TEXT, f"q{PROBE_TEXT}")]

@@ -75,7 +75,7 @@ class SpecialTokens:
         return list(self._iterate_spans(text, begin))
 
     def _iterate_spans(self, text: str, begin: int) -> Iterator[Span]:
-        """Yield the span of each special token; the longest, if several start at one position."""
+        """Yield the span of each special token; if several start at the same position, yield the longest."""
         while (found := self._beginnings.search(text, begin)) is not None:
             start = found.start()
             names = (text[start : start + length] for length in self._lengths)
@@ -111,7 +111,8 @@ def list_thinking_modes(template: str) -> tuple[Mapping[str, bool], ...]:
 def count_extra_ends(render: RenderFn, special: SpecialTokens) -> int:
     """Count the special tokens at the end of a conversation that end the conversation, not its last message.
 
-    Phi's template, for instance, ends an answer with `<|end|>` and a conversation that ends there with `<|endoftext|>`.
+    For instance, Phi's template ends each answer with `<|end|>`, and the conversation with an additional
+    `<|endoftext|>`.
     """
     chat = [Message(role="user", content="a"), Message(role="assistant", content=PROBE_TEXT)]
     try:
@@ -142,8 +143,7 @@ def find_turns(
         indices: Indices of the assistant's messages to train on.
         render: Renders through the chat template.
         special: The model's special tokens.
-        modes: Alternative template variables; with one of them, the template writes the generation prompt of the
-            answer.
+        modes: Alternative template variables; the generation prompt of an answer is rendered with one of them.
         num_extra_ends: Number of special tokens at the end of the text that do not belong to the last message.
 
     Raises:
@@ -261,7 +261,7 @@ def _remove_whitespace(text: str) -> str:
 
 
 def _describe_mismatch(head: _Head, so_far: str, message: Message) -> str:
-    """Describe the error of a turn whose rendered start differs from the generation prompt."""
+    """Describe how a turn's rendered start differs from the generation prompt."""
     other = so_far[len(head.text) :][:30]
     return _describe_untrainable_turn(
         "renders the start of an assistant's message differently from its generation prompt (which ends with "
@@ -284,7 +284,8 @@ def tokenize(
 ) -> tuple[IntArray, BoolArray]:
     """Tokenize a rendered text; return its token IDs and the loss mask, shape [L] each.
 
-    A token that would cross the border of a turn is split there, as when the model generates after a prompt.
+    A token that would cross the border of a turn is split at the border, because the model generates its tokens after a
+    complete prompt.
 
     Args:
         tokenizer: The model's tokenizer.
@@ -314,7 +315,7 @@ def _mark_spans(starts: Sequence[int], spans: Sequence[Span]) -> BoolArray:
 def _tokenize_pieces(
     tokenizer: PreTrainedTokenizerBase, text: str, borders: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Tokenize a text so that no token crosses a border; return token IDs, and the start of each token's text."""
+    """Tokenize a text so that no token crosses a border; return the token IDs, and each token's start in the text."""
     encoded = _encode(tokenizer, text)
     starts = [start for start, _ in encoded["offset_mapping"]]
     ends = [end for _, end in encoded["offset_mapping"]]

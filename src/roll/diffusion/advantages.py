@@ -16,13 +16,13 @@ FloatArray = NDArray[np.float64]
 
 
 def compute_advantages(rewards: FloatArray, std: Literal["group", "batch", "none"]) -> FloatArray:
-    """Return the advantages [P, G] or [P, G, T] of rewards of the same shape: (R - mean of the group) / std.
+    """Return the advantages (R - group mean) / std; rewards and advantages have the shape [P, G] or [P, G, T].
 
     Rewards per step are normalized separately for each step.
 
     Args:
         rewards: The rewards of P groups of G samples.
-        std: The standard deviation: of the group, of all samples of the batch, or none.
+        std: The standard deviation to divide by: over the group, over all samples of the batch, or none.
     """
     centered = rewards - rewards.mean(axis=1, keepdims=True)
     if std == "none":
@@ -38,12 +38,12 @@ def compute_reward_weights(rewards: FloatArray, temperature: float) -> FloatArra
 
 
 def compute_step_rewards(completions: FloatArray, *, strict: bool) -> FloatArray:
-    """Return the rewards [N, T] of single SDE steps (TurningPoint-GRPO, arXiv 2602.06422).
+    """Return the rewards [N, T] of the individual SDE steps (TurningPoint-GRPO, arXiv 2602.06422).
 
-    R_k is the reward of a sample whose first k steps are SDE steps and the others ODE steps, so R_0 is the reward of
-    the ODE path, and R_T is the reward of the full SDE path. The reward of step k is the difference d_k = R_k -
-    R_{k-1}. A turning point gets the effect of all later steps instead, R_T - R_{k-1}. With s_k = sign(d_k) sign(R_T -
-    R_0), step k is a turning point if
+    R_k is the reward of a sample whose first k steps are SDE steps and whose other steps are ODE steps, so R_0 is the
+    reward of the ODE path, and R_T is the reward of the full SDE path. The reward of step k is the difference d_k = R_k
+    - R_{k-1}. The reward of a turning point is R_T - R_{k-1}, which includes the effect of all later steps. With s_k =
+    sign(d_k) sign(R_T - R_0), step k is a turning point if
 
         k = 1: s_1 > 0          k > 1: s_{k-1} < 0 and s_k > 0
         strict: also sign(d_k) sign(R_T - R_k) > 0; for k = 1 this replaces s_1 > 0

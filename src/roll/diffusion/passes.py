@@ -86,9 +86,9 @@ class DiffusionPassRunner:
         counts: BatchCounts | None = None,
         last: bool = True,
     ) -> ForwardBackwardResult:
-        """Return a batch's loss and metrics over all ranks; also run `backward`, if given.
+        """Return a batch's loss and metrics over all ranks; run `backward` if it is given.
 
-        The result counts inputs of the denoiser as tokens.
+        In the result, each input of the denoiser counts as one token.
 
         Raises:
             ValueError: The batch has no samples, a sample lacks an input of the loss, or `counts` is given.
@@ -111,13 +111,13 @@ class DiffusionPassRunner:
         )
 
     def select_share(self, items: Sequence[T], unit: int = 1) -> list[T]:
-        """Return this rank's share of a list: a contiguous part, with whole units of `unit` items."""
+        """Return this rank's share of a list: a contiguous part that consists of whole units of `unit` items."""
         num_units = len(items) // unit
         rank, size = self._ranks.data_rank, self._ranks.data_size
         return list(items[num_units * rank // size * unit : num_units * (rank + 1) // size * unit])
 
     def iter_micro_batches(self, items: Sequence[T], size: int, idle: T) -> Iterator[tuple[list[T], bool]]:
-        """Yield this rank's micro-batches, and whether each is the last; all ranks yield the same number.
+        """Yield this rank's micro-batches, each with a flag for the last one; all ranks yield the same number.
 
         A rank with fewer micro-batches than other ranks repeats `idle`. Collective.
         """
@@ -187,7 +187,7 @@ class DiffusionPassRunner:
         return self._predict(stacked.latents, stacked.sigma, [term.prompt for term in terms], guidance_scale)
 
     def _predict(self, latents: Tensor, sigma: Tensor, prompts: list[str], guidance_scale: float) -> Tensor:
-        """Return velocities; with gradients, activations are kept or recomputed."""
+        """Return velocities. If gradients are computed, activations are either stored or recomputed."""
         if not (self._recompute and torch.is_grad_enabled()):
             return self._sampler.predict(latents, sigma, prompts, guidance_scale)
         return checkpoint(self._sampler.predict, latents, sigma, prompts, guidance_scale, use_reentrant=False)
@@ -229,7 +229,7 @@ class DiffusionPassRunner:
     def _compute_references(
         self, paths: Sequence[Sequence[DenoisingPath]], loss: RewardGradientLoss, settings: DenoisingSettings
     ) -> list[list[Tensor]]:
-        """Return the reference's velocities at the latents of the paths, by micro-batch and step.
+        """Return the reference model's velocities at the paths' latents, for each micro-batch and step.
 
         The loss treats these velocities as constants, as in Reward-FL, so they are computed before the steps with
         gradients.

@@ -40,7 +40,7 @@ class DenoisingSettings:
 
     @property
     def stochastic_steps(self) -> int:
-        """Number of SDE steps at the start."""
+        """Number of SDE steps at the start of the denoising loop."""
         if self.noise_level == 0:
             return 0
         return self.num_steps if self.num_stochastic_steps is None else min(self.num_stochastic_steps, self.num_steps)

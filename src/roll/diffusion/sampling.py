@@ -35,7 +35,7 @@ class PromptCache:
         self._known: dict[str, dict[str, Tensor]] = {}
 
     def encode(self, prompts: Sequence[str]) -> Conditions:
-        """Return the conditions of prompts, in their order."""
+        """Return the conditions of prompts, in the order of the prompts."""
         new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._known]
         if len(self._known) + len(new) > MAX_CACHED_PROMPTS:
             self._known.clear()
@@ -49,7 +49,7 @@ class PromptCache:
 
 
 def draw_noise(seed: int, count: int, shape: Sequence[int]) -> Tensor:
-    """Return standard normal noise [count, *shape], float32, which depends only on the seed."""
+    """Return standard normal noise, float32 [count, *shape], that depends only on the seed."""
     generator = np.random.Generator(np.random.PCG64(seed))
     return torch.from_numpy(generator.standard_normal((count, *shape), dtype=np.float32))
 
@@ -93,7 +93,7 @@ class Sampler:
     def sample(
         self, requests: Sequence[SampleRequest], settings: DenoisingSettings, *, decode: bool = True
     ) -> list[DenoisingPath]:
-        """Generate one batch of samples, which begin at the same step."""
+        """Generate one batch of samples that begin at the same step."""
         model, sigmas = self._model, compute_sigmas(settings.num_steps, settings.shift)
         begin = requests[0].start_step
         assert all(request.start_step == begin for request in requests), "a batch begins at one step"
@@ -136,7 +136,7 @@ class Sampler:
         ]
 
     def encode_first_frames(self, requests: Sequence[SampleRequest]) -> Tensor | None:
-        """Return the latents [B, C, H, W] of given first frames; `None` if none is given.
+        """Return the latents [B, C, H, W] of the requests' first frames; `None` if no request has one.
 
         Raises:
             ValueError: Only some requests of the batch have a first frame.
@@ -150,5 +150,5 @@ class Sampler:
         return self._model.encode_images(np.stack(given)).squeeze(2)
 
     def restore_first_frame(self, latents: Tensor, first: Tensor | None) -> Tensor:
-        """Return latents with the first frame restored, if it is given."""
+        """Return latents with `first` as the first frame; unchanged if `first` is `None`."""
         return latents if first is None else self._model.impose_first_frame(latents, first.to(latents))

@@ -150,8 +150,8 @@ class DiffusionTrainer(TorchRank[DiffusionBatch, Loss]):
         return self._copies.get_tensors("old")
 
     def export(self, path: Path) -> None:
-        """Write the denoiser: `config.json` and safetensors files, which `from_pretrained` of its class in diffusers
-        loads. Adapters are merged. Collective.
+        """Write the denoiser's `config.json` and safetensors files, which the denoiser's diffusers class can load.
+        Adapters are merged. Collective.
         """
         names = list(dict(self.network.named_parameters())) + [
             name for name in self.network.state_dict() if name not in dict(self.network.named_parameters())

@@ -39,7 +39,7 @@ U = TypeVar("U")
 
 
 class Env(Protocol):
-    """An environment: plays one episode after another; equal seeds give equal episodes.
+    """An environment that plays one episode after another; the same seed gives the same episode.
 
     An environment may also have these methods; a caller reports an error if a required method is missing:
 
@@ -65,7 +65,7 @@ class Env(Protocol):
 
 
 def format_observation(observation: Content, info: dict[str, Any]) -> Content:
-    """Return the observation as the player sees it, with the prefix and suffix of `info`.
+    """Return the observation as the player sees it, with the prefix and suffix from `info`.
 
     ROLL's own environments put everything into the observation. Many of GEM's environments return the board as a
     suffix, which belongs to the newest observation only.
@@ -79,7 +79,7 @@ def format_observation(observation: Content, info: dict[str, Any]) -> Content:
 def encode_json(value: Any) -> str:
     """Encode an environment's output as JSON for another process.
 
-    Content parts are encoded by `to_dict`, NumPy values as Python values, and unsupported values as strings.
+    Content parts are encoded with `to_dict`, NumPy values as Python values, and unsupported values as strings.
 
     Raises:
         TypeError: A key of a mapping is neither a string nor a number.

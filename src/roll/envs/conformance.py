@@ -52,7 +52,7 @@ class Finding:
         rule: The rule, which holds for every environment.
         behavior: The behavior of this environment that breaks the rule.
         remedy: How to fix the environment.
-        fatal: Whether training would fail or learn from wrong data; otherwise only a useful feature is missing.
+        fatal: True if training would fail or learn from wrong data; False if only a useful feature is missing.
     """
 
     rule: str
@@ -74,7 +74,9 @@ class _TimeoutError(BaseException):
 
 
 def check(id: str, options: Mapping[str, Any] | None = None, *, num_seeds: int = 3) -> list[Finding]:
-    """Check an environment, given by its name, `file.py:Class` or `package.module:Class`, and return broken rules.
+    """Check an environment, and return the rules that it breaks.
+
+    `id` is a registered name, `file.py:Class` or `package.module:Class`.
 
     Raises:
         UserError: The environment cannot be built.

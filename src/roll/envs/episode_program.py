@@ -61,6 +61,6 @@ def serve(lines: Iterable[str], write: Callable[[str], object]) -> None:
 
 
 def main() -> None:
-    """Read calls from standard input, and write answers to file descriptor 3, which printed text cannot corrupt."""
+    """Read calls from standard input; write results to file descriptor 3, so that printed text cannot corrupt them."""
     with os.fdopen(3, "w", encoding="utf-8") as replies:
         serve(sys.stdin, lambda line: print(line, file=replies, flush=True))

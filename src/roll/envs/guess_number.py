@@ -16,9 +16,9 @@ _MAX_DIGITS = 9
 
 
 class GuessNumber:
-    """An `Env`: a secret whole number from 1 to `max_number`; reward 1 for the right guess, else 0.
+    """An `Env` with a secret whole number from 1 to `max_number`. The right guess gives a reward of 1, other guesses 0.
 
-    The last number of an action is the guess. An action without a number costs its turn and gets no hint. Every hint
+    The last number of an action is the guess. An action without a number uses up its turn and gets no hint. Every hint
     repeats the first question, so that the policy has to learn the answer's format only once.
 
     Args:

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class HostedEnv(Protocol):
-    """Interface of an episode's environment, which may run in this process, another process, or on a server."""
+    """Interface of an episode's environment, which may run in this process, in another process, or on a server."""
 
     async def reset(self, seed: int | None = None) -> ResetResult:
         """Begin the episode.

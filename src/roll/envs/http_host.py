@@ -18,7 +18,7 @@ __all__ = ["HttpHost"]
 
 
 class HttpHost:
-    """Runs environments on HTTP servers; a server that cannot be reached is an infrastructure failure.
+    """Runs environments on HTTP servers. An unreachable server is an infrastructure failure.
 
     Requests have no separate timeouts; the timeouts of the episodes apply.
     """

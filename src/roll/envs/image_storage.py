@@ -86,7 +86,7 @@ class ImageStorage:
         return len(self.inputs.get_without_inputs(part.digest).token_ids) if isinstance(part, ImagePart) else 0
 
     async def store_part(self, part: Part, label: str) -> Part:
-        """Store one content part, and return it; see `store`.
+        """Store a content part if it is an `ImageData`, and return the part for the observation; see `store`.
 
         Raises:
             DataError: See `store`.

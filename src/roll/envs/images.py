@@ -22,8 +22,8 @@ def encode_images(observation: Any) -> Any:
     """Return an observation with its images encoded as `ImageData`; other values are returned unchanged.
 
     Args:
-        observation: A value of an environment. It is an image, or a list or tuple with images and strings. An image is
-            a Pillow image, a uint8 array [height, width, 3], or the bytes of an image file.
+        observation: An observation: an image, or a list or tuple with images and strings. An image is a Pillow image, a
+            uint8 array [height, width, 3], or the bytes of an image file.
 
     Raises:
         DataError: An array is not an image, for example because of its dtype, or a Pillow image cannot be decoded.
@@ -39,7 +39,7 @@ def encode_images(observation: Any) -> Any:
 
 
 def has_images(result: Any) -> bool:
-    """Return whether the result of `reset` or `step` has images, which take time to encode."""
+    """Return whether the result of `reset` or `step` contains images that must be encoded."""
     observation = result[0] if isinstance(result, tuple) and result else None
     if isinstance(observation, list | tuple):
         return any(_is_image(part) or isinstance(part, ImageData) for part in observation)

@@ -24,7 +24,7 @@ class PoolHost:
         self._pool = pool
 
     async def start(self, settings: EnvironmentSettings) -> HostedEnv:
-        """Start a new instance of the environment in its own process; its class is imported once for all instances."""
+        """Start a new instance of the environment in its own process; the class is imported once for all instances."""
         # Environments in one process would share crashes, hangs and leaks. `prepare` runs once, in the process that
         # is forked for each episode, so a start takes milliseconds and imported modules are shared memory.
         return _ProcessEnv(await self._pool.create_actor(build, settings, prepare=(find, (settings.name,))))

@@ -41,7 +41,7 @@ class EnvSpec:
 
     Args:
         id: The name.
-        entry_point: `package.module:Class`, or the class or function itself, which builds the environment.
+        entry_point: The class or function that builds the environment, or its import path `package.module:Class`.
         options: Default arguments.
     """
 
@@ -83,7 +83,7 @@ def register(id: str, entry_point: EntryPoint, **kwargs: Any) -> None:
 
     Args:
         id: The name, such as `mine:Maze-v0`.
-        entry_point: `package.module:Class`, which other processes can import, or a class or function.
+        entry_point: A class or function, or an import path `package.module:Class`, which other processes can use too.
         kwargs: Default arguments.
 
     Raises:
@@ -135,7 +135,7 @@ def make(id: str, options: Mapping[str, Any] | None = None, /, **overrides: Any)
 
     Args:
         id: The environment's name, as for `find`.
-        options: Arguments, which override the registered arguments.
+        options: Arguments that override the registered arguments.
         overrides: Further arguments, as keywords.
 
     Raises:
@@ -178,9 +178,10 @@ def make_vec(
         ids: One name per environment.
         wrappers: Wrappers around each environment, the first one innermost.
         vec_kwargs: Arguments of each environment.
-        async_mode: Whether to step the environments concurrently, in threads or, if they are asynchronous, on one event
-            loop.
-        seed: Seed of the first episode of environment 0; environment i has `seed + i`. None is not reproducible.
+        async_mode: Whether to step the environments concurrently: in threads, or on one event loop if they are
+            asynchronous.
+        seed: Seed of the first episode of environment 0; environment i has `seed + i`. With None, the episodes are not
+            reproducible.
         autoreset: The behavior at the end of an episode: see `VectorEnv`.
         kwargs: Arguments of all environments.
 

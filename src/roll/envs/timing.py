@@ -14,7 +14,7 @@ _watcher: ContextVar[Callable[[int], None]] = ContextVar("environment_watcher", 
 
 @contextlib.contextmanager
 def watch_activity(watcher: Callable[[int], None]) -> Iterator[None]:
-    """Call `watcher` within the `with` block: with 1 when an environment begins to act, and with -1 when it stops.
+    """Within the `with` block, call `watcher(1)` when an environment begins to act, and `watcher(-1)` when it stops.
 
     Tasks that are started in the block also use the watcher.
     """
@@ -27,7 +27,7 @@ def watch_activity(watcher: Callable[[int], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def report_activity() -> Iterator[None]:
-    """Notify the watcher that an environment acts within the `with` block."""
+    """Report to the watcher that an environment is acting while the `with` block runs."""
     watcher = _watcher.get()
     watcher(1)
     try:

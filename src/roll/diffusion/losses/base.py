@@ -27,9 +27,7 @@ CopyName: TypeAlias = Literal["reference", "old"]
 
 @dataclass(kw_only=True, slots=True)
 class Term:
-    """One input of the denoiser, with the tensors that the loss compares the output with. All tensors are in host
-    memory.
-    """
+    """One input of the denoiser, and the tensors to which the loss compares the output. All tensors are in host memory."""
 
     latents: Tensor
     """[*shape]"""
@@ -47,7 +45,7 @@ class Term:
 
 @dataclass(kw_only=True, slots=True)
 class Terms:
-    """The terms of a micro-batch, stacked, on the device."""
+    """The stacked terms of a micro-batch, on the device."""
 
     latents: Tensor
     """[N, *shape]"""
@@ -66,12 +64,12 @@ class DiffusionLoss(Protocol):
 
     @property
     def needs(self) -> frozenset[CopyName]:
-        """Names of the other weights whose velocities the loss needs."""
+        """Names of the weights, other than the current ones, whose velocities the loss needs."""
         ...
 
     @property
     def compares_pairs(self) -> bool:
-        """True if two samples of one unit are compared; their terms alternate, the preferred one first."""
+        """True if the loss compares two samples per unit; terms alternate between the two, the preferred sample first."""
         ...
 
     def build_terms(self, sample: DiffusionSample, clean: Tensor, settings: DenoisingSettings) -> list[Term]:
@@ -79,7 +77,7 @@ class DiffusionLoss(Protocol):
 
         Args:
             sample: The sample.
-            clean: [*shape] its latents x_0.
+            clean: [*shape] latents x_0 of the sample.
             settings: The settings with which the sample was generated.
         """
         ...
@@ -109,7 +107,7 @@ def collate(terms: Sequence[Term], device: torch.device, mask: Tensor | None = N
 
 
 def interpolate(clean: Tensor, noise: Tensor, sigma: float, *, keeps_first_frame: bool) -> Tensor:
-    """Return x_sigma = (1 - sigma) x_0 + sigma eps; `keeps_first_frame` keeps x_0 in frame 0."""
+    """Return x_sigma = (1 - sigma) x_0 + sigma eps; if `keeps_first_frame` is true, frame 0 remains x_0."""
     mixed = (1 - sigma) * clean + sigma * noise
     if keeps_first_frame:
         mixed[:, 0] = clean[:, 0]

@@ -47,14 +47,14 @@ class RewardGradientLoss:
 
     @property
     def needs(self) -> frozenset[CopyName]:
-        """Names of the other weights whose velocities the loss needs: the reference, if there is a KL penalty."""
+        """Names of further weights whose velocities the loss needs: `reference`, if there is a KL penalty."""
         return frozenset[CopyName](("reference",) if self.kl_coefficient else ())
 
     def compute_rewards(self, images: Tensor, prompts: list[str]) -> Tensor:
         """Return the rewards [B] of decoded images, with gradients.
 
         Raises:
-            LossError: The function failed, or returned a tensor with another shape or without a gradient.
+            LossError: The reward function failed, or returned a tensor with the wrong shape or without a gradient.
         """
         function = load_function(self.reward, "reward function")
         try:

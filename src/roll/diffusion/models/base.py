@@ -20,8 +20,8 @@ Conditions: TypeAlias = Mapping[str, Tensor]
 class DiffusionModel(ABC):
     """A denoiser, and the frozen parts that turn prompts into conditions and latents into images.
 
-    Only `denoiser` is trained, sharded and saved. For a model of your own, subclass this class and name it in the
-    configuration: `model: path/to/file.py:Class`.
+    Only `denoiser` is trained, sharded and saved. To add a custom model, subclass this class and name the subclass in
+    the configuration: `model: path/to/file.py:Class`.
     """
 
     denoiser: nn.Module
@@ -31,7 +31,7 @@ class DiffusionModel(ABC):
 
     @abstractmethod
     def encode_prompts(self, prompts: Sequence[str]) -> Conditions:
-        """Return the conditions of prompts, on the denoiser's device. Guidance uses the empty prompt."""
+        """Return prompts' conditions on the denoiser's device. Classifier-free guidance uses the empty prompt."""
 
     @abstractmethod
     def predict(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
@@ -61,7 +61,7 @@ class DiffusionModel(ABC):
         return torch.cat([first.unsqueeze(2), latents[:, :, 1:]], dim=2)
 
     def mask_first_frame(self, latents: Tensor) -> Tensor:
-        """Return a mask that broadcasts to video latents, and is 0 at the first frame and 1 at others."""
+        """Return a mask that broadcasts to video latents: 0 at the first frame, 1 at all other frames."""
         mask = torch.ones(1, 1, latents.shape[2], 1, 1, dtype=latents.dtype, device=latents.device)
         mask[:, :, 0] = 0
         return mask
@@ -80,7 +80,7 @@ class DiffusionModel(ABC):
         return {}
 
     def list_frozen_parts(self) -> list[nn.Module]:
-        """Return the modules other than the denoiser, which the trainer moves to its device; by default none."""
+        """Return the modules, other than the denoiser, that the trainer moves to its device; by default none."""
         return []
 
     @property

@@ -37,8 +37,8 @@ def load_diffusion_model(
 
     Args:
         path: A directory with `model_index.json`, or the import path of a subclass of `DiffusionModel`.
-        weights: A directory with the weights of the denoiser, as `TrainerGroup.export` writes; by default the weights
-            of `path`, which may be random for a custom class.
+        weights: A directory with the denoiser's weights, as written by `TrainerGroup.export`; by default the weights of
+            `path`, which may be random for a custom class.
         options: Keyword arguments of a custom class.
         sizes: Keyword arguments of `PipelineModel`.
         dtype: The dtype of the denoiser.
@@ -119,7 +119,7 @@ def _load_pipeline(directory: Path, sizes: dict[str, Any], dtype: torch.dtype) -
 
 
 def list_denoiser_files(directory: Path) -> list[Path]:
-    """Return the safetensors files of the directory `model.weights`, in order of their names.
+    """Return the safetensors files of the directory `model.weights`, sorted by name.
 
     Raises:
         ModelError: The directory has no such files.
@@ -138,7 +138,7 @@ def load_weights(model: DiffusionModel, directory: Path) -> None:
     """Load the weights of the denoiser from the safetensors files of a directory.
 
     Raises:
-        ModelError: There are no such files, or they belong to another model.
+        ModelError: The directory has no such files, or they belong to another model.
     """
     from safetensors.torch import load_file
 

@@ -31,7 +31,7 @@ class PipelineModel(DiffusionModel):
         height: Height of images in pixels.
         width: Width of images in pixels.
         num_frames: Number of frames of a video; 1 for images.
-        embedded_guidance: Guidance scale, an input of guidance-distilled denoisers.
+        embedded_guidance: Guidance scale that guidance-distilled denoisers receive as an input.
         max_prompt_tokens: Length to which prompts are padded or truncated; by default the pipeline's length.
     """
 
@@ -62,7 +62,7 @@ class PipelineModel(DiffusionModel):
 
     @property
     def vae(self) -> Any:
-        """The decoder from latents to images."""
+        """The VAE, which decodes latents to images."""
         return self.pipeline.vae
 
     @property
@@ -142,7 +142,7 @@ class StableDiffusion3Model(PipelineModel):
 
 
 class FluxModel(PipelineModel):
-    """Flux.1, whose denoiser uses 2 x 2 latents as one token."""
+    """Flux.1. Its denoiser combines 2 x 2 latents into one token."""
 
     @property
     def patch_size(self) -> int:

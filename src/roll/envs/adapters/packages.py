@@ -36,7 +36,7 @@ def import_package(module: str, package: str, feature: str, advice: str = "") ->
 
 
 class RandomState:
-    """An environment's own state of the random generators of Python and NumPy.
+    """An environment's own random state for Python's and NumPy's generators.
 
     Concurrent episodes that share the process-wide generators could not be reproduced from their seeds.
     """

@@ -17,7 +17,7 @@ __all__ = ["TextArenaEnv", "make"]
 class TextArenaEnv:
     """An `Env` of one seat; in multi-player games, `opponent` plays the other seats.
 
-    The last step gives TextArena's reward for this seat. Actions have the format of the game.
+    The last step returns TextArena's reward for this seat. Actions are written in the game's own format.
 
     Args:
         env: The result of `textarena.make` for a name that ends in `-raw`, whose observations are lists of messages.
@@ -78,7 +78,7 @@ class TextArenaEnv:
         return _join_messages(self.unwrapped.state.observations.get(self._seat, [])), True
 
     def sample_random_action(self) -> str:
-        """Return a random digit in brackets, which may be an illegal action: TextArena does not list the legal ones."""
+        """Return a random digit in brackets. It may be illegal, because TextArena does not list legal actions."""
         return f"[{self._random.randrange(10)}]"
 
 

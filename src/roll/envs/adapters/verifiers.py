@@ -45,7 +45,7 @@ class _ToolDescription:
 class VerifiersEnv:
     """Wraps an environment of the `verifiers` library as an `Env` with asynchronous methods.
 
-    `reset(seed)` plays row `seed` (modulo the number of rows) of its data set. The last step gives the reward.
+    `reset(seed)` plays row `seed` (modulo the number of rows) of its data set. The last step returns the reward.
 
     Args:
         env: The result of `load_environment`.
@@ -131,7 +131,7 @@ class VerifiersEnv:
     async def request_answer(
         self, prompt: Sequence[Any], tools: Sequence[Any] | None
     ) -> tuple[str, list[dict[str, str]]]:
-        """Pass the new messages of `prompt` to the policy; return the answer and its calls in the library's format."""
+        """Pass the new messages of `prompt` to the policy; return the answer and tool calls in the library's format."""
         self._tools = {
             tool.name: _ToolDescription(tool.name, tool.description or "", tool.parameters or {})
             for tool in tools or ()

@@ -13,14 +13,14 @@ __all__ = ["Bandit"]
 
 @dataclass(kw_only=True, eq=False)
 class Bandit(Game[str]):
-    """Slot machines A, B, ... with hidden win probabilities; each turn pulls one, and a win gives 1 / `max_turns`.
+    """Slot machines A, B, ... with hidden win probabilities. Each turn pulls one machine; a win gives 1 / `max_turns`.
 
     No policy always wins. The best policy finds the machine with the highest probability and keeps pulling it.
 
     Args:
         num_machines: Number of machines, 2 to 26; None samples 2 to 5.
-        best, others: Win probability of one machine, chosen at random, and of all others; if either is None, every
-            probability is sampled from 0 to 1.
+        best, others: Win probability of the best machine, which is chosen at random, and of all other machines. If
+            either is None, every probability is sampled from 0 to 1.
     """
 
     max_turns: int | None = 10

@@ -321,6 +321,6 @@ zephyr: gentle wind from the west
 
 @functools.cache
 def list_clues(hard: bool = False) -> dict[str, str]:
-    """Return a clue for each word (in capitals): for the hard words if `hard` is set, else for the easy ones."""
+    """Return a clue for each hard word if `hard` is set, otherwise for each easy word; the words are in capitals."""
     pairs = (line.partition(": ") for line in (_HARD_CLUES if hard else _EASY_CLUES).strip().splitlines())
     return {word.upper(): clue for word, _, clue in pairs}

@@ -18,10 +18,11 @@ _OPPOSITE = {"up": "down", "down": "up", "left": "right", "right": "left"}
 
 @dataclass(kw_only=True, eq=False)
 class FifteenPuzzle(DirectionGame):
-    """Numbered tiles with a gap, `num_rows` by `num_rows`, scrambled by at most `max_turns` moves, so that the puzzle
-    can be solved.
+    """A sliding puzzle of `num_rows` by `num_rows` cells: numbered tiles and one gap.
 
-    The reward of the last turn is the share of tiles that are in place.
+    The tiles are scrambled by at most `max_turns` moves, so the puzzle can be solved.
+
+    The reward of the last turn is the share of tiles in the right place.
     """
 
     steps = {"up": (1, 0), "down": (-1, 0), "left": (0, 1), "right": (0, -1)}  # noqa: RUF012  (see the base)

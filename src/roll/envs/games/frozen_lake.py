@@ -18,9 +18,9 @@ _SAMPLED_VARIANTS = [(4, 15), (6, 25), (8, 40)]
 
 @dataclass(kw_only=True, eq=False)
 class FrozenLake(DirectionGame):
-    """A lake of `size` by `size` cells, from the top left to the goal at the bottom right; a hole ends the game.
+    """A walk on `size` by `size` cells of ice, from the top left to the goal at the bottom right. Holes end the game.
 
-    The goal can be reached within the turns. The rules are those of `FrozenLake` in Gymnasium.
+    The goal can be reached within the maximum number of turns. The rules are those of `FrozenLake` in Gymnasium.
 
     Args:
         holes: Share of cells with a hole, below 1.

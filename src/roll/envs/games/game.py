@@ -24,7 +24,7 @@ class Outcome:
         text: The text for the player.
         reward: The move's reward.
         over: Whether the game is won or lost.
-        valid: Whether the rules allow the move; an invalid move only costs the turn.
+        valid: Whether the rules allow the move; an invalid move only uses up the turn.
     """
 
     text: str
@@ -39,9 +39,10 @@ class Game(ABC, Generic[Move]):
 
     Each field is a constructor argument; if it is None, its value is sampled at every reset.
 
-    Winning gives 1, at once or in parts that sum to 1 over the episode. Other moves give 0 unless the game defines a
-    reward; invalid moves give 0. An action that cannot be parsed gives -0.1 and ends the game. After the last turn the
-    episode is both terminated and truncated, as in GEM. Every observation contains the last event and the board.
+    Winning gives a total reward of 1, either with the last move or in parts over the episode. Other moves give 0 unless
+    the game defines a reward; invalid moves give 0. An action that cannot be parsed gives -0.1 and ends the game. After
+    the last turn the episode is both terminated and truncated, as in GEM. Every observation contains the last event and
+    the board.
     """
 
     format_error_reward: ClassVar[float] = -0.1
@@ -128,7 +129,7 @@ class Game(ABC, Generic[Move]):
 
     @abstractmethod
     def _describe_rules(self) -> str:
-        """Return the rules, which are the beginning of the first observation."""
+        """Return the rules, with which the first observation begins."""
 
     @abstractmethod
     def _describe_format(self) -> str:
@@ -155,7 +156,7 @@ class Game(ABC, Generic[Move]):
         """Return a random move as a player would write it into the box."""
 
     def _compute_last_reward(self, outcome: Outcome, reward: float) -> float:
-        """Return the reward of the last turn, given the move's own `reward`; not called if that move ended the game."""
+        """Return the reward of the last turn from the move's own `reward`. Not called if the move ended the game."""
         return reward
 
 

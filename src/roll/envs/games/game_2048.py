@@ -19,11 +19,11 @@ Board = tuple[tuple[int, ...], ...]
 
 @dataclass(kw_only=True, eq=False)
 class Game2048(DirectionGame):
-    """Tiles on a board of `board_size` by `board_size` that merge, up to `target_tile`.
+    """The game 2048 on `board_size` by `board_size` cells: equal tiles merge until one of them is `target_tile`.
 
-    Every doubling of the largest tile gives the same reward, and all doublings up to the target give 1. The game is
-    lost when no move is left. As in GEM, the targets of `hard` and `extreme-hard` cannot be reached within their turns,
-    since each turn adds a tile of at most 4: only a part of the reward is possible.
+    Every doubling of the largest tile gives the same reward; the rewards of all doublings up to the target sum to 1.
+    The game is lost when no move is left. As in GEM, the targets of `hard` and `extreme-hard` cannot be reached within
+    their turns, because each turn adds a tile of at most 4; only a part of the total reward can be earned.
     """
 
     target_tile: int | None = 2048

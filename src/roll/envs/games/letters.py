@@ -35,7 +35,7 @@ def place_words(words: Sequence[str], rng: Random, is_separated: bool) -> tuple[
         is_separated: Whether words may touch only where they cross, as in a crossword.
 
     Returns:
-        The number of rows of the square, and the words in their order.
+        The number of rows of the grid, and the placed words in the order of `words`.
     """
     longest = max(map(len, words))
     size = max(round(1.5 * longest), longest + 1)

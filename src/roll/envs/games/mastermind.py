@@ -19,7 +19,7 @@ _SAMPLED_VARIANTS = [(2, 4, 10), (4, 6, 20), (4, 8, 30)]
 class Mastermind(Game[tuple[int, ...]]):
     """A secret code of `code_length` numbers from 1 to `num_numbers`.
 
-    Every black peg beyond the previous maximum gives 1 / `code_length`; together they give 1.
+    Every black peg beyond the previous maximum gives 1 / `code_length`; these rewards sum to 1 when the code is found.
     """
 
     code_length: int | None = 4

@@ -17,7 +17,7 @@ _Cell = tuple[int, int]
 class Minesweeper(Game[tuple[str, int, int]]):
     """A field with hidden mines; none is in or next to the first cell that is revealed.
 
-    Every cell without a mine gives the same reward when it is revealed; revealing all of them gives 1 and wins.
+    Every revealed cell without a mine gives the same reward. Revealing all of them wins; the rewards then sum to 1.
     Revealing a mine ends the game with reward 0. If an argument is None, the field is a square of 5 to 8 rows with a
     fifth of its cells mined.
     """
@@ -121,7 +121,7 @@ class Minesweeper(Game[tuple[str, int, int]]):
         return self._mines
 
     def _reveal(self, cell: _Cell) -> None:
-        """Reveal a cell. If it has no adjacent mine, also reveal its neighbors without flags, and so on."""
+        """Reveal a cell. If it has no adjacent mine, also reveal its unflagged neighbors, recursively."""
         waiting = [cell]
         self._revealed.add(cell)
         while waiting:

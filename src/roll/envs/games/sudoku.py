@@ -18,10 +18,10 @@ _SAMPLED_VARIANTS = [(4, 10, 15), (9, 50, 50)]
 
 @dataclass(kw_only=True, eq=False)
 class Sudoku(Game[tuple[int, int, int]]):
-    """A grid of `scale` by `scale` (4 or 9) with `clues` given numbers and one solution.
+    """A Sudoku of `scale` by `scale` cells (4 or 9) with `clues` given numbers and exactly one solution.
 
-    Every correct number gives the same reward, and all together give 1. More clues are given if `clues` would leave
-    several solutions.
+    Every correct number gives the same reward; the rewards of all numbers sum to 1. If `clues` given numbers would
+    allow several solutions, more numbers are given.
     """
 
     scale: int | None = 9
@@ -109,7 +109,7 @@ class Sudoku(Game[tuple[int, int, int]]):
 
 
 def iterate_solutions(cells: list[int], scale: int, rng: Random | None = None) -> Iterator[list[int]]:
-    """Yield all ways to fill a grid's zeros.
+    """Yield all solutions of a grid in which 0 marks an empty cell.
 
     The cell with the fewest candidates is filled first, without recursion. With `rng`, numbers are tried in random
     order.

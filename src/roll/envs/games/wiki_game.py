@@ -17,8 +17,8 @@ __all__ = ["WikiGame", "compute_distances"]
 class WikiGame(Game[str]):
     """A search for a page by following links in a small encyclopedia that ROLL ships; needs no network access.
 
-    As in GEM, every page on the way costs 0.05; an answer that names no linked page costs 0.2; the target gives 1. The
-    target can always be reached within the turns.
+    As in GEM, every page on the way costs 0.05, an answer that names no linked page costs 0.2, and the target gives 1.
+    The target can always be reached within the maximum number of turns.
     """
 
     format_error_reward: ClassVar[float] = -0.2

@@ -23,7 +23,7 @@ _MIN_LENGTH = 4
 class WordSearch(Game[_Span]):
     """A grid that hides `num_words` words, across or down; the words are not listed.
 
-    Every word that is found gives 1 / number of words.
+    Every found word gives the same reward; the rewards of all words sum to 1.
 
     Args:
         hardcore: Whether to hide less common words.

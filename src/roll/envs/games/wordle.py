@@ -16,8 +16,8 @@ __all__ = ["Wordle", "mark_guess"]
 class Wordle(Game[str]):
     """A secret word of `word_length` letters, 3 to 7.
 
-    Letters give 0.5 in total, each when a guess has it in the right place for the first time; the whole word gives the
-    other 0.5. If an argument is None, the length is sampled from 3 to 5, with five turns per letter.
+    The letters give 0.5 in total; each gives its part when a guess first has it in the right place. The whole word
+    gives the other 0.5. If an argument is None, the length is sampled from 3 to 5, with five turns per letter.
 
     Args:
         only_real_words: Whether a guess that is not in the game's word list is invalid.
