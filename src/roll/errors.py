@@ -72,7 +72,7 @@ __all__ = [
 
 
 class RollError(Exception):
-    """Base of all errors that ROLL raises on purpose."""
+    """Base class of the errors that ROLL defines."""
 
 
 class UserError(RollError, ValueError):
@@ -96,7 +96,7 @@ class ModelError(UserError):
 
 
 class PlacementError(UserError):
-    """Roles and devices that do not fit together."""
+    """The roles cannot be placed on the devices."""
 
 
 class RunDirectoryError(UserError):
@@ -172,7 +172,7 @@ class CheckpointVersionError(CheckpointError, UserError):
 
 
 class HalfUpdatedError(RollError, RuntimeError):
-    """An optimizer step failed while it updated the weights, which are now neither the old nor the new weights."""
+    """An optimizer step failed while it updated the weights; the weights are now a mixture of old and new values."""
 
 
 class EngineError(RollError, RuntimeError):
@@ -196,7 +196,7 @@ class AlarmError(RollError):
 
 
 def find_raise_location(error: BaseException) -> str:
-    """Return file and line where an error was raised, or where a syntax error is; empty if it was not raised."""
+    """Return the file and line at which an error was raised, or of a syntax error; empty if it was not raised."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{error.filename}:{error.lineno}"
     trace = error.__traceback__

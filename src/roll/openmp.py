@@ -73,7 +73,7 @@ class IdleTeam:
         self._there.wait()
 
     def close(self) -> None:
-        """End the team's threads, which may happen shortly after the call returns."""
+        """Tell the team's threads to end; they may end shortly after this call returns."""
         self._end.set()
         self._thread.join()
 
@@ -86,7 +86,7 @@ class IdleTeam:
 
 
 def can_start_threads(num_threads: int) -> bool:
-    """Return whether this process can start `num_threads` more threads, by starting them briefly."""
+    """Briefly start `num_threads` more threads, and return whether this was possible."""
     end, threads = threading.Event(), list[threading.Thread]()
     try:
         for _ in range(num_threads):
@@ -149,8 +149,8 @@ class SpinControl:
 def find_pressure_file(root: Path = Path("/")) -> Path | None:
     """Return the pressure stall file for this process's cores; `None` if the kernel has none.
 
-    The file of the process's own cgroup is preferred. The machine-wide file also counts threads of other processes, so
-    it is used only by a process that may use all cores.
+    The file of the process's own cgroup is preferred. The machine-wide file also counts the threads of other processes,
+    so it is used only if this process may use all cores.
     """
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
@@ -165,7 +165,7 @@ def find_pressure_file(root: Path = Path("/")) -> Path | None:
 
 
 def _read_stalled_seconds(path: Path) -> float | None:
-    """Return the seconds in `some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS`, the first line of a file."""
+    """Return the total stall time in seconds from the first line, `some avg10=0.00 … total=MICROSECONDS`, of a file."""
     try:
         return int(path.read_text(encoding="ascii").splitlines()[0].rpartition("total=")[2]) / 1e6
     except (OSError, ValueError, IndexError):

@@ -77,8 +77,8 @@ class VectorEnv:
         """Begin an episode in each environment, or only in the environments at `indices`.
 
         Args:
-            seed: A seed for each environment, in order; a single number gives environment i `seed + i`. Without a seed,
-                the first episodes use the constructor's seeds, and later episodes derive new seeds.
+            seed: A seed for each environment, in order; with a single number, environment i gets `seed + i`. Without a
+                seed, the first episodes use the constructor's seeds, and later episodes derive new seeds.
             indices: Indices of the environments to reset; None for all.
 
         Raises:
@@ -102,7 +102,7 @@ class VectorEnv:
         return [started[index][0] for index in chosen], [started[index][1] for index in chosen]
 
     def step(self, actions: Sequence[str] | Mapping[int, str]) -> VectorStep:
-        """Take an action in every environment (a sequence), or in some: `{index: action}`.
+        """Take an action in every environment (a sequence) or in some environments (`{index: action}`).
 
         Raises:
             DataError: A sequence does not have one action per environment, an index is invalid, or an episode is over.
@@ -190,7 +190,10 @@ class SyncVectorEnv(VectorEnv):
 
 
 class AsyncVectorEnv(VectorEnv):
-    """Environments that act concurrently: each in its own thread, coroutines on one event loop in another thread."""
+    """Environments that act concurrently.
+
+    Each environment acts in its own thread; asynchronous environments share one event loop in another thread.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -158,7 +158,7 @@ class HFEngine:
     # ---- requests
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Run one request to its end; see `InferenceEngine.generate`.
+        """Run one request until it finishes; see `InferenceEngine.generate`.
 
         Raises:
             UnsupportedError: the request names an adapter or has media.
@@ -200,7 +200,7 @@ class HFEngine:
     # ---- control
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop decoding. `drain` finishes earlier requests, `abort` ends them, `keep` freezes them; others wait."""
+        """Stop decoding: `drain` finishes earlier requests, `abort` ends them, `keep` freezes them. New ones wait."""
         self._get_decoder(synced=mode == "drain")
         if mode == "drain":
             self._queue.begin_wave()
@@ -255,7 +255,7 @@ class HFEngine:
                 self._queue.put_back(await self._compute(decoder.release))
 
     async def wake(self) -> None:
-        """Allocate the memory again; `update_weights` must follow."""
+        """Allocate the memory again; `update_weights` must be called next."""
         self._get_decoder(synced=False)
         async with self._device:
             await self._compute(self._get_decoder(synced=False).allocate_weights)

@@ -87,7 +87,7 @@ def compute_engine_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute the attention of a layer by `attention_pass.attend`; `transformers` calls this function.
+    """Compute the attention of a layer with `attention_pass.attend`; `transformers` calls this function.
 
     `attention_pass` is an argument of the model's forward call, which `transformers` passes on.
     """
@@ -152,8 +152,8 @@ class CausalPass:
     Args:
         cache: The cache; `None` if keys and values are not stored.
         row: The sequence's row in the cache.
-        images: The number of each token's image or crop [N], 0 for text, if tokens also attend to later tokens of the
-            same image; `None` if attention is causal.
+        images: The number of each token's image or crop, shape [N]; 0 for text. Tokens with the same number also attend
+            to later tokens of their image. `None` if attention is causal.
     """
 
     positions = None

@@ -207,7 +207,7 @@ class Decoder:
 
     @torch.inference_mode()
     def remove(self, rows: Sequence[Row]) -> None:
-        """Remove rows; the last row moves into each gap."""
+        """Remove rows; fill each gap with the last row."""
         # Running rows must be the first rows of the cache, because `DecodePass` reads them as one slice.
         for row in rows:
             slot, last = self.rows.index(row), self.rows.pop()
@@ -287,7 +287,7 @@ class Decoder:
         return self._media is not None and self._media.ends_with_feature(row.tokens[: row.length], row.request.media)
 
     def _embed_last_images(self) -> AbstractContextManager[None]:
-        """Return a context in which the new tokens that end an image are embedded as the last feature of that image."""
+        """Return a context manager that embeds new tokens that end an image as the last feature of that image."""
         slots = [slot for slot, row in enumerate(self.rows) if self._ends_with_image(row)]
         if not slots or self._media is None:
             return nullcontext()

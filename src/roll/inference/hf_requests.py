@@ -88,7 +88,7 @@ class Row:
 
 
 class RequestQueue:
-    """The waiting requests: the *wave*, whose requests may join the decoder, and later arrivals."""
+    """The waiting requests: a *wave* of requests that may join the decoder, and requests that arrived later."""
 
     def __init__(self) -> None:
         self._arrivals: list[Row] = []
@@ -99,7 +99,7 @@ class RequestQueue:
 
     @property
     def num_in_wave(self) -> int:
-        """The number of the wave's requests that have not joined the decoder yet."""
+        """The number of requests in the wave that have not joined the decoder yet."""
         return len(self._wave)
 
     def add(self, row: Row) -> None:
@@ -112,7 +112,7 @@ class RequestQueue:
         self._wave, self._arrivals = deque(order), []
 
     def put_back(self, rows: Iterable[Row]) -> None:
-        """Put requests that have already run at the front of the wave again."""
+        """Return requests that have already started to the front of the wave."""
         rows = list(rows)
         for row in rows:
             # A request without new tokens starts over, perhaps with other weights, which may choose other experts.
@@ -136,7 +136,7 @@ class RequestQueue:
 
 
 def draw_uniforms(seed: int, count: int) -> np.ndarray:
-    """Return the first `count` random numbers of a seed, float64 in [0, 1); they do not depend on `count`."""
+    """Return the first `count` random numbers of a seed, float64 in [0, 1); a larger `count` only appends numbers."""
     return np.random.Generator(np.random.PCG64(seed % 2**64)).random(count)
 
 

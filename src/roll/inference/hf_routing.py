@@ -62,8 +62,8 @@ class RoutingRecorder:
 def reuse_first_pass(model: PreTrainedModel) -> Generator[None]:
     """Reuse the router outputs of the first forward pass in all later passes within the `with` block.
 
-    The first pass must compute a whole sequence; later passes compute its parts in order. All passes then use the same
-    experts, even if rounding would change a choice.
+    The first pass must compute a whole sequence, and later passes must compute parts of this sequence in order. All
+    passes then use the same experts, even if rounding would change a choice.
     """
     rest: dict[Any, tuple[Tensor, ...]] = {}
 

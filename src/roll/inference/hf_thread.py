@@ -16,8 +16,8 @@ _Work = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 class WorkerThread(Executor):
     """An executor that runs functions in order on one daemon thread.
 
-    `ThreadPoolExecutor` joins its threads when the process exits, so a thread that hangs in a computation would block
-    the exit forever: a thread cannot be killed.
+    `ThreadPoolExecutor` joins its threads when the process exits. A thread that hangs in a computation would then block
+    the exit forever, because threads cannot be killed.
 
     Args:
         name: The name of the thread.

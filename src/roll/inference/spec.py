@@ -98,7 +98,7 @@ def get_expert_dtype(num_experts: int) -> np.dtype[np.signedinteger]:
 
 
 def prestart_engine(kind: str, num_threads: int | None) -> AbstractContextManager[None]:
-    """Prepare the start of an engine within the `with` block, before the engine's model is known.
+    """Prepare the start of an engine while the `with` block runs, before the engine's model is known.
 
     Unused preparations are discarded at the end of the block.
 

@@ -72,7 +72,7 @@ class StepLog:
 
     @contextmanager
     def pause_recording(self) -> Generator[None]:
-        """Exclude steps that end within the `with` block, because they include other work than generation."""
+        """Exclude steps that end within the `with` block, because they include work other than generation."""
         self._num_silent += 1
         try:
             yield

@@ -53,7 +53,7 @@ class UserEngine:
             )
 
     async def start(self) -> None:
-        """See `InferenceEngine`, also for all methods below."""
+        """See `InferenceEngine`, which also describes all methods below."""
         await self._call("start")
 
     async def generate(self, request: GenerationRequest) -> Generation:

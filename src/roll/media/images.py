@@ -78,7 +78,7 @@ def decode_image(data: bytes, label: str, limits: ImageLimits | None = None) -> 
 
 
 def convert_pillow_to_image(image: Any, label: str, limits: ImageLimits | None = None) -> Image:
-    """Convert a Pillow image, which may not be decoded yet, to mode RGB, as `decode_image` converts a file.
+    """Convert a Pillow image, which may not be decoded yet, to mode RGB, like `decode_image` does for a file.
 
     Args:
         image: A Pillow image of any mode.

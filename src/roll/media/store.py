@@ -172,7 +172,7 @@ class MediaStore:
     def get(self, digest: str) -> MediaContent:
         """Return a decoded medium: an image in mode RGB, an audio clip, or a video.
 
-        Threads that need the same medium at the same time decode it once.
+        If several threads need the same medium at the same time, it is decoded only once.
 
         Raises:
             DataError: The medium is not in the store, or its file was changed.
@@ -225,7 +225,7 @@ class MediaStore:
         return digest
 
     def _decode(self, data: bytes, digest: str) -> MediaContent:
-        """Decode a stored file, whose kind is detected from its first bytes."""
+        """Decode a stored file; detect its kind from the first bytes."""
         if is_stored_video(data):
             return VideoClip.decode(data, f"video {digest[:12]}")
         if is_wav(data):
@@ -270,7 +270,7 @@ def _count_bytes(content: MediaContent) -> int:
 
 
 def copy_store(source: Path, target: Path) -> None:
-    """Copy the media of a store to another store, as hard links if both are on the same file system.
+    """Copy the media of a store to another store; use hard links if both are on the same file system.
 
     Args:
         source: The directory to copy from; it does not have to exist.

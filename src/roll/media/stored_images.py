@@ -41,8 +41,9 @@ def list_images(run_dir: SafeDirectory, texts: Iterable[str], digests: Sequence[
         digests: Digests recorded with the rollout; other images are looked up in the store.
 
     Returns:
-        A dictionary per image with its digest, and its file size in bytes or an error. Empty if the run has neither a
-    media store nor recorded digests."""
+        A dictionary per image with its digest, and its file size in bytes or an error message. Empty if the run has
+        neither a media store nor recorded digests.
+    """
     known = {digest[:12]: digest for digest in digests if _is_full_digest(digest)}
     if not known and run_dir.get_stamp("media") is None:
         return {}

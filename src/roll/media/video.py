@@ -163,7 +163,7 @@ def _check_size(count: int, pixels: int, label: str, limits: VideoLimits) -> Non
 
 
 def _decode_animation(animation: Any, label: str, limits: VideoLimits) -> VideoClip:
-    """Return the frames of an animated image."""
+    """Convert an animated image to a video."""
     if not getattr(animation, "is_animated", False):
         raise DataError(f"{label} is an image with one frame, not a video: put it in the column of images.")
     pixels = animation.width * animation.height
@@ -200,7 +200,7 @@ def _seek_frame(animation: Any, number: int) -> bool:
 
 
 def _decode_with_av(data: bytes, label: str, limits: VideoLimits) -> VideoClip:
-    """Return the frames of a video file, decoded by FFmpeg's libraries."""
+    """Decode a video file with FFmpeg's libraries."""
     try:
         import av  # pyrefly: ignore[missing-import]
     except ImportError:

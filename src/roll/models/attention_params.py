@@ -96,8 +96,8 @@ def read_mask_span(
 ) -> AttentionSpan | None:
     """Return the attention span of one type of layers; `None` if `local_size`, the window or chunk size, is `None`.
 
-    It replaces HF's functions that build masks: HF models call it once for each type of layers, and pass the result to
-    these layers as their mask.
+    This function replaces HF's mask functions: HF models call it once for each type of layer, and pass the result as
+    the mask to the layers of this type.
     """
     if local_size is None:
         return None
@@ -110,7 +110,7 @@ def read_mask_span(
 
 
 def compute_position_scale(module: Any, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """Return factors [N] that correct queries scaled by their index in the packed row instead of their position.
+    """Return factors [N] that correct queries scaled by the index in the packed row instead of by the position.
 
     Llama 4's layers without RoPE scale queries by 1 + a log(1 + floor((t + 1) / f)), where t is the index in the row.
     Return `None` for layers that do not scale queries.

@@ -39,7 +39,7 @@ STALE_AFTER_S = 3600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CatalogueEntry:
-    """A model in a Python package."""
+    """A model that is distributed in a Python package."""
 
     name: str
     requirement: str

@@ -35,7 +35,7 @@ def to_checkpoint_tensors(model: Any, name: str, weight: Tensor) -> dict[str, Te
     """Convert a weight of the model to the corresponding checkpoint tensors, by name; views of `weight` where possible.
 
     Raises:
-        ModelError: the checkpoint stores the weight and others in one tensor.
+        ModelError: the checkpoint stores the weight together with other weights in one tensor.
     """
     import torch
     from torch.overrides import TorchFunctionMode

@@ -19,7 +19,7 @@ __all__ = ["count_kv_elements_per_token", "describe_config", "find_config"]
 
 
 def find_config(name: str) -> Path:
-    """Return the directory with the config.json of a model; of a hub model, only that file is downloaded.
+    """Return the directory with a model's config.json; for a hub model, only this file is downloaded.
 
     Args:
         name: A config.json, a model directory, a run or checkpoint, or a hub id (owner/name); a hub id is first looked

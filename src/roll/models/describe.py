@@ -109,7 +109,7 @@ def read_context_length(path: str | Path) -> int:
 
 
 def read_rope_scaling_length(text: Mapping[str, Any]) -> int | None:
-    """Return the sequence length up to which the rotary frequencies are constant; `None` if they always are.
+    """Return the sequence length up to which the rotary frequencies are constant; `None` if they never change.
 
     Beyond that length, the RoPE types `dynamic` and `longrope` use different frequencies for all tokens of the forward
     pass. In a packed row, or in an engine that allows longer sequences, shorter sequences are then affected too.

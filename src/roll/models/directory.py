@@ -73,7 +73,7 @@ class StoredTensor(NamedTuple):
 
 
 def check_directory(directory: Path, *, allow_quantized: bool = False) -> None:
-    """Reject a directory whose model cannot be loaded, or would be loaded wrongly without an error.
+    """Reject a directory whose model cannot be loaded, or would be loaded incorrectly without an error.
 
     Args:
         directory: The directory of a Hugging Face model.
@@ -158,7 +158,7 @@ def list_weight_files(directory: Path) -> list[Path]:
 
 
 def read_tensor_headers(files: list[Path]) -> dict[str, StoredTensor]:
-    """Read the headers of safetensors files. Return their tensors by name.
+    """Read the headers of safetensors files, and return the tensors by name.
 
     Raises:
         ModelError: a file is damaged or incomplete, or two files have a tensor with the same name.

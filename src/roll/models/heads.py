@@ -16,7 +16,8 @@ _SCORER_CLASSES = ("ForSequenceClassification", "ForTokenClassification", "ForRe
 def check_can_generate(directory: Path, name: str) -> None:
     """Reject a reward model or another classifier, which cannot generate text.
 
-    If its embeddings are tied, `transformers` silently loads it as a language model, whose text is then meaningless.
+    If the embeddings are tied, `transformers` silently loads such a model as a language model that generates
+    meaningless text.
 
     Args:
         directory: The directory of the model.

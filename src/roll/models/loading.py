@@ -105,7 +105,7 @@ def load_causal_lm(
 
 
 def _get_language_model_class(path: str | Path) -> Any:
-    """Return the auto class for a model: the image-text-to-text class if it has a vision tower, else causal LM."""
+    """Return the auto class for a model: image-text-to-text if the model has a vision tower, otherwise causal LM."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     config = get_thinker_config(read_config(resolve_model(path)))
@@ -154,7 +154,7 @@ def _load(
     meta_init: Callable[[Any, WeightReader], object] | None,
     **settings: Any,
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Load a model. Return it and the names of the weights that are missing from its files."""
+    """Load a model; return the model, and the names of the weights that are missing from its files."""
     directory = resolve_model(path)
     check_files(directory)
     import torch
@@ -208,13 +208,13 @@ def _load(
 
 
 def set_attention(model: Any, attention: str) -> None:
-    """Set the attention implementation of a model's language model; a vision tower keeps its own."""
+    """Set the attention implementation of a model's language model, but not of its vision tower."""
     parts = [name for name in ("text_config",) if hasattr(model.config, name)]
     model.set_attn_implementation({"": attention, **dict.fromkeys(parts, attention)} if parts else attention)
 
 
 def _choose_attention(directory: Path, attention: str) -> str | dict[str, str]:
-    """Return the attention implementation for `from_pretrained`, by part of the model; a vision tower gets `sdpa`.
+    """Return the argument of `from_pretrained` that sets the attention implementation; a vision tower uses `sdpa`.
 
     The patches of an image attend to each other in both directions, which packed attention does not support.
     """

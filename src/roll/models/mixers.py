@@ -93,5 +93,5 @@ def _is_mixing(module: Any, args: Any, kwargs: Any, output: Any) -> bool:
 
 
 def get_hidden_states(args: Any, kwargs: Any) -> Any:
-    """Return a module's hidden states: its first argument, or `hidden_states`; `None` if it has neither."""
+    """Return a module's input hidden states: the first argument, or `hidden_states`; `None` if both are missing."""
     return args[0] if args else kwargs.get("hidden_states")

@@ -83,7 +83,7 @@ def _list_sibling_runs(name: str) -> list[str]:
 
 
 def _find_in_hub_cache(name: str, allow_quantized: bool) -> Path | None:
-    """Return the cached snapshot of a hub model; `None` if there is none, or it is incomplete.
+    """Return the cached snapshot of a hub model; `None` if the snapshot is missing or incomplete.
 
     Raises:
         ModelError: the snapshot is complete but rejected by `check_directory`.

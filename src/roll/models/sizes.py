@@ -42,13 +42,13 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def get_thinker_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings of an omni model's thinker, which reads media and writes text; else `config` itself."""
+    """Return the settings of an omni model's thinker, which reads media and writes text; `config` for other models."""
     thinker = config.get("thinker_config")
     return thinker if isinstance(thinker, Mapping) and thinker else config
 
 
 def get_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings of the language model: the `text_config` of a multimodal model, else `config` itself."""
+    """Return the settings of the language model: the `text_config` of a multimodal model, otherwise `config` itself."""
     config = get_thinker_config(config)
     text = config.get("text_config")
     return text if isinstance(text, Mapping) and text else config

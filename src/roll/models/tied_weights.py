@@ -39,7 +39,8 @@ def check_tied_weights(directory: Path, config: Mapping[str, Any], tensors: Mapp
 def find_tied_copy(config: Mapping[str, Any], tensors: Collection[str]) -> tuple[str, str] | None:
     """Return the names of a stored projection and of the embeddings that it is tied to; `None` if there is none.
 
-    Also `None` if only some parts of the configuration tie weights: the model's class then decides during loading.
+    The result is also `None` if only some parts of the configuration tie weights, because the model's class then
+    decides during loading.
     """
     projections, embeddings = ([n for n in tensors if n.endswith(ends)] for ends in (PROJECTIONS, EMBEDDINGS))
     embeddings = [name for name in embeddings if not name.endswith("position_embedding.weight")]  # of vision towers
@@ -49,7 +50,7 @@ def find_tied_copy(config: Mapping[str, Any], tensors: Collection[str]) -> tuple
 
 
 def _iter_tie_settings(config: Mapping[str, Any]) -> Iterator[bool]:
-    """Yield, for each part of a configuration, whether the part ties embeddings, by its setting or class default."""
+    """Yield one flag per part of a configuration: whether the part ties embeddings, explicitly or by class default."""
     text = config.get("text_config")
     for part in (config, text) if isinstance(text, Mapping) else (config,):
         setting = part.get("tie_word_embeddings")

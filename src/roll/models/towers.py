@@ -104,7 +104,7 @@ def describe_towers(
 def _count_hidden_vectors(block: Collection[str], *, has_gates: bool) -> int:
     """Return the number of vectors of the tower's width that autograd stores per patch and block.
 
-    These are the inputs and results of two norms, the residuals, queries, keys, values, and the output of attention.
+    The vectors are the inputs and results of two norms, the residuals, queries, keys, values, and the attention output.
 
     Args:
         block: The names of the weights of the block.

@@ -30,8 +30,8 @@ MACHINE_SPECIFIC_KEYS = ("is_local", "local_files_only")
 def write_transformers4_settings(directory: Path) -> None:
     """Add the keys of transformers 4 to `config.json` and `tokenizer_config.json` of a model directory.
 
-    Files that already have them are unchanged. If this version of transformers would read config.json differently with
-    the added keys, the file stays unchanged and a warning is logged.
+    Files that already have these keys are unchanged. If this version of transformers would read config.json differently
+    with the added keys, the file stays unchanged and a warning is logged.
 
     Raises:
         ModelError: a file cannot be read.
@@ -56,7 +56,7 @@ def write_transformers4_settings(directory: Path) -> None:
 
 
 def add_older_config_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.json with transformers 4's keys, such as `rope_theta` and `torch_dtype`, next to the newer ones.
+    """Return config.json with transformers 4's keys, such as `rope_theta` and `torch_dtype`, next to the newer keys.
 
     Args:
         config: The configuration as transformers 5 writes it; existing keys are not changed.

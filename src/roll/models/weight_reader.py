@@ -109,7 +109,7 @@ class WeightReader:
 
 
 class _Conversion:
-    """A conversion by which `transformers` builds weights from several tensors of the checkpoint."""
+    """A conversion with which `transformers` builds weights from several tensors of the checkpoint."""
 
     def __init__(self, name: str, converter: Any) -> None:
         self.name = name
@@ -119,7 +119,7 @@ class _Conversion:
         self._converter = converter
 
     def compute_needed_range(self, box: Box) -> tuple[int, int | None]:
-        """Return which source tensors of each pattern are needed for `box`, as (first index, count).
+        """Return the range of source tensors that `box` needs from each pattern, as (first index, count).
 
         A count of `None` means all.
         """

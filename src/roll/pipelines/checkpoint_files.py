@@ -130,7 +130,7 @@ def read_checkpoint(path: Path, state_class: type[S]) -> SavedRun[S]:
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Remove unfinished checkpoints from `directory`, which remain after a crash during saving or pruning."""
+    """Remove the unfinished checkpoints that a crash during saving or pruning left in `directory`."""
     if directory.is_dir():
         for path in directory.iterdir():
             if path.name.startswith(UNFINISHED_PREFIX):

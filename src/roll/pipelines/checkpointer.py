@@ -86,8 +86,9 @@ class Checkpointer:
         self._saved_at = self.clock()
 
     def is_due(self, state: RunState) -> bool:
-        """Return whether to save a checkpoint now: because of the step's number, the time since the last checkpoint, or
-        the best score so far.
+        """Return whether a checkpoint must be saved now.
+
+        This depends on the step's number, the time since the last checkpoint, and the best score so far.
         """
         every, longest = self.config.every_num_steps, self.config.every_s
         best = self.config.keep_best and state.best_step == state.step > 0
@@ -95,9 +96,9 @@ class Checkpointer:
         return best or late or bool(every and state.step % every == 0)
 
     async def save(self, state: RunState, ledger: DataLedger) -> Path:
-        """Write the checkpoint of the state's step, or start to write it asynchronously, and return its directory.
+        """Write the checkpoint of the state's step, or start writing it asynchronously; return its directory.
 
-        An existing checkpoint of the step is left unchanged.
+        An existing checkpoint of this step is not changed.
         """
         final = self.run.get_checkpoint_path(state.step)
         # Copied now: in an asynchronous run, rollouts continue while this writes.
@@ -123,7 +124,7 @@ class Checkpointer:
         return final
 
     async def publish_pending(self, *, wait: bool) -> None:
-        """Publish the pending checkpoint if all of its files are written; with `wait`, wait until they are.
+        """Publish the pending checkpoint if all of its files are written; with `wait`, first wait for the files.
 
         Raises:
             RunDirectoryError: The disk is full or not writable.
@@ -199,7 +200,7 @@ class Checkpointer:
 
 
 def _build_save_error(final: Path, temporary: Path, error: Exception) -> CheckpointError | RunDirectoryError:
-    """Build the error of a checkpoint that could not be written, and remove the unfinished checkpoint."""
+    """Build the error for a checkpoint that could not be written, and remove the unfinished checkpoint."""
     place = temporary if temporary.is_dir() else final.parents[1]
     free = shutil.disk_usage(place).free
     shutil.rmtree(temporary, ignore_errors=True)  # a full disk needs the room

@@ -27,7 +27,9 @@ ALL_STATE_KINDS: tuple[StateKind, ...] = ("parameters", "optimizer")
 
 
 def should_offload_colocated(config: RolloutRunConfig, *, accelerated: bool) -> bool:
-    """Return whether engines and trainers on the same devices take turns: one sleeps or offloads while the other runs.
+    """Return whether engines and trainers on the same devices take turns.
+
+    If so, the trainers offload while the engines run, and the engines sleep while the trainers run.
 
     Args:
         config: Configuration of the run.
@@ -54,12 +56,12 @@ class SleepingEngines(Protocol):
 
 
 class SharedDevices:
-    """Devices that engines and trainers share: stores the current phase, and performs all transitions between phases.
+    """Stores the phase of the devices that engines and trainers share, and performs all transitions between phases.
 
     Invariants:
-        - in the phase `training` engines sleep, and all states of trainers are on their devices;
-        - in the phase `generation` the state of both is undefined until a weight sync has ended: a transition that
-          failed is repeated from its beginning.
+        - In the phase `training`, the engines sleep, and all trainer states are on the devices.
+        - In the phase `generation`, the state of engines and trainers is undefined until a weight sync has ended. A
+          failed transition is repeated from the beginning.
 
     Args:
         policy: Trainer whose weights are synced to the engines.
@@ -77,7 +79,7 @@ class SharedDevices:
         self._engines = engines
 
     async def switch_to_training(self) -> None:
-        """Put engines to sleep, then onload trainers, for training or a checkpoint."""
+        """Put the engines to sleep, then onload the trainers for training or a checkpoint."""
         assert self._engines is not None, "engines must be attached first"
         # In this order: trainers need the memory that engines release.
         await self._engines.sleep()
@@ -85,7 +87,7 @@ class SharedDevices:
         self.phase = "training"
 
     async def switch_to_generation(self) -> None:
-        """Offload all states of trainers that a weight sync does not need, then wake the engines."""
+        """Offload all trainer states that a weight sync does not need, then wake the engines."""
         assert self._engines is not None, "engines must be attached first"
         self.phase = "generation"
         # The policy's weights stay: the weight sync that follows reads them.

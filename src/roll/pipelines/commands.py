@@ -67,8 +67,8 @@ def resume(
         callbacks: Callbacks of the user.
 
     Raises:
-        ConfigError: The run has finished and `config` changes it or its checkpoint is missing; or the checkpoint is
-    beyond the configured number of steps."""
+        ConfigError: The run has finished, and `config` changes the run or its checkpoint is missing, or the checkpoint
+            is beyond the configured number of steps."""
     with RunDirectory.open(run_path, lock=True) as run:
         remove_unfinished(run.checkpoints_dir)
         path, pipeline = find_checkpoint(run.checkpoints_dir), PIPELINES.get(config.pipeline)
@@ -100,10 +100,10 @@ def _has_finished(run: RunDirectory, saved: SavedRun[Any] | None, num_steps: int
         run: Run directory.
         saved: Newest checkpoint of the run.
         num_steps: Configured number of steps.
-        changes: Changes to the configuration, which would have no effect on a finished run.
+        changes: Changes to the configuration; they have no effect on a finished run.
 
     Raises:
-        ConfigError: The checkpoint is beyond `num_steps`; or the run has finished, and has no checkpoint or would be
+        ConfigError: The checkpoint is beyond `num_steps`, or the run has finished but has no checkpoint or would be
             changed.
     """
     more = "raise training.num_steps, and training.num_epochs where it has epochs"
@@ -176,7 +176,7 @@ async def _run_training(
 
 
 def evaluate(config: RunConfig, model: str | None = None) -> dict[str, float]:
-    """Return the metrics of a model on held-out data, without training. Prints nothing.
+    """Evaluate a model on held-out data without training, and return the metrics. Prints nothing.
 
     Args:
         config: Configuration of the run.

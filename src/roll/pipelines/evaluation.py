@@ -55,7 +55,7 @@ class Evaluator:
         return due and state.evaluated_at != state.step and bool(self.held_out)
 
     async def evaluate_if_due(self) -> bool:
-        """Evaluate the policy if an evaluation is due, and wait for the result; return whether one was due."""
+        """Evaluate the policy if an evaluation is due, and wait for the result; return whether it was due."""
         if not self.is_due:
             return False
         await self.policy_engines.wake()

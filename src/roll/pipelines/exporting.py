@@ -26,7 +26,7 @@ def export(source: Path, target: Path, *, adapter: bool = False) -> Path:
     """Copy the model of a checkpoint, or of a run's newest checkpoint, to `target`, and write a model card.
 
     Args:
-        source: A run directory, or a checkpoint of one.
+        source: A run directory, or a checkpoint in a run directory.
         target: A directory that does not exist yet.
         adapter: Whether to copy the adapter in PEFT format instead of the merged model.
 
@@ -67,7 +67,7 @@ def export(source: Path, target: Path, *, adapter: bool = False) -> Path:
 
 
 def check_hub(repository: str) -> None:
-    """Check that an upload is possible, before anything is written.
+    """Check that an upload is possible; called before anything is written.
 
     Raises:
         HubError: The repository name is invalid, no token is available, or the hub is offline.

@@ -67,7 +67,7 @@ def check_disk(
 
 
 async def check_run_rewards(entries: Sequence[DataConfig], sandbox: SandboxConfig, data: PromptData) -> None:
-    """Score one prompt of every source with the rewards that may not work on this machine.
+    """Test the rewards that may not work on this machine: score one prompt of every source.
 
     Raises:
         UserError: A reward does not work.

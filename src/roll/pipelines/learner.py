@@ -41,7 +41,7 @@ class BaseModelScorer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Learner:
-    """The trained roles, and the models with which they are compared."""
+    """The trained models, and the models to which they are compared."""
 
     policy: TrainerGroup
     critics: tuple[TrainerGroup, ...] = ()
@@ -63,9 +63,10 @@ class Learner:
 
 
 async def update(run: Run[Any], trainer: TrainerGroup, batch: TrainingBatch, loss: LossFn) -> StepResult:
-    """Run one optimizer step, and set `run.mid_update`, because the last boundary can no longer be saved.
+    """Run one optimizer step. Set `run.mid_update`, since the state at the last boundary can no longer be checkpointed.
 
-    `run.mid_update` is reset if the first step since the boundary fails, on a single rank, before it changes a weight.
+    With a single rank, `run.mid_update` is reset if the first optimizer step since the boundary fails before it changes
+    any weight.
     """
     with _mark_mid_update(run, trainer):
         result = await trainer.train_step(batch, loss)
@@ -76,9 +77,10 @@ async def update(run: Run[Any], trainer: TrainerGroup, batch: TrainingBatch, los
 async def accumulate_gradients(
     run: Run[Any], trainer: TrainerGroup, batch: TrainingBatch, loss: LossFn, counts: BatchCounts, *, last: bool
 ) -> ForwardBackwardResult:
-    """Add the gradient of a batch, which changes no weight; the last boundary can still be saved afterwards.
+    """Add the gradient of a batch. No weight changes, so the state at the last boundary can still be checkpointed.
 
-    After an error with several ranks it cannot be saved, because the other ranks may wait for the failed one.
+    After an error in a run with several ranks, it cannot be checkpointed, because other ranks may wait for the failed
+    rank.
     """
     try:
         return await trainer.forward_backward(batch, loss, counts, last=last)
@@ -97,7 +99,7 @@ async def apply_gradients(run: Run[Any], trainer: TrainerGroup, scale: float) ->
 
 @contextmanager
 def _mark_mid_update(run: Run[Any], trainer: TrainerGroup) -> Iterator[None]:
-    """Set `run.mid_update` before the body, an optimizer step; reset it if the body failed and changed no weight."""
+    """Set `run.mid_update` for the step in the `with` block; reset it if the step fails before it changes a weight."""
     is_first, run.mid_update = not run.mid_update, True
     try:
         yield
@@ -111,7 +113,7 @@ def _mark_mid_update(run: Run[Any], trainer: TrainerGroup) -> Iterator[None]:
 async def train_policy(
     run: Run[Any], policy: TrainerGroup, batch: TrainingBatch, loss: LossFn, updates: UpdateConfig
 ) -> list[StepResult]:
-    """Run one optimizer step per mini-batch and epoch; seed and step of the run determine the mini-batches."""
+    """Run one optimizer step per mini-batch and epoch; the run's seed and step determine the mini-batches."""
     results = []
     for epoch in range(updates.num_epochs):
         for part in split_into_minibatches(batch, updates.num_minibatches, (run.seed, run.state.step, 0, epoch)):

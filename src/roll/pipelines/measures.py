@@ -37,10 +37,9 @@ def _collect_verdicts(rollouts: Sequence[Rollout]) -> list[float]:
 
 
 def _compute_accuracy(rollouts: Sequence[Rollout], prefix: str) -> dict[str, float]:
-    """Return accuracy metrics: the share of solved rollouts, their number and, if they are few, the confidence
-    interval.
+    """Return accuracy metrics: the share and number of solved rollouts, with a confidence interval if they are few.
 
-    Only rollouts whose reward decides correctness count; empty if there are none.
+    Only rollouts whose reward decides correctness count. The result is empty if there are no such rollouts.
     """
     found = _collect_verdicts(rollouts)
     return compute_accuracy_metrics(prefix, _compute_mean(found), len(found)) if found else {}
@@ -60,7 +59,7 @@ def compute_score(rollouts: Sequence[Rollout]) -> float:
 def compute_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Compute rewards by domain and component, lengths, finish reasons, and infrastructure failures.
 
-    If no answer got a reward, the mean is absent, since 0 would look like a result.
+    If no answer got a reward, the mean reward is left out, because 0 would look like a measured value.
     """
     scored = [r for g in groups for r in g.scored_rollouts]
     lengths = [len(r.token_ids) for r in scored]
@@ -120,7 +119,7 @@ def _compute_episode_metrics(by_domain: Mapping[str, Sequence[Rollout]]) -> dict
 
 
 def compute_group_metrics(draw_outcomes: Mapping[int, tuple[DrawOutcome, str]]) -> dict[str, float]:
-    """Return the numbers of groups that were trained, filtered and failed, as metrics."""
+    """Return as metrics how many groups were used for training, were filtered, and failed."""
     found = [outcome for outcome, _ in draw_outcomes.values()]
     return {
         f"data/groups_{outcome}": float(found.count(outcome))
@@ -141,7 +140,7 @@ def compute_batch_metrics(batch: Batch) -> dict[str, float]:
 
 
 def compute_run_metrics(state: RunState, ledger: DataLedger, counts: Mapping[str, int]) -> dict[str, float]:
-    """Return the metrics of the whole run so far, including `LLMProxy.get_counters`."""
+    """Return the metrics of the whole run so far, including the counters of `LLMProxy.get_counters`."""
     metrics = {f"ledger/{outcome}": float(count) for outcome, count in ledger.count_outcomes().items()}
     metrics |= {f"alarm/{name}": float(count) for name, count in state.alarms.items()}
     return metrics | {"policy_version": float(state.policy_version)} | compute_engine_metrics(counts)
@@ -153,9 +152,9 @@ def compute_engine_metrics(counts: Mapping[str, int]) -> dict[str, float]:
 
 
 def compute_evaluation_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Compute score, accuracy and reward over all held-out answers and by domain and component, and their lengths.
+    """Compute score, accuracy, reward and length over all held-out answers, and by domain and component.
 
-    If no answer was scored, score, accuracy and reward are absent, since 0 would look like a result.
+    If no answer was scored, score, accuracy and reward are left out, because 0 would look like a measured value.
     """
     scored = [r for g in groups for r in g.scored_rollouts]
     failures = count_failures(groups)

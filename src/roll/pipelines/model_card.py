@@ -61,7 +61,7 @@ def build_model_card(checkpoint: Path, title: str, *, adapter: bool = False) -> 
     """Return the model card: Markdown with the header that the Hugging Face hub reads.
 
     Args:
-        checkpoint: The exported checkpoint, inside its run directory; elsewhere the card has no metrics.
+        checkpoint: The exported checkpoint. If it is not inside a run directory, the card has no metrics.
         title: Name of the model.
         adapter: Whether only the adapter is exported.
     """
@@ -96,7 +96,7 @@ def _read_config_at_step(checkpoint: Path, step: int) -> dict[str, Any]:
 
 
 def _choose_loader(model: Path, pipeline: str) -> tuple[str, str]:
-    """Return the class of `transformers` that loads a model directory, and its task on the Hugging Face hub."""
+    """Return the class of `transformers` that loads a model directory, and the model's task on the Hugging Face hub."""
     if pipeline == "diffusion":
         return "", "text-to-image"
     if pipeline == "reward_model":
@@ -126,7 +126,7 @@ def _get_method(config: Mapping[str, Any]) -> str:
 
 
 def _format_public_name(name: str) -> str:
-    """Return a model's name without directories of the machine that trained it."""
+    """Return a model's name without the directories of the machine on which it was trained."""
     return f"`{_strip_directories(name)}`" if name else ""
 
 
@@ -140,8 +140,9 @@ def _escape_cell(value: object) -> str:
 
 
 def _format_usage(name: str, loader: str) -> Iterator[str]:
-    """Yield the lines that show how to load an adapter on its base model; a reward model's adapter includes the score
-    head.
+    """Yield the lines that show how to load an adapter on its base model.
+
+    The adapter of a reward model includes the score head.
 
     Args:
         name: The base model, as the user named it.

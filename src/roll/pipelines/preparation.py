@@ -50,7 +50,7 @@ NUM_PROBES = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedRun:
-    """The parts of a run that need no device: the model's files, its tokenizer, the prompts."""
+    """The parts of a run that need no device: the model's files, the tokenizer, and the prompts."""
 
     model_path: Path
     tokenizer: Any
@@ -65,7 +65,7 @@ class PreparedRun:
 def open_media_dir(config: RunConfig) -> Iterator[Path]:
     """Yield a temporary media directory for an evaluation without a run directory; delete it at the end.
 
-    It is next to the run directories, which all nodes of a Ray cluster share.
+    The media directory is created next to the run directories, which all nodes of a Ray cluster share.
     """
     place = None
     if config.cluster.type != "local":
@@ -82,7 +82,7 @@ def prepare(config: RolloutRunConfig, media_dir: Path | None = None, *, scores: 
     Args:
         config: Configuration of the run.
         media_dir: The run's media store; `None` keeps images in memory, for a check.
-        scores: Whether answers will be scored, in which case rewards are checked.
+        scores: Whether answers will be scored; if so, rewards are checked.
 
     Raises:
         UserError: The model, a source or an environment cannot be used, or a prompt is longer than the context.
@@ -128,7 +128,7 @@ def prepare(config: RolloutRunConfig, media_dir: Path | None = None, *, scores: 
 
 
 def prestart_first_engine(config: RunConfig) -> AbstractContextManager[None]:
-    """Return a context in which the model-independent start of the first engine runs in the background."""
+    """Return a context manager that starts the model-independent part of the first engine in the background."""
     if not isinstance(config, RolloutRunConfig) or not config.starts_engines or config.cluster.type != "local":
         return nullcontext()
     return prestart_engine(config.inference.engine, config.training.num_threads)
@@ -157,8 +157,9 @@ def build_sampling_plans(config: RolloutRunConfig, stop_ids: tuple[int, ...]) ->
 def build_engine_specs(
     config: RolloutRunConfig, prepared: PreparedRun, run: RunDirectory | None, *, sleeps: bool = False
 ) -> list[EngineSpec]:
-    """Return one spec per engine of the device mapping; with `sleeps`, engines free their memory while trainers
-    compute.
+    """Return one spec per engine of the device mapping.
+
+    With `sleeps`, engines free their memory while trainers compute.
     """
     return [
         EngineSpec(

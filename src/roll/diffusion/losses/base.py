@@ -27,7 +27,7 @@ CopyName: TypeAlias = Literal["reference", "old"]
 
 @dataclass(kw_only=True, slots=True)
 class Term:
-    """One input of the denoiser, and the tensors to which the loss compares the output. All tensors are in host memory."""
+    """One input of the denoiser, and the tensors to which the loss compares the output; all are in host memory."""
 
     latents: Tensor
     """[*shape]"""
@@ -69,7 +69,7 @@ class DiffusionLoss(Protocol):
 
     @property
     def compares_pairs(self) -> bool:
-        """True if the loss compares two samples per unit; terms alternate between the two, the preferred sample first."""
+        """True if the loss compares two samples per unit; their terms alternate, the preferred sample first."""
         ...
 
     def build_terms(self, sample: DiffusionSample, clean: Tensor, settings: DenoisingSettings) -> list[Term]:

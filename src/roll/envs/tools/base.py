@@ -13,7 +13,7 @@ __all__ = ["Tool", "ToolCall", "ToolError", "ToolResult", "ToolSource", "describ
 
 
 class ToolError(RollError):
-    """A tool call is wrong or has no result; the model reads the message."""
+    """A tool call is invalid or has no result. The message is shown to the model."""
 
 
 @runtime_checkable
@@ -36,7 +36,7 @@ class Tool(Protocol):
         ...
 
     def call(self, arguments: Mapping[str, Any], /) -> Content | Awaitable[Content]:
-        """Call the tool; may be `async def`. The arguments follow the schema.
+        """Call the tool with arguments that conform to the schema; may be `async def`.
 
         Raises:
             ToolError: The call has no result because of the model's own mistake.
@@ -78,7 +78,7 @@ class ToolResult:
 
     @property
     def text(self) -> str:
-        """The text of the content. Images, audio and video are left out: they follow the formatted text unchanged."""
+        """The text of the content. Images, audio and video are appended to the formatted text unchanged."""
         return "".join(iter_texts(self.content))
 
 

@@ -49,7 +49,7 @@ class _Counts:
     malformed: int = 0
 
     def to_info(self, prefix: str = "") -> dict[str, int]:
-        """Return the counts by their names in `info`, with `prefix`; GEM's names are used if they exist."""
+        """Return the counts by their keys in `info`, with `prefix`; counts that GEM also has use GEM's names."""
         return {
             f"{prefix}tool_use_counter": self.uses,
             f"{prefix}tool_success_counter": self.successes,
@@ -67,7 +67,7 @@ class _Episode:
     """Digest of all calls and results: episodes with different results are in different states."""
 
     def copy(self) -> _Episode:
-        """Return a copy that continues independently."""
+        """Return an independent copy."""
         return _Episode(counts=replace(self.counts), state=self.state, digest=self.digest.copy())
 
 
@@ -137,7 +137,7 @@ class ToolEnv:
         return self.env.sample_random_action()
 
     def spawn(self, same_state: bool = False, **options: Any) -> ToolEnv:
-        """Return another environment that shares the tools; `options` go to the inner environment."""
+        """Return another environment that shares the tools; `options` are passed to the inner environment."""
         arguments = {"tool_format": self._format_name, "max_tool_uses": self._max_tool_uses, "rewards": self._rewards}
         arguments |= {"parse_reasoning": self._reads_reasoning}
         env = self.env.spawn(same_state=same_state, **options)
@@ -161,7 +161,7 @@ class ToolEnv:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The counts of this episode so far, by their names in `info`."""
+        """The tool counts of this episode so far, by their keys in `info`."""
         return self._episode.counts.to_info()
 
     async def close(self) -> None:
@@ -244,7 +244,7 @@ class ToolEnv:
     async def _run_calls(self, calls: Sequence[ToolCall]) -> tuple[list[ToolResult], float]:
         """Run the calls one after another, up to `max_tool_uses` in the episode.
 
-        Return their results, and the sum of their rewards.
+        Return the results of the calls, and the sum of the rewards.
         """
         counts, rewards = self._episode.counts, self._rewards
         results: list[ToolResult] = []

@@ -15,8 +15,8 @@ __all__ = ["FunctionTool"]
 
 
 class FunctionTool:
-    """A `Tool` that calls a Python function. The function's result is shown as text; exceptions except `ToolError` are
-    infrastructure failures.
+    """A `Tool` that calls a Python function. The function's result is converted to text. Any exception other than
+    `ToolError` is an infrastructure failure.
 
     Args:
         function: A function with an annotation for each argument that is not a string, and a default for each optional

@@ -14,7 +14,7 @@ MAX_DEPTH = 32
 
 
 class MalformedJsonError(ValueError):
-    """Malformed JSON; the model reads the message."""
+    """Malformed JSON. The message is shown to the model."""
 
 
 def _reject_constant(name: str) -> Any:
@@ -29,7 +29,7 @@ def read_json(text: str, start: int = 0) -> tuple[Any, int]:
     """Parse the value at `start`, after whitespace; return the value and the position where it ends. Takes linear time.
 
     Raises:
-        MalformedJsonError: There is no value, or it is too long or too deep.
+        MalformedJsonError: There is no value, or the value is too long or nested too deeply.
     """
     piece = text[start : start + MAX_JSON_LENGTH]
     skipped = len(piece) - len(piece.lstrip())

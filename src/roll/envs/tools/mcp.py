@@ -24,7 +24,7 @@ _INVALID_NAME_CHARACTER = re.compile(r"\W", re.ASCII)
 
 
 class McpTools:
-    """A `ToolSource`: all tools of one server, or some of them.
+    """A `ToolSource` that offers all or some of the tools of one MCP server.
 
     Args:
         command: A program and its arguments, to start a server that communicates through stdin and stdout.
@@ -90,7 +90,7 @@ class McpTools:
         return self._tools
 
     async def _keep_connection(self, stop: asyncio.Event, ready: asyncio.Future[None]) -> None:
-        """Connect, report the result in `ready`, and hold the connection until `stop` is set."""
+        """Connect, report the result in `ready`, and keep the connection open until `stop` is set."""
         sdk, stdio = importlib.import_module("mcp"), importlib.import_module("mcp.client.stdio")
         server: Any = self._url
         if server is None:

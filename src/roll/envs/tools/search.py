@@ -62,7 +62,7 @@ class BM25:
             self._postings[word] = numbers, idf * times / (times + norms[numbers])
 
     def search(self, query: str, num_results: int) -> list[Passage]:
-        """Return the passages with the highest scores, best first; only passages that share a word with the query."""
+        """Return the passages with the highest scores, best first; skip passages that share no word with the query."""
         scores = np.zeros(len(self.passages))
         for word in set(_split_words(query[:MAX_QUERY_LENGTH])):
             if word in self._postings:
@@ -158,7 +158,7 @@ class HttpSearch:
         self._url, self._num_results, self._timeout_s, self.name = url, num_results, timeout_s, name
 
     async def check(self) -> None:
-        """Send a test query, before a run starts.
+        """Send a test query before a run starts.
 
         Raises:
             InfraError: See `call`.

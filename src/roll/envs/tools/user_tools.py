@@ -73,7 +73,7 @@ class _ProcessTool:
 
 
 class _ToolProcess:
-    """Builds a configured tool in its own process, and runs the calls that it gets from `UserTools`."""
+    """Builds a configured tool in its own process, and runs the calls that `UserTools` sends."""
 
     def __init__(self, entry: str | Mapping[str, Any]) -> None:
         (self._own,) = build_tools([entry])

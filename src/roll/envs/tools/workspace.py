@@ -28,7 +28,9 @@ _MAX_FILE_BYTES = 2**18
 
 @dataclass(eq=False)
 class Workspace(SandboxOptions):
-    """A sandbox with a shell that keeps its directory and variables; `begin` replaces the sandbox with a fresh one.
+    """A sandbox with a shell whose working directory and variables persist between commands.
+
+    `begin` replaces the sandbox with a new one.
 
     Args:
         time_limit_s: Timeout of one command, which is then interrupted.
@@ -59,7 +61,7 @@ class Workspace(SandboxOptions):
             self._sandbox = await manager.create(self._lease.spec)
 
     async def run(self, command: str) -> ExecutionResult:
-        """Run bash commands. If the model has ended its shell, a new one is opened."""
+        """Run bash commands. If the model has ended the shell, a new shell is opened."""
         if "\0" in command:
             raise ToolError("a command must not contain a NUL byte")
         with sandbox_errors():

@@ -11,7 +11,7 @@ __all__ = ["GAMES", "Game"]
 
 
 class Game(Protocol):
-    """A game between seats 0 and 1, from its deal to its end."""
+    """A single game between two players in seats 0 and 1."""
 
     turn: int
 
@@ -125,7 +125,7 @@ class TicTacToe:
 
 
 class KuhnPoker:
-    """Three cards, one per player, one bet (Kuhn, 1950): the higher card wins the pot unless the other player folds."""
+    """Kuhn poker (1950): three cards, one card per player, one bet. The higher card wins if no player folds."""
 
     _NAMES = ("Jack", "Queen", "King")
 
@@ -162,7 +162,7 @@ class KuhnPoker:
         return won, -won
 
     def find_best_move(self) -> str:
-        """Return a sound move, though not an equilibrium strategy.
+        """Return a sound move; the moves do not form an equilibrium strategy.
 
         With a King, bet and call; with a Queen, call only as the first player; with a Jack, do neither.
         """

@@ -72,7 +72,7 @@ def build_catalogue() -> Mapping[str, Product]:
 
 @functools.cache
 def build_index() -> BM25:
-    """Build an index over titles, departments and attributes; the title of a passage is the number of its product."""
+    """Build an index over titles, departments and attributes; a passage's title is the number of the product."""
     return BM25(
         [
             Passage(title=p.asin, text=f"{p.title} {p.department} {' '.join(sorted(p.attributes))}")

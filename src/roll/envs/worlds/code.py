@@ -168,7 +168,7 @@ TASKS: Mapping[str, Callable[[Random], CodeTask]] = {
 
 @dataclass(eq=False)
 class CodeQuestion(World, SandboxOptions):
-    """A programming task: reward 1 if the function `solve` passes all hidden cases, else 0; −0.1 without a program.
+    """A programming task. The reward is 1 if `solve` passes all hidden cases, −0.1 without a program, and 0 otherwise.
 
     Args:
         num_cases: Number of hidden cases.

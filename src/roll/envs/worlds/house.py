@@ -145,7 +145,7 @@ class House:
 
 
 def generate_room(random: Random, kind: str) -> tuple[House, Task]:
-    """Return a room and a task of this kind that can be done in it and is not done yet."""
+    """Return a room, and a task of this kind that can be done in the room and is not done yet."""
     names = [f"{name} {n}" for name, most in FURNITURE.items() for n in range(1, random.randint(1, most) + 1)]
     house = House(contents={name: set() for name in names})
     treatment = "light" if kind == "look_at_obj_in_light" else _TREATMENTS.get(kind, "")

@@ -21,7 +21,7 @@ _MAX_COMMAND_LENGTH = 200
 
 @dataclass(eq=False)
 class Household(World):
-    """A household task: reward 1 when it is done, −0.1 for each invalid command, else 0.
+    """A household task. The reward is 1 when the task is done, −0.1 for each invalid command, and 0 otherwise.
 
     `info["admissible"]` lists all commands that are valid in the current state.
 

@@ -102,7 +102,7 @@ KINDS: Mapping[str, Callable[[Random, int], tuple[str, Fraction]]] = {
 
 @dataclass(eq=False)
 class MathQuestion(World):
-    r"""One question, one answer in `\boxed{}`: reward 1 if it is right, 0 if it is wrong, −0.1 without a number.
+    r"""A question with one answer in `\boxed{}`. A right answer gives 1, a wrong answer 0, and a missing number −0.1.
 
     Args:
         level: Size of the numbers, 1 to 4.

@@ -54,8 +54,8 @@ class Widget(NamedTuple):
 class Screen(World):
     """Click on the widgets that the task names, in order.
 
-    A click on the right widget gives 1 / `num_targets`, and the next screenshot shows it framed. Another click only
-    costs a turn. An action without `click(x, y)` gives -0.1 and ends the episode.
+    A click on the right widget gives 1 / `num_targets`, and the next screenshot shows the widget with a frame. Any
+    other click only uses up a turn. An action without `click(x, y)` gives -0.1 and ends the episode.
 
     Args:
         width: Width of the screen, in pixels.
@@ -67,7 +67,7 @@ class Screen(World):
         max_turns: Number of clicks in an episode.
         scale: Size of the coordinate frame; `None`: coordinates are pixels.
         describe_frame: Whether the task describes the answer and the coordinate frame. A model that was fine-tuned on
-            this frame does not need it, and prompts are 34 tokens shorter.
+            this frame does not need the description; without it, prompts are 34 tokens shorter.
         shuffled: Show the screenshot of another episode. A policy that reads the screen then succeeds only by chance.
     """
 
@@ -159,7 +159,7 @@ class Screen(World):
         return (self.width, self.height) if self.scale is None else (self.scale, self.scale)
 
     def _to_pixels(self, x: int, y: int) -> tuple[float, float]:
-        """Return the center of a position of the coordinate frame, in pixels."""
+        """Convert a position in the coordinate frame to pixels; return the center of the position."""
         width, height = self._frame
         return (x + 0.5) * self.width / width, (y + 0.5) * self.height / height
 

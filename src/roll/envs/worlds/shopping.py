@@ -68,7 +68,7 @@ class _Page:
 
 @dataclass(eq=False)
 class Shopping(World):
-    """A shop in which to find and buy a product.
+    """A shop in which the policy has to find and buy a product.
 
     The purchase gives a reward from 0 to 1, and an action that the current page does not offer gives −0.1.
 

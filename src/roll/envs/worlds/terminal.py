@@ -28,9 +28,10 @@ _FENCES = ("```bash\n", "```sh\n", "```\n")
 
 @dataclass(eq=False)
 class Terminal(World, SandboxOptions):
-    """Each action is bash code, with or without a fenced block; `submit` ends the episode. Reward 1 if all checks pass.
+    """Each action is bash code, optionally in a fenced block; `submit` ends the episode.
 
-    An episode that runs out of turns is judged in its last state. An empty action gives −0.1.
+    The reward is 1 if all checks pass, otherwise 0. An episode that runs out of turns is judged in its last state. An
+    empty action gives −0.1.
 
     Args:
         families: Families of tasks, from `FAMILIES`; all by default.

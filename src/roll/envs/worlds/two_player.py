@@ -45,7 +45,7 @@ class Match:
 
     @property
     def turn(self) -> int:
-        """The seat whose move it is."""
+        """The seat that moves next."""
         return self._game.turn
 
     def list_moves(self) -> list[str]:
@@ -57,7 +57,7 @@ class Match:
         return self._game.find_best_move()
 
     def observe(self, seat: int) -> str:
-        """Return the observation of a seat, with the legal moves if it is its turn."""
+        """Return a seat's observation, with the legal moves if the seat moves next."""
         seen = self._game.describe_view(seat)
         return (
             f"{seen}\nMoves: {', '.join(self.list_moves())}. Put yours into \\boxed{{}}." if seat == self.turn else seen

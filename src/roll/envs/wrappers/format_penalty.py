@@ -12,7 +12,7 @@ __all__ = ["FormatPenalty"]
 
 
 class FormatPenalty(EnvWrapper):
-    r"""Subtracts `penalty` from the reward of an action unless it has each `required` string once, in this order.
+    r"""Subtracts `penalty` from an action's reward unless the action has each `required` string exactly once, in order.
 
     The environment still receives the action; `info["well_formed"]` has the result of the check.
 

@@ -105,7 +105,7 @@ def _redirect_output() -> None:
 
 
 def wait_for_work(*, tracker_fd: int, pipe_handle: int) -> None:
-    """Import the modules that an engine needs, then run the work that the owner sends, like a spawned process.
+    """Import the modules that an engine needs, then run the work that the owner sends, as a spawned process would.
 
     Args:
         tracker_fd: The file descriptor of the owner's resource tracker.

@@ -44,7 +44,7 @@ def skip_random_numbers(generator: torch.Generator, count: int, vocab_size: int)
 
 
 def register() -> None:
-    """Patch vLLM's workers that are built later in this process to skip the random numbers of earlier tokens."""
+    """Patch vLLM so that workers built later in this process skip the random numbers of earlier tokens."""
     global _registered
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 

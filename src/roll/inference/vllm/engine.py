@@ -92,7 +92,7 @@ class VLLMEngine:
         """The indices of layers with routers, if the chosen experts are recorded."""
 
     async def start(self) -> None:
-        """Load the model; if the call is canceled, kill the processes that were started for it.
+        """Load the model; if the call is canceled, kill the processes that it started.
 
         Raises:
             ModelError: vLLM rejects the model or the settings.
@@ -374,13 +374,13 @@ class VLLMEngine:
 
 
 def _shut_down_abandoned(work: asyncio.Future[VLLMServer]) -> None:
-    """Shut vLLM down if its start succeeded, because the caller of the start was canceled."""
+    """Shut vLLM down if its start succeeded after the caller was canceled."""
     if not work.cancelled() and work.exception() is None:
         work.result().shutdown()
 
 
 def _merge_checksums(replies: list[dict[str, int]], policy_version: int) -> dict[str, int]:
-    """Return the checksums by tensor name, after checking that all workers report the same ones.
+    """Return the checksums by tensor name, after checking that all workers report the same checksums.
 
     Raises:
         WeightSyncError: the checksums of a tensor differ between workers; the message names it.

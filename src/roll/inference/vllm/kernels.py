@@ -41,8 +41,8 @@ class TokenSampler:
             generators: The random generators of rows that have their own, by row.
 
         Returns:
-            Tokens int64 [R], and log-probs float32 [R, V]. If the logits of a row are not finite, neither are its
-            log-probs, and its token is arbitrary.
+            Tokens int64 [R], and log-probs float32 [R, V]. If a row's logits are not finite, its log-probs are not
+            finite either, and its token is arbitrary.
         """
         rows, vocab = logits.shape
         if len(self._weights) < rows or self._vocab != vocab:
@@ -98,7 +98,7 @@ def register_cpu_kernels() -> None:
         def forward_cpu(  # type: ignore[bad-override]  # vLLM annotates the missing method as never returning
             self, x: Tensor, residual: Tensor | None = None
         ) -> Tensor | tuple[Tensor, Tensor]:
-            """Return `x` normalized; with a residual, the normalized sum and the sum. May overwrite the inputs."""
+            """Return the normalized `x`; with a residual, the normalized sum and the sum. May overwrite inputs."""
             plain = self.has_weight and self.variance_size_override is None and self.weight.dtype == x.dtype
             if not plain or not x.is_contiguous() or (residual is not None and not residual.is_contiguous()):
                 return self.forward_native(x, residual)

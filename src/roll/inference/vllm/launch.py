@@ -41,7 +41,7 @@ _canceled_launches: set[str] = set()
 
 
 class VLLMServer:
-    """A running vLLM: its client in this process, and its processes."""
+    """A running vLLM server: the client in this process, and vLLM's processes."""
 
     def __init__(self, spec: EngineSpec, llm: Any, *, cpu: bool, stats: StatsCollector, log_size: int = 0) -> None:
         self.llm = llm
@@ -162,7 +162,7 @@ def prestart_engine(num_threads: int | None) -> Generator[None]:
     """Start a process that imports vLLM before the engine is configured; see `prefork`.
 
     No process is started if another engine is starting in this process, because that engine changes the environment
-    variables. Without such a process, the engine spawns one itself.
+    variables. An engine without a prestarted process spawns a process itself.
     """
     with ExitStack() as stack:
         prepare_environment()
@@ -265,7 +265,7 @@ def _find_last_error(log_path: Path | None, start: int) -> str:
 
 
 def _build_option_hint(spec: EngineSpec) -> str:
-    """Return a hint that names the options that the user has set for vLLM."""
+    """Return a hint that lists the vLLM options that the user has set."""
     return f" (inference.options sets {', '.join(spec.options)})" if spec.options else ""
 
 

@@ -32,7 +32,7 @@ async def build_prompt(
         media: The spans of media in the tokens.
 
     Raises:
-        UnsupportedError: The sequence has media, and the model reads only text; or it has videos with different frame
+        UnsupportedError: The sequence has media but the model reads only text, or its videos have different frame
             rates.
         DataError: A medium is not in the run's store.
     """
@@ -55,8 +55,8 @@ def _load_media(inputs: MediaInputs, media: Sequence[MediaSpan]) -> tuple[dict[s
     """Return the media of a sequence by kind, and the arguments of vLLM's processor.
 
     Raises:
-        UnsupportedError: Videos have different frame rates, but vLLM computes all timestamps from one rate; or audio
-            clips have different lengths, and their features depend on the padding.
+        UnsupportedError: Videos have different frame rates, but vLLM computes all timestamps from one rate, or audio
+            clips that must be padded together have different lengths.
     """
     data: dict[str, list[Any]] = {}
     rates: dict[float, None] = {}

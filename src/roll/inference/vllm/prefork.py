@@ -84,7 +84,7 @@ class PreforkedProcess:
         """True if the process has received its work."""
 
     def is_usable(self, num_threads: int | None) -> bool:
-        """Return whether the process is alive and has the settings that a new process would have."""
+        """Return whether the process is alive and has the same settings as a new process."""
         return self.process.poll() is None and (num_threads, _read_import_environment()) == (
             self.num_threads,
             self._settings,
@@ -178,7 +178,7 @@ class _Context(SpawnContext):
         self._preforked: PreforkedProcess | None = preforked
 
     def Process(self, *args: Any, **kwargs: Any) -> SpawnProcess:  # type: ignore[override]
-        """Return a process: in the first call, one that runs in the preforked process; later, an ordinary one."""
+        """Return a process. The first call's process runs in the preforked process; later processes are ordinary."""
         preforked, self._preforked = self._preforked, None
         if preforked is None:
             return SpawnProcess(*args, **kwargs)
@@ -199,7 +199,7 @@ def kill_unless_used(preforked: PreforkedProcess | None) -> Generator[None]:
 
 @contextmanager
 def use_preforked(preforked: PreforkedProcess | None) -> Generator[None]:
-    """Make vLLM run the next process that it starts in this thread in the preforked process, if any."""
+    """Make the preforked process, if any, run the next process that vLLM starts from this thread."""
     if preforked is None:
         yield
         return
@@ -247,7 +247,7 @@ def open_preforked_process(variables: Mapping[str, str], num_threads: int | None
 def claim_process(num_threads: int | None) -> PreforkedProcess | None:
     """Return a usable preforked process for an engine with this number of threads; `None` if there is none.
 
-    The caller must use or close it.
+    The caller must use or close the process.
     """
     with _lock:
         process = next((preforked for preforked in _unclaimed_processes if preforked.is_usable(num_threads)), None)

@@ -90,7 +90,7 @@ class RoutingRecorder:
         self._latest[layer] = chosen.cpu().numpy().astype(self._dtype)
 
     def _record(self, scheduled: Any) -> None:
-        """Store the experts of a forward pass by request; the tokens of a batch are ordered by request."""
+        """Store the experts of a forward pass for each request; the tokens of a batch are ordered by request."""
         layers = [layer for layer in self._latest if layer is not None]
         if len(layers) != len(self._latest):
             raise RuntimeError("a vLLM router did not report its experts")

@@ -63,7 +63,7 @@ def read_checkpoint_shapes(model_path: str | Path) -> dict[str, tuple[int, ...]]
 def check_manifest(
     manifest: Sequence[TensorSpec], expected: Mapping[str, tuple[int, ...]], *, tied: bool, policy_version: int
 ) -> None:
-    """Compare an update's manifest with the checkpoint from which the engine was started.
+    """Compare an update's manifest with the checkpoint from which the engine was loaded.
 
     Args:
         manifest: The manifest of the update.
@@ -88,16 +88,16 @@ def check_manifest(
 
 
 class WeightReceiver:
-    """A mixin for vLLM's worker class (`worker_extension_cls`); the engine calls its methods by `collective_rpc`."""
+    """A mixin for vLLM's worker class (`worker_extension_cls`); the engine calls its methods with `collective_rpc`."""
 
     def roll_list_resources(self) -> dict[str, Any]:
-        """Return the processes (this worker and its parent) and the files that must be removed with the engine."""
+        """Return the processes (this worker and its parent) and the files to remove when the engine is closed."""
         method = str(getattr(self, "distributed_init_method", ""))
         files = [method.removeprefix("file://")] if method.startswith("file://") else []
         return {"processes": [os.getpid(), os.getppid()], "files": files}
 
     def roll_record_experts(self, max_rows: int, by_vllm: bool) -> dict[str, Any]:
-        """Start recording the chosen experts; with `by_vllm`, vLLM records them, and this only finds the MoE layers.
+        """Start recording the chosen experts. With `by_vllm`, vLLM records them; this method only finds MoE layers.
 
         Returns:
             `{"layers": …}` with the indices of MoE layers, or `{"error": …}`.
@@ -263,7 +263,7 @@ def check_weights_applied(
     received: Mapping[str, torch.Tensor],
     policy_version: int,
 ) -> None:
-    """Check that every parameter was loaded, and that parameters which vLLM stores unchanged have the sent values.
+    """Check that every parameter was loaded, and that parameters that vLLM stores unchanged have the sent values.
 
     Raises:
         WeightSyncError: a parameter was not loaded, or has other values; the message names the first one.

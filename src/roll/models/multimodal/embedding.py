@@ -17,8 +17,8 @@ __all__ = ["MediaEmbedding"]
 class MediaEmbedding:
     """Replaces rows of the output of a decoder's embedding layer while `replace` is active.
 
-    It uses forward hooks instead of passing `inputs_embeds`, because the embedding layer must run itself: with tensor
-    parallelism it returns only this rank's tokens, and FSDP gathers its weights.
+    The replacement uses forward hooks, not the argument `inputs_embeds`, because the embedding layer must run: with
+    tensor parallelism it returns only this rank's tokens, and FSDP gathers its weights.
 
     Args:
         decoder: The decoder of a model of `transformers`.

@@ -37,7 +37,7 @@ class MediaFeatures(NamedTuple):
 
 
 def join_features(features: Sequence[MediaFeatures]) -> MediaFeatures:
-    """Concatenate the features of several media. Media without deepstack features get zeros, which change nothing."""
+    """Concatenate the features of several media. Missing deepstack features are filled with zeros."""
     import torch
 
     count = max(len(own.deepstack) for own in features)
@@ -111,7 +111,7 @@ def get_base_model(model: Any) -> Any:
 
 
 def _concatenate(inputs: Sequence[Mapping[str, Tensor]], device: Any, dtype: Any) -> dict[str, Tensor]:
-    """Concatenate the inputs of several media; those of audio clips [1, …, length] are padded to the longest."""
+    """Concatenate the inputs of several media; inputs of audio clips [1, …, length] are padded to the longest clip."""
     import torch
     from torch.nn.functional import pad
 

@@ -129,7 +129,8 @@ class MediaInputs:
     def get_blank(self, kind: MediaKind) -> ProcessedMedia:
         """Return a small blank medium, for checks of a model and for ranks without media that must run a sharded tower.
 
-        In training, its features are multiplied by 0 and replace no embeddings. The medium is not in the store.
+        In training, the features of the blank medium are multiplied by 0 and replace no embeddings. The medium is not
+        stored.
         """
         with self._lock:
             if kind not in self._blanks:

@@ -82,9 +82,9 @@ class ModelMedia:
     def find_bidirectional_images(
         self, token_ids: NDArray[np.integer[Any]], media: Sequence[MediaSpan]
     ) -> NDArray[np.int64] | None:
-        """Return the image number of each token in a row [N], from 1; 0 for tokens that are not features.
+        """Return the image number of each token in a row, shape [N]; numbers begin at 1, and other tokens get 0.
 
-        Crops of an image are numbered like images. `None` if attention is causal or the row has no images.
+        Crops are numbered like separate images. The result is `None` if attention is causal or the row has no images.
         """
         if not self.is_bidirectional or not media:
             return None
@@ -118,8 +118,8 @@ class ModelMedia:
             local: Indices of the tokens that this rank embeds; `None` for all.
             agree: A function that takes this rank's number of runs of each tower, in the order of `kinds`, and returns
                 the maximum of each over all ranks; `None` if the towers are not sharded. Ranks that shard a tower must
-                run it equally often, so a rank with fewer runs also runs it on a small medium, whose features are
-                multiplied by 0.
+                run it equally often, so a rank with fewer runs also runs the tower on a small medium, whose features
+                are multiplied by 0.
 
         Raises:
             ModelError: The number of a medium's features differs from the number of feature tokens in its span.
@@ -142,7 +142,7 @@ class ModelMedia:
     def insert_last_features(
         self, slots: Sequence[int], media: Sequence[MediaSpan], num_tokens: int, device: Any, dtype: Any
     ) -> Iterator[None]:
-        """Insert features for single tokens within this context; each token is the last feature token of a medium.
+        """Insert features for single tokens within this context; each token must be the last feature token of a medium.
 
         Args:
             slots: Indices of the tokens in the row.

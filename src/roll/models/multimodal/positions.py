@@ -35,7 +35,7 @@ def compute_mrope_positions(
 ) -> IntArray | FloatArray | None:
     """Return the positions [3, L] that the model computes for a sequence; `None` if its positions are token indices.
 
-    They are int32, or float32 if some are not integers (Qwen3-Omni, for videos).
+    The positions are int32, or float32 if some of them are not integers (Qwen3-Omni, for videos).
 
     Args:
         model: A model of `transformers`.

@@ -157,8 +157,9 @@ class MediaProcessor:
 
     @property
     def replaced_tokens(self) -> tuple[int, ...]:
-        """IDs of the tokens that engines replace with media. They must not be sampled, because a later turn would
-        replace them.
+        """IDs of the tokens that engines replace with media.
+
+        These tokens must not be sampled, because a later turn would replace them.
 
         For omni models, the tokens before and after a medium are included, because the models count them to find media.
         """
@@ -168,7 +169,7 @@ class MediaProcessor:
         return tuple(sorted(found))
 
     def get_delimiters(self, kind: MediaKind) -> tuple[int, int] | None:
-        """Return the IDs of the tokens that a chat template writes before and after a medium; `None` if it has none."""
+        """Return the IDs of the tokens that a chat template writes around a medium; `None` if it writes none."""
         name = "audio" if kind == "audio" else "vision"
         tokens = [getattr(self._processor, f"{name}_{side}_token", None) for side in ("bos", "eos")]
         if not all(isinstance(token, str) for token in tokens):

@@ -18,7 +18,7 @@ __all__ = ["AgenticObjective"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgenticObjective(ReinforcementObjective[AgenticConfig]):
-    """The objective of agentic runs: reinforcement learning, and updates of curriculum and anchors."""
+    """The objective of agentic runs: reinforcement learning, with updates of the curriculum and the anchors."""
 
     async def collect(self, batch: Batch) -> CollectedBatch[Selection]:
         """Select the rollouts to train on, and add metrics of the groups that began at anchors."""

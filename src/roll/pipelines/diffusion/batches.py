@@ -22,8 +22,9 @@ def compute_seed(seed: int, purpose: str, *numbers: int) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchBuilder:
-    """Builds the batches and sample requests for the trainer. All seeds depend only on the run's seed, the purpose, the
-    draw and the index.
+    """Builds the batches and sample requests for the trainer.
+
+    All seeds depend only on the run's seed, the purpose, the draw and the index.
     """
 
     config: DiffusionConfig
@@ -43,7 +44,7 @@ class BatchBuilder:
         )
 
     def build_dataset_batch(self, draws: Sequence[RowDraw]) -> DiffusionBatch:
-        """Return a batch of rows, for methods that train on images of the data or generate samples in the trainer."""
+        """Return a batch of rows, for methods that train on the data's images or generate samples in the trainer."""
         samples: list[DiffusionSample] = []
         for draw in draws:
             row, seed = draw.row, compute_seed(self.config.seed, "train", draw.draw_id)

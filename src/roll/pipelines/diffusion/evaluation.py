@@ -36,7 +36,7 @@ class Evaluation:
     loss: DiffusionLoss | RewardGradientLoss
 
     async def evaluate(self) -> tuple[dict[str, float], list[SampleRecord]]:
-        """Generate samples with the ODE and fixed noise; return their metrics, and the samples."""
+        """Generate samples with the ODE and fixed noise; return the metrics and the samples."""
         config = self.config.evaluation
         rows = self.rows.evaluation[: config.num_prompts]
         num_steps = config.num_sampling_steps or self.config.sampling.num_steps

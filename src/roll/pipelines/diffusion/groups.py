@@ -38,7 +38,7 @@ class Group:
 
 
 def build_samples(algorithm: OnlineAlgorithm, groups: Sequence[Group], seed: int) -> list[DiffusionSample]:
-    """Return the samples of groups with their advantages, or with their weights.
+    """Return the samples of all groups, each with an advantage or a weight.
 
     Args:
         algorithm: The algorithm.

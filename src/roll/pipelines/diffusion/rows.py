@@ -122,7 +122,7 @@ def read_rows(sources: Sequence[DiffusionDataConfig], seed: int, images: Sequenc
 
 
 def _read_source(config: DiffusionDataConfig, images: Sequence[str]) -> tuple[list[ImageRow], list[ImageRow]]:
-    """Return the rows of a source to train on, and those that are held out."""
+    """Return the training rows and the held-out rows of a source."""
     keys = {name: getattr(config, f"{name}_key") for name in images}
     if config.first_frame_key is not None:
         keys["first_frame"] = config.first_frame_key
@@ -137,7 +137,7 @@ def _read_source(config: DiffusionDataConfig, images: Sequence[str]) -> tuple[li
 
 
 def _order_by_distinct_prompts(rows: Sequence[ImageRow]) -> list[ImageRow]:
-    """Return the rows ordered so that the first rows have different prompts."""
+    """Return the rows in an order in which the first rows have different prompts."""
     counts: dict[str, int] = {}
     order = []
     for place, row in enumerate(rows):

@@ -37,7 +37,7 @@ class ImageScore:
 
 
 def check_rewards(rewards: Sequence[ImageRewardConfig]) -> None:
-    """Import the functions of rewards, before anything is started.
+    """Import the reward functions before anything is started.
 
     Raises:
         ConfigError: A function cannot be imported, or does not accept (image, prompt, metadata).

@@ -36,12 +36,12 @@ __all__ = ["attach_advantages", "build_distillation_loss", "build_objective", "e
 
 
 def build_objective(online: OnlineRun[DistillConfig, Any], num_tokens: Sequence[int]) -> AnswersObjective:
-    """Build the objective that minimizes the divergence of the student from the teacher of each source.
+    """Build the objective that minimizes the student's divergence from the teacher of each source.
 
     Args:
         online: The run.
-        num_tokens: Vocabulary size of each teacher. A student with a padded vocabulary may sample a larger id; an
-            answer with such an id is left out.
+        num_tokens: Vocabulary size of each teacher. A student with a padded vocabulary may sample a larger ID; answers
+            with such an ID are left out.
     """
     config, rollout, teachers, run = online.config, online.config.rollout, online.learner.teachers, online.run
 
@@ -77,8 +77,7 @@ def build_objective(online: OnlineRun[DistillConfig, Any], num_tokens: Sequence[
 
 
 def build_distillation_loss(config: DistillationConfig) -> LossFn:
-    """Return the loss: the divergence, a policy gradient with the advantages of `attach_advantages`, or the sum of
-    both.
+    """Return the loss: the divergence, a policy gradient on the advantages of `attach_advantages`, or their sum.
 
     Ratios and the teacher's advantages are relative to the engine's log-probs.
     """
@@ -92,7 +91,7 @@ def build_distillation_loss(config: DistillationConfig) -> LossFn:
 
 
 def attach_advantages(batch: TrainingBatch, rollouts: Sequence[Rollout], config: DistillationConfig) -> TrainingBatch:
-    """Return the batch with advantages from teachers, if their log-probs are present, and from rewards.
+    """Return the batch with advantages from rewards and, if the teachers' log-probs are present, from teachers.
 
     Args:
         batch: The batch of the rollouts, in the same order.
@@ -117,8 +116,9 @@ def attach_advantages(batch: TrainingBatch, rollouts: Sequence[Rollout], config:
 
 
 def estimate_divergence(batch: TrainingBatch) -> dict[str, float]:
-    """Estimate KL(student || teacher) per token before the update from the sampled tokens; empty without teacher
-    log-probs.
+    """Estimate KL(student || teacher) per token before the update, from the sampled tokens.
+
+    The result is empty without teacher log-probs.
 
     The metric has the same name as the exact divergence.
     """

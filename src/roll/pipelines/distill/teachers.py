@@ -39,7 +39,7 @@ class EngineTeacher:
         self._engine = engine
 
     async def forward(self, batch: TrainingBatch, outputs: Outputs) -> Mapping[Output, list[Any]]:
-        """Compute log-probs, the only output that an engine supports, at temperature 1; see `Scorer.forward`.
+        """Compute log-probs at temperature 1; engines support no other output. See `Scorer.forward`.
 
         Raises:
             InfraError: A log-prob is not finite.
@@ -61,7 +61,7 @@ class EngineTeacher:
 async def compute_teacher_logprobs(
     teachers: Sequence[Scorer], teacher_by_domain: Mapping[str, int], batch: TrainingBatch, rollouts: Sequence[Rollout]
 ) -> list[FloatArray]:
-    """Compute the log-probs of every sample's tokens under its teacher, [L] each.
+    """Compute the log-probs [L] of each sample's tokens under the teacher of the sample's domain.
 
     Args:
         teachers: All teachers.

@@ -15,7 +15,7 @@ TOP_K_TIMING_LOSS = LikelihoodLoss()
 
 
 def build_offline_loss(config: OfflineDistillationConfig) -> LossFn:
-    """Return the loss weight x D(teacher, student) + (1 - weight) x NLL, with `weight` of the configuration.
+    """Return the loss weight x D(teacher, student) + (1 - weight) x NLL, with the configured `weight`.
 
     With the divergence `forward` it is the loss of arXiv 1503.02531.
     """

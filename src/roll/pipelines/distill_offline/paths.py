@@ -16,7 +16,8 @@ def resolve_offline_teachers(config: DistillOfflineConfig, model_path: Path) -> 
     """Return the model paths of all teachers.
 
     Raises:
-        UserError: A teacher does not fit the student, or its vocabulary is smaller than the k of top-k log-probs.
+        UserError: A teacher is not compatible with the student, or its vocabulary is smaller than the k of top-k
+            log-probs.
     """
     settings = config.distillation
     paths = resolve_teachers(config.teacher, config.model, model_path)

@@ -58,7 +58,7 @@ async def _open(config: DistillOfflineConfig, session: Session) -> AsyncIterator
 
 
 def _list_samples(config: DistillOfflineConfig, prepared: PreparedRun, session: Session) -> Sequence[TrainingSample]:
-    """Return all samples that the teachers will score: those of the remaining steps, and the held-out examples."""
+    """Return all samples that the teachers will score: samples of the remaining steps, and held-out examples."""
     drawn = [sample for samples in list_remaining_steps(prepared, session) for sample in samples]
     return [*drawn, *build_held_out_batch(config, prepared.examples).samples]
 

@@ -32,7 +32,7 @@ __all__ = ["TeacherOutputs", "compute_teacher_outputs"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TeacherOutputs:
-    """The teachers' outputs: stored, or computed by the student's trainer, which then loads the teachers."""
+    """The teachers' outputs: either stored, or computed by the student's trainer, which then loads the teachers."""
 
     teacher_by_domain: dict[str, int]
     """Index of the teacher by domain."""
@@ -40,8 +40,7 @@ class TeacherOutputs:
     """Stored outputs of each teacher; empty if the student's trainer loads the teachers."""
 
     async def add_teacher_columns(self, batch: TrainingBatch) -> TrainingBatch:
-        """Return the batch with each sample's stored teacher outputs, or with the teacher's index if none are
-        stored."""
+        """Return the batch with each sample's stored teacher outputs or, if none are stored, the teacher's index."""
         return replace(batch, samples=tuple(map(self._add_columns_to_sample, batch.samples)))
 
     def _add_columns_to_sample(self, sample: TrainingSample) -> TrainingSample:
@@ -63,7 +62,7 @@ async def compute_teacher_outputs(
     samples: Sequence[TrainingSample],
     session: Session | None = None,
 ) -> TeacherOutputs:
-    """Compute and store the outputs that are not stored yet, one teacher after the other; return all outputs.
+    """Compute and store all missing outputs, one teacher after the other; return all outputs.
 
     Args:
         config: Configuration of the run.

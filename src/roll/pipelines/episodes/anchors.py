@@ -44,7 +44,7 @@ MAX_REPLAY_FAILURES = 3
 
 
 def list_anchors(config: AnchorsConfig, num_turns: int) -> list[int]:
-    """Return the anchors of an episode of `num_turns` turns, as numbers of replayed turns, in the order of use.
+    """Return the anchors of an episode of `num_turns` turns in the order of use, as numbers of turns to replay.
 
     >>> list_anchors(AnchorsConfig(type="rollback"), 4)
     [3, 2, 1, 0]
@@ -100,7 +100,7 @@ def _draw_uniform(seed: int, number: int, purpose: str) -> float:
 
 
 def has_succeeded(rollout: Rollout) -> bool:
-    """Return whether the rollout solved its task or, if the reward does not decide that, has a positive reward."""
+    """Return whether the rollout solved its task, or has a positive reward if the reward does not decide this."""
     reward = rollout.reward
     return reward is not None and (reward.value > 0 if reward.correct is None else reward.correct)
 
@@ -122,9 +122,9 @@ def update_episodes(
 ) -> tuple[AnchorEpisode, ...]:
     """Return the episodes with anchors after a step.
 
-    Rollouts that began at anchors are counted. Episodes are dropped if they could not be replayed, or if all of their
-    anchors are passed. If success is rare in a group and its prompt has no episode yet, the successful rollout with the
-    fewest turns is added. If an environment has more than `num_kept` episodes, the oldest ones are dropped.
+    Rollouts that began at anchors are counted. Episodes are dropped if they could not be replayed, or if the policy has
+    passed all of their anchors. If success is rare in a group and its prompt has no episode yet, the successful rollout
+    with the fewest turns is added. If an environment has more than `num_kept` episodes, the oldest ones are dropped.
 
     Args:
         config: Configuration of anchors.
@@ -169,7 +169,9 @@ def _add_results(config: AnchorsConfig, episode: AnchorEpisode, results: Mapping
 
 
 def _find_rare_success(config: AnchorsConfig, group: Group) -> AnchorEpisode | None:
-    """Return the shortest success of a group in which success is rare; `None` if no success can be replayed."""
+    """Return the shortest successful episode that can be replayed, if success is rare in the group; otherwise
+    `None`.
+    """
     won = [rollout for rollout in group.scored_rollouts if has_succeeded(rollout)]
     if group.draw.anchor is not None or len(won) > config.rare_below * len(group.scored_rollouts):
         return None
@@ -200,7 +202,7 @@ def update_anchors(
 
 
 def compute_anchor_metrics(episodes: Sequence[AnchorEpisode], groups: Sequence[Group]) -> dict[str, float]:
-    """Compute the anchor metrics of a step: the groups that began at anchors, and their success by replayed share."""
+    """Compute the anchor metrics of a step: the groups that began at anchors, and success by replayed share."""
     began = [(group, group.draw.anchor) for group in groups if group.draw.anchor is not None]
     metrics = {
         "anchors/kept": float(len(episodes)),

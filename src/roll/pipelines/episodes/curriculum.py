@@ -20,7 +20,7 @@ __all__ = ["choose_domain", "compute_domain_shares", "update_success_rates"]
 
 
 def compute_domain_shares(config: AgenticConfig, rates: Mapping[str, float]) -> dict[str, float]:
-    """Return each environment's share of the next draws, from success rates `rates`; the shares sum to 1."""
+    """Compute each environment's share of the next draws from the success rates `rates`; the shares sum to 1."""
     least = config.curriculum.min_share if config.curriculum else 1.0
     weights = {}
     for entry in config.environments:

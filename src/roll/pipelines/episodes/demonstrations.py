@@ -43,7 +43,7 @@ async def play_demonstrations(
 async def _play_twice(
     online: OnlineRun[AgenticConfig, ServedPolicy], stream: PromptStream, demonstration: Demonstration
 ) -> AnchorEpisode:
-    """Play a demonstration twice, check that the environment responds equally both times, and return the episode."""
+    """Play a demonstration twice, check that the environment responds the same way, and return the episode."""
     draw = stream.redraw(-1, demonstration.domain, stream.find_position(demonstration.domain, demonstration.seed))
     draw = replace(draw, prompt=replace(draw.prompt, expert=demonstration.actions))
     name = f"'{demonstration.domain}' with seed {demonstration.seed}"

@@ -25,7 +25,7 @@ class EpisodeDraws:
     stream: PromptStream
 
     def draw(self, count: int, domain: str | None = None) -> Sequence[PromptDraw]:
-        """Return the next draws, of one environment if `domain` is given."""
+        """Return the next draws; if `domain` is given, only draws of this environment."""
         return [self._draw_next(domain) for _ in range(count)]
 
     def redraw(self, draw_id: int, domain: str, position: int) -> PromptDraw:

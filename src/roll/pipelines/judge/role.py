@@ -52,7 +52,7 @@ class _RequestCounters:
 
 
 class JudgeRole:
-    """The judge's engines, which generate verdicts for rewards, and the metrics of these engines.
+    """Runs the judge's engines, which generate verdicts for rewards, and collects the engines' metrics.
 
     Args:
         engines: Engines of the judge, which `close` shuts down.
@@ -184,7 +184,7 @@ async def start_judge(
 async def start_scoring(
     config: RunConfig, cluster: Cluster, pool: WorkerPool
 ) -> AsyncIterator[Mapping[str, WeightedReward]]:
-    """Open the rewards of a configuration outside a run, with the judge if it has one, and yield them by domain."""
+    """Open a configuration's rewards outside a run, with the judge if it has one; yield the rewards by domain."""
     async with AsyncExitStack() as stack:
         judge = None
         if not isinstance(config, RolloutRunConfig):

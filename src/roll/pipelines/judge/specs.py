@@ -31,7 +31,7 @@ def resolve_judge_kind(config: RolloutRunConfig) -> str:
 
 
 def compute_judge_context(config: RolloutRunConfig, path: Path | str) -> int:
-    """Return the judge's context length, the longest request plus reply, in tokens.
+    """Return the judge's context length in tokens, which limits a request plus its reply.
 
     Raises:
         ConfigError: `judge.max_context` exceeds the model's context length, or leaves no room for a question.

@@ -30,11 +30,12 @@ def check_alarms(
     Args:
         config: Thresholds.
         metrics: Metrics of the step.
-        streaks: Number of consecutive steps, up to the previous one, in which the condition of each alarm held.
+        streaks: For each alarm, the number of consecutive steps up to the previous step in which the condition held.
 
     Returns:
         The numbers of consecutive steps up to this step, and the alarms. An alarm is raised when its condition has held
-    in `config.patience` consecutive steps. It is raised again only after the condition has cleared."""
+        in `config.patience` consecutive steps. It is raised again only after the condition has cleared.
+    """
     counts: dict[str, int] = {}
     alarms = []
     for name, problem in (*_check_training(config, metrics), *_check_answers(config, metrics)):
@@ -46,7 +47,7 @@ def check_alarms(
 
 
 def _check_training(config: AlarmsConfig, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-    """Yield name and message of the alarms about the update."""
+    """Yield the name and the message of each alarm about the update."""
     entropy = metrics.get("training/policy/entropy", metrics.get("training/policy/entropy_estimate"))
     if config.entropy_below is not None and entropy is not None and entropy < config.entropy_below:
         yield "entropy_below", f"entropy is {entropy:.3g} nats per token, below {config.entropy_below:g}"
@@ -93,7 +94,7 @@ _SHARE_MESSAGES = {
 
 
 def _check_answers(config: AlarmsConfig, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-    """Yield name and message of the alarms about the policy's answers, including those of reward hacking."""
+    """Yield the name and the message of each alarm about the policy's answers, including reward hacking."""
     for name, (metric, words) in _SHARE_MESSAGES.items():
         limit, share = getattr(config, name), metrics.get(metric, 0.0)
         if limit is not None and share > limit:

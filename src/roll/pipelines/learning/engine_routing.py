@@ -89,8 +89,9 @@ def _compute_distance(
 
 
 def _match_choices(engine: IntArray, trainer: IntArray) -> IntArray:
-    """Return a flat boolean array: for each expert that the engine chose, True if the trainer chose it for the same
-    token and layer.
+    """Return a flat boolean array with an entry for each expert that the engine chose.
+
+    An entry is True if the trainer chose the same expert for the same token and layer.
 
     Both arguments have the shape [L, layers, k]. Tokens without known experts in one of the arguments are left out.
     """

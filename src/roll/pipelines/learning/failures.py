@@ -98,7 +98,7 @@ class RetryCounter:
 
 
 def _get_cause(rollout: Rollout) -> str:
-    """Return the cause of a rollout's failure without UID and process id, which make equal causes differ."""
+    """Return the cause of a rollout's failure, without UID and process ID, so that equal causes compare equal."""
     return _PROCESS_ID.sub("", rollout.cause.removesuffix(f" (prompt '{rollout.prompt.uid}')"))
 
 
@@ -126,7 +126,8 @@ def check_failures(
         config: Thresholds.
         window: `Failures.counts` of the last steps, at most `config.patience`, including the latest.
         latest: Failures of the step that has just ended.
-        is_first_step: Whether it is the first step of a session, which stops at once if all answers failed.
+        is_first_step: Whether this is the first step of a session. The session stops at once if all answers of its
+            first step failed.
     """
     full = len(window) >= config.patience
     num_judged = sum(counts[0] for counts in window)

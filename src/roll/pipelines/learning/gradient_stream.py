@@ -72,7 +72,7 @@ class _Part:
 
 
 class GradientStream:
-    """Accumulates the gradient of a step's finished groups while the others run; implements `BatchSource`.
+    """Accumulates the gradient of a step's finished groups while other groups still run; implements `BatchSource`.
 
     Args:
         source: Source of the batches.
@@ -107,7 +107,7 @@ class GradientStream:
 
     @property
     def ref_logprobs(self) -> Mapping[str, FloatArray]:
-        """Log-probs of the reference that the parts already have, by sample id."""
+        """Log-probs of the reference that were already computed for the parts, by sample ID."""
         samples = (sample for part in self._parts for sample in part.batch.samples)
         return {sample.sample_id: sample.ref_logprobs for sample in samples if sample.ref_logprobs is not None}
 
@@ -124,7 +124,7 @@ class GradientStream:
         await self._source.complete_step(version, trained)
 
     def list_in_flight(self) -> list[PromptDraw]:
-        """Return the draws whose outcome no batch has reported yet, by draw id."""
+        """Return the draws whose outcome no batch has reported yet, sorted by draw ID."""
         return self._source.list_in_flight()
 
     async def apply(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
@@ -132,7 +132,7 @@ class GradientStream:
 
         Args:
             batch: The complete batch, with all columns.
-            loss: The loss; the parts used an equal one.
+            loss: The loss; it must equal the loss with which the parts' gradients were computed.
         """
         problem = _find_difference([part.batch for part in self._parts], batch)
         if problem:
@@ -166,7 +166,7 @@ class GradientStream:
         )
 
     async def _add(self, groups: Sequence[Group]) -> None:
-        """Add the gradient of finished groups; groups that a filter rejects have none."""
+        """Add the gradient of finished groups; skip groups that a filter rejects."""
         algorithm, rollout = self._algorithm, self._rollout
         selection = select_training_rollouts(groups, algorithm, max_new_tokens=rollout.max_new_tokens)
         if not selection.trained:
@@ -193,7 +193,7 @@ class GradientStream:
 
 
 def _find_difference(parts: Sequence[TrainingBatch], batch: TrainingBatch) -> str:
-    """Return how the samples of the parts differ from those of the complete batch; empty if they do not."""
+    """Describe how the samples of the parts differ from the samples of the complete batch; empty if they are equal."""
     complete = {sample.sample_id: sample for sample in batch.samples}
     for sample in (sample for part in parts for sample in part.samples):
         other = complete.get(sample.sample_id)
@@ -210,7 +210,7 @@ def _get_advantages(sample: TrainingSample) -> FloatArray:
 
 
 def _sum_metrics(parts: Sequence[_Part], loss_scale: float, token_scale: float) -> dict[str, float]:
-    """Return the metrics of the complete batch from those of its parts, which divide by the provisional counts."""
+    """Compute the metrics of the complete batch from the metrics of the parts, which use provisional counts."""
     metrics: dict[str, float] = {}
     for name in dict.fromkeys(name for part in parts for name in part.result.metrics):
         if name.startswith("experts/"):  # means over the tokens of a part, not shares of a sum over the batch

@@ -33,7 +33,7 @@ __all__ = [
 
 
 def check_user_functions(algorithm: AlgorithmConfig) -> None:
-    """Import the user-defined loss, gate and advantage function, before anything is started.
+    """Import the user-defined loss, gate and advantage function before anything is started.
 
     Raises:
         ConfigError: A function cannot be imported, or does not accept its arguments.
@@ -48,7 +48,7 @@ def check_user_functions(algorithm: AlgorithmConfig) -> None:
 
 
 def get_attention_range(algorithm: AlgorithmConfig) -> AttentionRange | None:
-    """Return the range of attention statistics that the policy loss needs; `None` if it needs none."""
+    """Return the range for which the policy loss needs attention statistics; `None` if it needs none."""
     credit = algorithm.credit
     if credit.type == "none":
         return None

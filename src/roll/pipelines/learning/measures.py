@@ -32,11 +32,11 @@ def compute_mean_advantages(batch: TrainingBatch) -> dict[str, float]:
 
 
 def compute_agreement_metrics(batch: TrainingBatch, results: Sequence[StepResult]) -> dict[str, float]:
-    """Compute how far log-probs of engine and trainer differ over all trained tokens.
+    """Compute how far the log-probs of engine and trainer differ over all tokens in the loss.
 
-    The trainer's log-probs come from before the update or, with a single update, from its forward pass. The metrics are
-    mean and largest absolute difference, quantiles of the factor old/rollout, and the effective sample size under these
-    factors as a share of tokens; there are no metrics if no sample has both log-probs."""
+    The trainer's log-probs are computed before the update or, with a single update, in its forward pass. The metrics
+    are the mean and the largest absolute difference, quantiles of the ratio old/rollout, and the effective sample size
+    under these ratios as a share of tokens. The result is empty if no sample has both log-probs."""
     given = [s.old_logprobs for s in batch.samples]
     trainer = given if all(x is not None for x in given) else (results[0].logprobs if len(results) == 1 else ())
     differences = [
@@ -60,7 +60,7 @@ def compute_agreement_metrics(batch: TrainingBatch, results: Sequence[StepResult
 
 
 def compute_training_metrics(results: Sequence[StepResult], prefix: str = "training") -> dict[str, float]:
-    """Return the metrics of optimizer steps: means over several, maxima below `max/`, sums of counts and times."""
+    """Return the metrics of optimizer steps: means over the steps, maxima (`max/…`), and sums of counts and times."""
     if not results:
         return {}
     metrics = {

@@ -18,8 +18,9 @@ def build_token_columns(
 ) -> dict[str, dict[str, FloatArray]]:
     """Return columns of `roll.tracking.rollout_table` by rollout id; each array aligns with the rollout's tokens.
 
-    `trainer_logprobs` are from before the first update, `update_logprobs` from before the last of several updates; NaN
-    outside the loss mask. They are absent if the back-end does not return log-probs.
+    `trainer_logprobs` are the log-probs before the first update; `update_logprobs` are the log-probs before the last
+    update, if there are several. Both are NaN outside the loss mask, and absent if the back-end does not return
+    log-probs.
 
     Args:
         batch: The batch that `add_advantages` completed.
@@ -58,7 +59,7 @@ def build_token_columns(
 def _collect_latest_logprobs(
     batch: TrainingBatch, results: Sequence[StepResult], updates: UpdateConfig, seed: tuple[int, int]
 ) -> dict[str, FloatArray]:
-    """Return the log-probs [L] of each sample by id, from before the last update that included the sample."""
+    """Return each sample's log-probs [L] before the last update that included the sample, by sample ID."""
     found: dict[str, FloatArray] = {}
     remaining = iter(results)
     for epoch in range(updates.num_epochs):

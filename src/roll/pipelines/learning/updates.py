@@ -69,7 +69,7 @@ async def learn(
         algorithm: The algorithm's settings.
         selection: Selected rollouts of the step.
         sampling: Sampling settings of the rollouts.
-        stream: Stream that has added the gradients of some groups already.
+        stream: Stream that has already added the gradients of some groups.
     """
     batch = build_batch(selection.rollouts, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens)
     columns = await _compute_logprobs(run, learner, algorithm, batch, stream.ref_logprobs if stream else {})
@@ -112,7 +112,7 @@ async def learn(
 def needs_old_logprobs(algorithm: AlgorithmConfig) -> bool:
     """Return whether log-probs of the policy before the update need a separate forward pass.
 
-    With a single update, its own forward pass computes them.
+    With a single update, the update's own forward pass computes these log-probs.
     """
     in_reward = algorithm.uses_reference and algorithm.kl.apply_to == "reward"
     return algorithm.updates_per_step > 1 or in_reward
@@ -125,10 +125,9 @@ async def _compute_logprobs(
     batch: TrainingBatch,
     known: Mapping[str, FloatArray],
 ) -> dict[str, Sequence[Any]]:
-    """Return the columns `old_logprobs` and `ref_logprobs` if they are used, and other outputs of their forward
-    passes.
+    """Return the columns `old_logprobs` and `ref_logprobs` if used, and other outputs of the same forward passes.
 
-    `known` has the log-probs of the reference that are not computed again, by sample id.
+    `known` maps sample IDs to the reference's log-probs that need not be computed again.
     """
     columns: dict[str, Sequence[Any]] = {}
     if needs_old_logprobs(algorithm):
@@ -181,7 +180,7 @@ def _adapt_kl_coefficient(
 ) -> None:
     """Measure the divergence from the reference, and adapt the KL coefficient toward its target.
 
-    A step that trains only demonstrations measures no divergence, and leaves the coefficient unchanged.
+    A step that trains only on demonstrations measures no divergence and does not change the coefficient.
     """
     kl = algorithm.kl
     if kl.coefficient == 0:

@@ -15,7 +15,7 @@ __all__ = ["collect_draw_outcomes", "compute_step_metrics", "record_draw_outcome
 
 
 def collect_draw_outcomes(batch: Batch) -> dict[int, tuple[DrawOutcome, str]]:
-    """Return the outcome and the reason of each draw that is not trained, by draw ID.
+    """Return the outcome and the reason of each draw that is not used for training, by draw ID.
 
     Outcomes are `FILTERED` (replaced or stopped early) and `EXPIRED`.
     """
@@ -24,7 +24,7 @@ def collect_draw_outcomes(batch: Batch) -> dict[int, tuple[DrawOutcome, str]]:
 
 
 def record_draw_outcomes(ledger: DataLedger, draw_outcomes: Mapping[int, tuple[DrawOutcome, str]], step: int) -> None:
-    """Record the outcomes `draw_outcomes` of draws in the ledger, as outcomes of step `step`."""
+    """Record the outcomes of draws in the ledger, as outcomes of step `step`."""
     for draw_id, (outcome, why) in draw_outcomes.items():
         ledger.record_outcome(draw_id, outcome, step, why)
 

@@ -30,8 +30,8 @@ async def train(online: StepRun, objective: Objective[T]) -> None:
         objective: The objective of each batch.
 
     Raises:
-        AlarmError: An alarm stops the run; everything up to this step's boundary is saved.
-        Interrupted: A signal requested a stop; everything up to the last step's boundary is saved.
+        AlarmError: An alarm stops the run. The state at this step's boundary is saved.
+        Interrupted: A signal requested a stop. The state at the last step's boundary is saved.
     """
     policy_engines = online.policy_engines
 

@@ -57,11 +57,11 @@ class RunEngines(Engines, Protocol):
     """Engines of a run, with methods that the loop itself does not use; `ServedPolicy` implements them."""
 
     def open_session(self, stall_s: float) -> AbstractAsyncContextManager[None]:
-        """Return a context for all steps, in which a warning is logged after `stall_s` seconds without progress."""
+        """Return a context manager for all steps that logs a warning after `stall_s` seconds without progress."""
         ...
 
     def measure_wait(self, name: str) -> AbstractContextManager[None]:
-        """Return a context that measures a wait for rollouts as phases; generation by the model is the phase `name`."""
+        """Return a context manager that measures a wait for rollouts; generation by the model is the phase `name`."""
         ...
 
     def get_counts(self) -> Mapping[str, int]:
@@ -87,7 +87,7 @@ class RunEngines(Engines, Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnlineRun(Generic[C_co, E_co]):
-    """A run, the source of its batches, its trainers, and the engines that get the weights; implements `StepRun`."""
+    """A run with its batch source, its trainers, and the engines that receive the weights; implements `StepRun`."""
 
     config: C_co
     run: Run[LearningState]
@@ -106,7 +106,7 @@ class OnlineRun(Generic[C_co, E_co]):
         return self.config.rollout.scheduling.async_ratio > 0
 
     def open_session(self) -> AbstractAsyncContextManager[None]:
-        """Return a context for all steps, with synced engines; a checkpoint is saved when it ends."""
+        """Return a context manager for all steps; it syncs the engines on entry and saves a checkpoint on exit."""
         return self.policy_engines.open_session(self.config.rollout.stall_s)
 
     async def run_steps(self, step: Callable[[], Awaitable[list[str]]]) -> None:
@@ -169,7 +169,7 @@ class OnlineRun(Generic[C_co, E_co]):
         return [alarm.message for alarm in alarms if alarm.stops]
 
     def _mark_boundary(self) -> None:
-        """Store the stream's position and the draws in flight, so that a resumed run repeats exactly these."""
+        """Store the stream's position and the draws in flight, so that a resumed run continues with the same draws."""
         state, stream = self.run.state, self.run.stream
         state.data = stream.state()
         state.num_draws = stream.num_drawn
@@ -192,7 +192,7 @@ class OnlineRun(Generic[C_co, E_co]):
             self._store_verifier_states()
 
     async def _evaluate_concurrently(self, evaluator: Evaluator) -> None:
-        """Start a background evaluation if one is due; after the last step, or with `keep_best`, wait for its end."""
+        """Start a background evaluation if one is due; after the last step, or with `keep_best`, wait until it ends."""
         run = self.run
         evaluator.raise_last_error()  # at this point, all updates can be saved
         evaluator.begin_if_due()

@@ -179,7 +179,7 @@ async def _start(
 async def _restore(run: Run[Any], learner: Learner, policy_engines: ServedPolicy, saved: SavedRun[Any] | None) -> None:
     """Load the checkpoint `saved` into the trainers, if there is one.
 
-    Trainers are onloaded before a checkpoint is loaded, and before every later save.
+    The trainers are onloaded before a checkpoint is loaded, and before each checkpoint is saved.
     """
     run.checkpointer.before_writing = policy_engines.release_devices
     if saved is not None:
@@ -201,7 +201,7 @@ def build_weight_sync(
     Args:
         cluster: Cluster on which trainer and engines run.
         config: Configuration of the run.
-        data: PromptData whose prompts are used as probes.
+        data: Data whose prompts are used as probes.
         policy: The policy's trainer.
         engines: The policy's engines.
         devices: Devices that trainer and engines share; `None` if they do not take turns.
@@ -219,7 +219,7 @@ def build_weight_sync(
 
 
 def _list_held_out_draws(config: RolloutRunConfig, data: PromptData) -> list[PromptDraw]:
-    """Return the held-out prompt draws, which every evaluation uses."""
+    """Return the held-out prompts as draws; every evaluation uses the same draws."""
     draws = data.get_evaluation_draws(config.evaluation.num_prompts)
     if not draws:
         best = ", and keep_best cannot compare checkpoints" if config.checkpoint.keep_best else ""

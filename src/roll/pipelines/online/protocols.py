@@ -68,7 +68,7 @@ class Engines(Protocol):
         ...
 
     def enter_training(self) -> AbstractAsyncContextManager[None]:
-        """Return a context in which trainers may compute and change weights."""
+        """Return a context manager within which trainers may compute and change weights."""
         ...
 
     async def push(self) -> Mapping[str, float]:
@@ -85,8 +85,10 @@ class StepRun(Protocol):
         ...
 
     def open_session(self) -> AbstractAsyncContextManager[None]:
-        """Return a context for all steps, in which engines have the current weights. A checkpoint is saved on exit, if
-        possible also after an error."""
+        """Return a context manager for all steps, within which the engines have the current weights.
+
+        A checkpoint is saved on exit; after an error, it is saved if possible.
+        """
         ...
 
     async def run_steps(self, step: Callable[[], Awaitable[list[str]]]) -> None:

@@ -23,7 +23,7 @@ class DrawSource(Protocol):
         ...
 
     def redraw(self, draw_id: int, domain: str, position: int) -> PromptDraw:
-        """Return an earlier draw again, with its id, domain, and position in the stream."""
+        """Return the earlier draw with this ID, domain and position in the stream again."""
         ...
 
 
@@ -38,7 +38,7 @@ def build_controller(
     draws: DrawSource | None = None,
     **filters: Any,
 ) -> AsyncController:
-    """Build the controller of a run; it begins with the draws that were in flight when an earlier process ended.
+    """Build a run's controller; it begins with the draws that were in flight when the previous process ended.
 
     Args:
         config: Configuration of the run.

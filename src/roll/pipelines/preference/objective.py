@@ -29,7 +29,7 @@ ANSWER_TIMING_LOSS = LikelihoodLoss()
 
 
 def get_timing_loss(section: PreferenceSection) -> LossFn:
-    """Return a loss for time estimates; it needs no reference, and samples are packed as for the method's loss."""
+    """Return a loss for time estimates. It needs no reference, and packs samples like the method's loss."""
     return PAIR_TIMING_LOSS if section.method.compares_pairs else ANSWER_TIMING_LOSS
 
 
@@ -95,10 +95,10 @@ def _sum_logprobs(samples: Sequence[TrainingSample], logprobs: Sequence[FloatArr
 
 
 def mismatch_answers(samples: Sequence[TrainingSample], max_tokens: int | None) -> tuple[TrainingSample, ...]:
-    """Pair every prompt with the answer to the previous prompt (the first with the last answer); empty for one sample.
+    """Pair each prompt with the answer to the previous prompt, in a cycle; empty for a single sample.
 
-    KTO's authors, and TRL, estimate the divergence of the policy from the reference in this way: arXiv 2402.01306
-    section 4.1.
+    KTO's authors and TRL use these pairs to estimate the policy's divergence from the reference (arXiv 2402.01306,
+    section 4.1).
 
     Args:
         samples: A batch of single answers.

@@ -61,10 +61,11 @@ def build_reference_scorer(config: PreferenceConfig) -> ComputeOutputs:
 
 
 def list_batches(config: PreferenceConfig, prepared: PreparedRun, session: Session) -> list[Samples]:
-    """Return all batches that the reference will score: those of the remaining steps, and the held-out examples.
+    """Return all batches that the reference will score: the batches of the remaining steps, and the held-out examples.
 
     Raises:
-        ConfigError: There are too many answers to score, since KTO pairs prompts and answers anew in every epoch.
+        ConfigError: There are too many answers to score, because KTO pairs prompts with different answers in every
+            epoch.
     """
     num_answers = prepared.training.num_steps * prepared.training.examples_per_step
     if num_answers > MAX_MISMATCHED_ANSWERS and not config.preference.method.compares_pairs:

@@ -93,16 +93,16 @@ class RecordedBatches:
 
 
 def build_draw_without_prompt(draw_id: int, *, uid: str = "", domain: str = "", position: int = 0) -> PromptDraw:
-    """Build a draw whose prompt has no text, since ledger and checkpoints store only UID and domain."""
+    """Build a draw whose prompt has no text, because the ledger and checkpoints store only the UID and the domain."""
     prompt = Prompt(uid=uid, domain=domain, messages=())
     return PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=np.zeros(0, np.int32), position=position)
 
 
 def restore_prompts(data: PromptData, groups: Iterable[Group]) -> list[Group]:
-    """Return recorded groups with complete prompts, which are drawn again from the data.
+    """Return recorded groups with complete prompts, which are read from the data again.
 
     Raises:
-        DataError: A prompt, or its tokens, have changed.
+        DataError: A prompt or its tokens have changed.
     """
     found = []
     for group in groups:

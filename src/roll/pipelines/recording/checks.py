@@ -35,7 +35,7 @@ _COMPARED_SECTIONS = ("algorithm", "training", "model", "rollout", "data", "seed
 
 
 def open_recording(config: RLVRConfig) -> Recording:
-    """Open the recording that is replayed.
+    """Open the recording that the configuration replays.
 
     Raises:
         DataError: The recording does not exist, or is damaged.
@@ -61,7 +61,7 @@ def open_recording(config: RLVRConfig) -> Recording:
 def copy_media(recording: Recording, directory: RunDirectory) -> None:
     """Copy the images of the recorded run to the run that replays it, without decoding them.
 
-    Images of environments and agents are stored only in the recorded run.
+    Images that environments and agents created are stored only in the recorded run.
     """
     copy_store(recording.directory.parent / directory.media_dir.name, directory.media_dir)
 

@@ -28,7 +28,7 @@ class _Timing:
 
     @property
     def speed_up(self) -> float:
-        """Recorded wait for batches divided by the replayed wait; 0 if the replay did not wait."""
+        """Recorded waiting time for batches divided by the replayed waiting time; 0 if the replay did not wait."""
         return self.recorded_wait_s / self.wait_s if self.wait_s else 0.0
 
     def format_cells(self) -> tuple[str, str, str]:
@@ -66,7 +66,7 @@ class Comparison:
         )
 
     def compute_totals(self) -> dict[str, float]:
-        """Return the sum of each time over all steps, and the speedup of waiting for batches."""
+        """Return the sum of each time over all steps, and the speedup in the time spent waiting for batches."""
         sums = self._sum_timings()
         return {**asdict(sums), "speed_up": sums.speed_up}
 

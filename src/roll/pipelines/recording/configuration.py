@@ -33,7 +33,7 @@ def load_replay_config(
     only: Literal["train", "rollout"] = "train",
     checkpoint: str | None = None,
 ) -> RunConfig:
-    """Load the configuration of a replay: the first recorded session's, with another name and the overrides.
+    """Load the configuration of a replay: the first recorded session's configuration, with a new name and overrides.
 
     If the overrides choose another algorithm, settings of the recorded run's preset are dropped and the user's own are
     kept.
@@ -63,7 +63,7 @@ def load_replay_config(
 
 
 def _select_user_keys(algorithm: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the algorithm settings that the user set, which are those that differ from the preset."""
+    """Return the algorithm settings that the user set: all settings that differ from the preset."""
     try:
         usual = AlgorithmConfig(type=algorithm.get("type", "grpo")).model_dump(mode="json")
     except ValidationError:  # the preset does not exist
@@ -108,6 +108,6 @@ def check_replayable(config: RunConfig, recorded: Mapping[str, Any]) -> None:
 
 
 def list_changed_keys(recorded: Mapping[str, Any], config: RunConfig, sections: Sequence[str]) -> list[str]:
-    """Return the dotted keys below the sections whose values differ from the recorded ones."""
+    """Return the dotted keys in the sections whose values differ from the recorded values."""
     now = config.model_dump(mode="json")
     return [key for s in sections for key, _, _ in find_differences(get_value(recorded, s), get_value(now, s), s)]

@@ -54,7 +54,7 @@ _DICTIONARY_COLUMNS = [
 
 
 def truncate_recording(directory: Path, step: int) -> None:
-    """Remove the steps after `step`, and incomplete files of a crash; -1 removes everything.
+    """Remove the steps after `step`, and incomplete files that a crash left behind; -1 removes everything.
 
     Raises:
         DataError: The index is damaged, so the recorded steps are unknown.
@@ -274,7 +274,7 @@ class _IndexLine(NamedTuple):
 
 
 def _read_lines(path: Path) -> Iterator[_IndexLine]:
-    """Yield the lines of an index; skip an incomplete last line, which may remain after a crash.
+    """Yield the lines of an index; skip an incomplete last line, which a crash may have left.
 
     Raises:
         DataError: A line before the end is malformed, or has another format.

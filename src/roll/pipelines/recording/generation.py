@@ -182,9 +182,9 @@ async def _replay_step(replay: _RolloutReplay, step: int, comparison: Comparison
 class RecordedLengthsLoop:
     """A rollout loop (`RolloutLoop`) that generates answers of the recorded lengths.
 
-    Rollouts of several turns get the recorded turns, with the environment's recorded tokens between them, since an
-    environment would respond differently to other answers. A user-defined loop runs unchanged, and each of its requests
-    gets its recorded length.
+    Rollouts with several turns replay the recorded turns, with the environment's recorded tokens between them, because
+    an environment would respond differently to different answers. A user-defined loop runs unchanged, and each of its
+    requests generates an answer of the recorded length.
     """
 
     work: RecordedWork
@@ -251,7 +251,7 @@ class RecordedLengthsLoop:
 
 @dataclass(frozen=True, eq=False)
 class RecordedRewards:
-    """A `roll.protocols.Reward` that returns the recorded results; the verifier still runs, so that its time counts."""
+    """A `roll.protocols.Reward` that returns the recorded results. The verifier still runs, to include its time."""
 
     inner: Reward
     """The run's reward."""

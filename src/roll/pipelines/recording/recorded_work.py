@@ -17,7 +17,10 @@ WAIT_PHASES = ("generate", "wait", "environment", "reward")
 
 @dataclass(slots=True)
 class RecordedWork:
-    """Lengths, rewards and latencies of recorded rollouts, a few hundred bytes each. Created by `from_steps`."""
+    """Lengths, rewards and latencies of recorded rollouts, created with `from_steps`.
+
+    Each rollout takes a few hundred bytes.
+    """
 
     tokens: dict[str, int] = field(default_factory=dict)
     """Number of generated tokens of answers that stopped or reached their limit, by request id."""
@@ -96,6 +99,6 @@ class RecordedWork:
 
 
 def _sum_training_time(times: Mapping[str, float]) -> float:
-    """Return the sum of a step's phase times, without waits, weight sync, evaluation and recording."""
+    """Return the sum of a step's phase times, excluding waits, weight sync, evaluation and recording."""
     names = ("advantages", "old_logprobs", "reference", "values", "snapshots", "train_critic", "train")
     return sum(times.get(name, 0.0) for name in names)

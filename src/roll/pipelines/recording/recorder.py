@@ -191,7 +191,7 @@ def open_recorder(
 
 
 def build_session(config: RLVRConfig, prepared: PreparedRun, state: LearningState) -> RecordedSession:
-    """Build the record of a session that begins with `state`; its number is 1, until the recorder replaces it."""
+    """Build the record of a session that begins with `state`. Its number is 1 until the recorder replaces it."""
     return RecordedSession(
         number=1,
         step=state.step,

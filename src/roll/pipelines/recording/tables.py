@@ -125,7 +125,7 @@ def extract_metadata(step: RecordedStep) -> dict[str, Any]:
 
 
 def build_tables(step: RecordedStep) -> dict[str, pa.Table]:
-    """Return the tables of a step by name; they hold everything that is not in `extract_metadata(step)`."""
+    """Return the tables of a step by name; they contain everything that is not in `extract_metadata(step)`."""
     import pyarrow as pa
 
     groups = [(TRAIN, group) for group in step.groups]

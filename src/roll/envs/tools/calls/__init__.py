@@ -29,7 +29,7 @@ __all__ = ["MAX_CALLS", "TEMPLATE", "TOOL_CALL_FORMATS", "ParsedCalls", "ToolCal
 
 
 def _parse(text: str, tools: Tools) -> ParsedCalls:
-    """Detect the format by its markers and parse the calls; unmarked JSON comes last, as an answer may be JSON too."""
+    """Detect the format from its markers and parse the calls. Unmarked JSON is tried last: it may be an answer."""
     if is_harmony(text):
         return HARMONY.parse(text, tools)
     if gemma.MARK in text:

@@ -35,7 +35,7 @@ Tools: TypeAlias = Mapping[str, Tool]
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedCalls:
-    """The calls in a reply."""
+    """The tool calls in a model's reply."""
 
     calls: tuple[ToolCall, ...] = ()
     problems: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ def parse_call(value: Any) -> ToolCall:
 
 
 def parse_calls(value: Any) -> ParsedCalls:
-    """Return the calls in a JSON value, which is one call or a list; a malformed call becomes a problem."""
+    """Return the calls in a JSON value, which is one call or a list; malformed calls are returned as problems."""
     calls: list[ToolCall] = []
     problems: list[str] = []
     values = value if isinstance(value, list) else [value]

@@ -50,7 +50,7 @@ def parse(text: str, tools: Tools) -> ParsedCalls:
 def _parse_call(text: str, start: int, tools: Tools) -> tuple[ToolCall, int]:
     """Return the call whose opening tag ends at `start`, and the position where the call ends.
 
-    A value of an argument may contain the text of the call's closing tag.
+    An argument's value may contain the text of the call's closing tag.
     """
     match = _NAME_AFTER_TAG.match(text, start)
     if match is None or not NAME.fullmatch(match[1]):

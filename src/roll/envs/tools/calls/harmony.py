@@ -52,7 +52,7 @@ def parse(text: str, tools: Tools) -> ParsedCalls:
 
 
 def _find_tool_messages(text: str) -> list[tuple[str, int, int]]:
-    """Find the messages to tools; return the tool's name, and the start and end of the text, of each message."""
+    """Return the tool's name and the start and end of the text for each message to a tool."""
     if MESSAGE not in text:
         return [(match[1], match.end(), len(text)) for match in _BARE.finditer(text)][: MAX_CALLS + 1]
     addressed: list[tuple[str, int, int]] = []

@@ -17,7 +17,7 @@ ANSWER_FILE = "answer.txt"
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The expected content of a file or output of a command, ignoring leading and trailing whitespace."""
+    """The expected content of a file, or the expected output of a command, without leading and trailing whitespace."""
 
     expected: str
     path: str = ""

@@ -81,8 +81,8 @@ def compute_run_sizes(
         longest_prompt: Tokens of the longest prompt.
         train_prompts: Number of training prompts by domain.
         held_out_prompts: Number of held-out prompts.
-        trained_per_group: Largest numbers of trained units and of trained answers per group; by default, one unit of
-            all answers.
+        trained_per_group: Maximum number of units, and of answers, per group that are used for training; by default,
+            one unit with all answers.
         media_per_prompt: Maximum number of feature tokens per prompt; repeated images count once.
     """
     rollout, training, evaluation = config.rollout, config.training, config.evaluation
@@ -152,7 +152,7 @@ def estimate_memory_by_role(
         engine_kind: Kind of engine; see `ENGINES`.
         max_context: Longest prompt plus answer, in tokens.
         on_accelerator: Whether to estimate device memory; host libraries are then left out.
-        judge: The run's own judge; `None` if the run has none or its size is unknown.
+        judge: The run's own judge; `None` if the run has no judge or the judge's size is unknown.
         extra: Memory of the pipeline's other roles.
     """
     element, ranks, number = get_element_bytes(config.model.dtype), config.num_ranks, config.num_engines
@@ -229,7 +229,7 @@ def estimate_trainer_memory(
 
 
 def _estimate_micro_batch_tokens(config: RolloutRunConfig, batch: RunSizes, ranks: int) -> int:
-    """Return the largest number of tokens in a micro-batch, if the trainer has `ranks` ranks."""
+    """Return the maximum number of tokens in a micro-batch of a trainer with `ranks` ranks."""
     training = config.training
     return min(
         math.ceil(batch.trained_tokens * training.parallel.ranks_per_share / ranks), training.max_tokens_per_micro_batch

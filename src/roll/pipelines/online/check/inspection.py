@@ -197,7 +197,7 @@ def _check_prompts(report: Report, config: RolloutRunConfig) -> None:
 
 
 def _report_prompt_counts(report: Report, config: RolloutRunConfig) -> None:
-    """Report the number of prompts of each source without a tokenizer: prompts are read, but not rendered."""
+    """Report each source's number of prompts without a tokenizer: read the prompts, but do not render them."""
     from roll.data.build import load_source
 
     for entry in config.data:
