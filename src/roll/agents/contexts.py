@@ -80,7 +80,7 @@ class Conversation:
 
     @property
     def answer_digests(self) -> dict[int, tuple[bytes, bytes]]:
-        """Two digests for each assistant message, by its index.
+        """Two digests of each assistant message, by message index.
 
         The first covers the tools and all messages before it, the second also the message itself.
         """
@@ -327,7 +327,7 @@ def _mark_end(answer: Message, appended: str) -> Message:
 
 
 def _append_format_constraints(conversation: Conversation) -> Sequence[Message]:
-    """Append the instructions for the answer's format, if any, to the last message, and return all messages."""
+    """Append any instructions for the answer's format to the last message, and return all messages."""
     *before, last = conversation.messages
     told = join_content([last.content, *(words for _, words in conversation.format_constraints)])
     return [*before, replace(last, content=told)] if conversation.format_constraints else conversation.messages

@@ -56,7 +56,7 @@ class Answer:
 
 
 class Session:
-    """The requests of one agent program, and their record.
+    """Answers and records the requests of one agent program.
 
     Args:
         session_id: Part of the key, and of request IDs in the engines.
@@ -120,7 +120,7 @@ class Session:
     # ---- images
 
     async def store_images(self, conversation: Conversation) -> Conversation:
-        """Move the images of a conversation to the run's media store, and return the conversation with references.
+        """Move the images of a conversation to the run's media store; return the conversation with references to them.
 
         Raises:
             RequestError: The session is over, there are too many images, or an image cannot be decoded.

@@ -35,7 +35,7 @@ class SessionImages:
         self._num_bytes = 0
 
     async def store(self, messages: Sequence[Message]) -> list[Message]:
-        """Move the images of messages to the run's media store, and return the messages with references.
+        """Move the images of messages to the run's media store; return the messages with references to them.
 
         Raises:
             RequestError: There are too many images, or an image cannot be decoded.

@@ -76,7 +76,7 @@ def group_chains(calls: Sequence[Call]) -> list[list[int]]:
     """Group the indices of calls into chains; the chains are in the order in which they ended.
 
     A call continues the longest earlier call that is a prefix of its context. If several calls continue the same call,
-    the first of them extends its chain, and each of the others starts a new chain.
+    the first one extends the chain, and each later one starts a new chain.
 
     Args:
         calls: The calls, in the order in which they ended.

@@ -259,7 +259,7 @@ def build_format_constraint(field: str, answer_format: AnswerFormat | None) -> l
     """Return the constraint of an answer format such as a JSON schema, as (`field`, instruction for the model).
 
     Args:
-        field: The request's field with the format.
+        field: The request's field that contains the format.
         answer_format: The format.
 
     Returns:

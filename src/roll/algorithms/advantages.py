@@ -67,7 +67,7 @@ def estimate_advantages(
         gamma: Discount per token; for `turn`, `chunk` and `anchor_state`, per turn.
         gae_lambda: Lambda of `gae`.
         step_weight: Weight of the step advantages of `anchor_state`.
-        whiten: Whether to whiten over all tokens, over all turns, or not at all.
+        whiten: The scope of whitening: all tokens, all turns, or none.
         clip: Bound on the absolute value of an advantage.
         includes_penalty: Whether the outcomes of whole rollouts already include the rewards per token.
 

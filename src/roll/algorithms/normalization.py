@@ -43,7 +43,7 @@ WHITENING_EPSILON = 1e-8
 
 
 def has_zero_variance(rewards: Sequence[float] | Float64Array) -> bool:
-    """Return whether all rewards of a group [G] are equal, in which case they carry no learning signal."""
+    """Return whether all rewards of a group [G] are equal, so that the group gives no learning signal."""
     return len(rewards) == 0 or bool(np.max(rewards) == np.min(rewards))
 
 

@@ -49,7 +49,7 @@ def compute_segment_means(values: Tensor, segment_ids: Tensor) -> Tensor:
 
 
 def build_token_limit_mask(inputs: LossInputs, *, against: RatioAgainst, max_token_log_ratio: float) -> Tensor:
-    """Build a mask [N], for metrics, of the tokens whose log-ratio is limited by `compute_log_ratio`.
+    """Build a mask [N] of the tokens whose log-ratio `compute_log_ratio` limits; metrics use this mask.
 
     These are the tokens whose log-ratio exceeds `max_token_log_ratio` in the direction of their advantage.
     """

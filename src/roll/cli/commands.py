@@ -40,7 +40,7 @@ _pipeline = click.option("--pipeline", metavar="NAME", default="rlvr", show_defa
 
 
 def _compute_exit_code(summary: Summary) -> int:
-    """Return the exit code of a completed run: 1, with a message, if no step updated the weights."""
+    """Return the exit code of a completed run; if no step updated the weights, print a message and return 1."""
     if summary.problem:
         click.echo(f"Error: {summary.problem}", err=True)
     return 1 if summary.problem else 0

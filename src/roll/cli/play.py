@@ -94,7 +94,7 @@ async def play_one_episode(
     Args:
         choose: returns the policy for the environment.
 
-    The other arguments are those of `play_episodes`.
+    See `play_episodes` for the other arguments.
 
     Raises:
         UserError: the environment cannot be built, or does not support this policy.

@@ -85,7 +85,7 @@ def score_file(
         path: a JSON Lines file: see `roll.cli.answer_files`.
         config: configuration with the rewards, selected by the lines' `domain` if there are several.
         overrides: overrides of the configuration.
-        reward_texts: rewards to use instead of those of a configuration, as YAML.
+        reward_texts: rewards as YAML; they replace the rewards of a configuration.
         jobs: number of answers that are scored concurrently; by default the number of processors.
         limit: maximum number of answers to score.
         as_json: whether to print one JSON object per line instead of a table.

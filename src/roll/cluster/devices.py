@@ -31,7 +31,7 @@ class Placement:
 
     @property
     def num_workers_on_first_node(self) -> int:
-        """The number of ranks and engines on node 0, which share its cores if there are no accelerators."""
+        """The number of ranks and engines on node 0; they share the node's cores if there are no accelerators."""
         return sum(slot.node == 0 for slots in self.slots.values() for slot in slots)
 
 

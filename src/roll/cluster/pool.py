@@ -85,7 +85,7 @@ class LocalWorkerPool:
     async def submit(self, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:
         """Run `function(*args)`, a module-level function of an importable module, in a worker.
 
-        A coroutine function does not wait for an idle worker: it runs concurrently with others in one process.
+        A coroutine function does not wait for an idle worker: many coroutine functions run concurrently in one process.
 
         Raises:
             TimeoutError: the call ran longer than `time_limit_s`; the worker was killed and replaced.

@@ -117,7 +117,7 @@ class _Node:
         return remote.remote(*self._settings)
 
     def store_counts(self, health: dict[str, int]) -> None:
-        """Add the counts of this node's earlier actors, which died, to the counts in `health`, and store the sums."""
+        """Store the counts in `health`, increased by the counts of this node's actors that died earlier."""
         self.counts = {name: self._before[name] + health[name] for name in self.counts}
 
     def replace(self, dead: Any) -> None:

@@ -131,7 +131,7 @@ class RayTrainerGroup(TrainerGroup):
     async def _gather_answers(self, calls: Iterable[Any], reconnect_timeout_s: float) -> list[Any]:
         """Await the results of all ranks; if several ranks fail, raise the error of a rank whose process died.
 
-        The death of a process makes the other ranks fail.
+        If the process of one rank dies, the other ranks fail as well.
         """
         waiting = [asyncio.ensure_future(self._await_rank(rank, call)) for rank, call in enumerate(calls)]
         try:

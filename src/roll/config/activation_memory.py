@@ -211,9 +211,9 @@ def estimate_gathered_bytes(
 ) -> dict[str, int]:
     """Estimate a rank's temporary memory for gathering weights that are sharded over the ranks of its stage.
 
-    One unit is gathered at a time, and the largest unit counts: a layer or the vocabulary's matrix (with `tp`, the
-    rank's part of it). A rank gathers only the experts that `ep` assigns to it, and only if other ranks have shards of
-    these experts.
+    Units are gathered one at a time, so the largest unit determines the memory: a layer or the vocabulary's matrix
+    (with `tp`, the rank's part of the matrix). A rank gathers only the experts that `ep` assigns to it, and only if
+    other ranks have shards of these experts.
 
     A layer is gathered into a buffer and copied from there. If it is trained, its gradient is copied into a float32
     buffer to be reduced. On an accelerator, the next layer is gathered and the previous layer's gradient is reduced at

@@ -41,7 +41,7 @@ class FixedDistribution(Section):
     value: float = option(..., "The value.", ge=0)
 
     def quantile(self) -> Quantile:
-        """Return the quantile function, which returns the value for every probability."""
+        """Return the quantile function, which equals `value` for every probability."""
         return lambda u: self.value
 
 

@@ -56,7 +56,7 @@ class ArithmeticExamples(SumsTask, _ExampleSource):
 class ExampleColumns(ConversationColumns, _ExampleSource):
     """Columns with the text of an example; `null` disables a key.
 
-    If a row has several of these columns, the first key in this order is used.
+    If a row has several of these columns, the first one in the order of the keys is used.
     """
 
     held_out: float = option(

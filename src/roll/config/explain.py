@@ -42,7 +42,9 @@ def explain(key: str = "", pipeline: str = DEFAULT_PIPELINE) -> str:
 
 
 def find_keys(name: str, model: type[Section]) -> list[Key]:
-    """Find the keys with a name; several if `name` is only the last part of keys in several sections.
+    """Find the keys with a name.
+
+    There are several such keys if `name` is only the last part of keys in several sections.
 
     Raises:
         ConfigError: no key has this name; the message names a similar key.

@@ -184,8 +184,8 @@ def extend_history(
 ) -> list[HistoryEntry]:
     """Extend the history of a run that continues after step `step` with the configuration `new_config`.
 
-    Entries that took effect after the checkpoint are removed, because those steps are trained again. The overrides of
-    the removed entries become part of the new entry, which is in effect from the next step on.
+    Entries that took effect after the checkpoint are removed, because the steps after the checkpoint run again. The
+    overrides of the removed entries become part of the new entry, which is in effect from the next step on.
 
     Args:
         current: the configuration in the run directory.

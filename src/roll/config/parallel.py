@@ -81,7 +81,7 @@ class ParallelConfig(Section):
 
     @property
     def ranks_per_share(self) -> int:
-        """Number of ranks that process the same share of a batch; the batch has (all ranks / this number) shares."""
+        """Number of ranks that process the same share of a batch; a batch has (all ranks / this number) shares."""
         return self.pp * self.ranks_per_micro_batch
 
     def compute_peak_activations(self, micro_batches: int) -> float:

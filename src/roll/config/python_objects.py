@@ -35,8 +35,8 @@ def load_with_python_objects(
     """Load a configuration whose data and rewards may be Python objects.
 
     Args:
-        config: as for `load_config`.
-        overrides: as for `load_config`.
+        config: see `load_config`.
+        overrides: see `load_config`.
         rows: training rows, which replace the configuration's sources, or the rows of its source `source: python`.
         held_out: rows for evaluation only.
         reward: replaces the reward of every source.
@@ -70,7 +70,7 @@ def with_python_objects(
 
     Raises:
         ConfigError: there are rows, but no entry of `data` accepts Python objects; or the number of functions in
-            `reward` differs from the number of rewards of type python without a function in an entry.
+            `reward` does not match the rewards of type python without a function in an entry of `data`.
     """
     rows, held_out = _convert_to_records(rows), _convert_to_records(held_out)
     functions = [function for part in _split_reward(reward) if (function := _get_function(part)) is not None]

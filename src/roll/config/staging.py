@@ -16,7 +16,7 @@ def assign_layers(num_layers: int, num_stages: int, num_chunks: int, projection:
         num_layers: number of layers, at least one for each chunk.
         num_stages: number of stages, at least two.
         num_chunks: number of chunks of each stage.
-        projection: cost of the vocabulary projection, in layers.
+        projection: cost of the vocabulary projection, relative to the cost of one layer.
     """
     count = num_stages * num_chunks
     counts = [1] * count

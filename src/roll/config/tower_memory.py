@@ -81,7 +81,7 @@ def estimate_tower_bytes(
 
     A layer keeps the inputs and outputs of its norms, queries, keys and values, attention output, and the vectors
     before and after the activation of its MLP. With activation checkpointing, a layer keeps only its input, and one
-    whole layer is temporary. A frozen tower keeps nothing; the projector keeps the inputs and results of its norm and
+    whole layer is temporary. A frozen tower keeps nothing; the projector keeps the inputs and outputs of its norm and
     matrices.
 
     Args:

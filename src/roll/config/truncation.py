@@ -24,7 +24,7 @@ __all__ = [
 
 
 def _format_setting(rollout: RolloutConfig) -> str:
-    """Return the keys that truncate sampling with their values, as in `rollout.top_p 0.9`; empty if none does."""
+    """Return the keys that truncate sampling with their values, as in `rollout.top_p 0.9`; empty if no key does."""
     keys = [f"rollout.top_p {rollout.top_p:g}"] if rollout.top_p < 1 else []
     return " and ".join([*keys, *([f"rollout.top_k {rollout.top_k}"] if rollout.top_k else [])])
 

@@ -73,10 +73,10 @@ class Run:
 
     @contextlib.contextmanager
     def use_index(self) -> Iterator[tuple[Rollouts, dict[str, Any]]]:
-        """Yield the index of rollouts with the lock held, and entries for the response.
+        """Yield the index of rollouts and entries to add to the response, while holding the lock.
 
-        The entries are the number of files that are still to be read, and problems. Reading all files may take several
-        calls.
+        The entries contain the number of files that have not been read yet, and problems. Reading all files may take
+        several calls.
         """
         with self.lock:
             self.refresh()
@@ -96,9 +96,9 @@ class Run:
 
     @contextlib.contextmanager
     def use_trace(self) -> Iterator[tuple[Trace, dict[str, Any]]]:
-        """Yield the trace with the lock held, and entries for the response.
+        """Yield the trace and entries to add to the response, while holding the lock.
 
-        The entries are the amount of data that is still to be read, and problems.
+        The entries contain the amount of data that has not been read yet, and problems.
         """
         with self.lock:
             self.used_s = time.monotonic()

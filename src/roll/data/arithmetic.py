@@ -28,8 +28,8 @@ class ArithmeticPrompts:
     Args:
         config: The source's entry in the configuration.
         domain: The source's name.
-        pairs: Pairs (a, b) of operands as integers: `(a - min) · span + (b - min)`, where `span` is the number of
-            operands.
+        pairs: Operand pairs (a, b), each encoded as the integer `(a - min) · span + (b - min)`, where `span` is the
+            number of operands.
         seed: Seed for shuffling the prompts.
     """
 

@@ -97,7 +97,7 @@ class ChatRenderer:
         return EncodedText(tokenize(text)) if self.media is None else self.media.encode(text, tokenize)
 
     def encode_fragment(self, text: str) -> EncodedText:
-        """Return the token IDs of a part of a rendered text, without the tokenizer's BOS, and the spans of images."""
+        """Tokenize a part of a rendered text without adding a BOS token; return the token IDs and the image spans."""
         return EncodedText(self.tokenize(text)) if self.media is None else self.media.encode(text, self.tokenize)
 
     def parse_answer(self, answer: IntArray, context: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:

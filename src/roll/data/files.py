@@ -173,7 +173,7 @@ def _as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class ParquetTable:
-    """A Parquet file, whose columns are kept in memory in Arrow's compact format."""
+    """A Parquet file; its columns are kept in memory in Arrow's compact format."""
 
     def __init__(self, path: Path) -> None:
         self.name = f"'{path}'"

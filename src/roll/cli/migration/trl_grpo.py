@@ -39,7 +39,7 @@ def count_updates(values: LibraryValues) -> int:
 
 
 def count_steps(values: LibraryValues) -> int:
-    """Return the number of steps that the whole run has in ROLL, where each step generates once."""
+    """Return the number of ROLL steps of the whole run; each step generates once."""
     if values.max_steps > 0:
         return math.ceil(values.max_steps / count_updates(values))
     prompts = compute_generation_sizes(values)[0] // int(values.num_generations)

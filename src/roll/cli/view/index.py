@@ -167,7 +167,7 @@ class RolloutFile:
         }
 
     def read_rollout(self, number: int, *, tokens: bool = False) -> dict[str, Any]:
-        """Return text and scores of rollout `number` in this file, by column; with `tokens`, the token columns instead.
+        """Return the text and scores, or with `tokens` the token columns, of rollout `number` in this file, by column.
 
         Raises:
             UserError: the file is damaged, was not written by a run, or has become shorter, for example after a resume.
@@ -205,7 +205,7 @@ def _read_column(record_batch: pa.RecordBatch, name: str) -> list[Any]:
 
 
 def _find_words(record_batch: pa.RecordBatch, words: Sequence[str]) -> np.ndarray:
-    """Return, for each row, whether every word occurs in the prompt or the answer, shape [R]."""
+    """Return a mask [R] of the rows in which every word occurs in the prompt or the answer."""
     found = np.ones(record_batch.num_rows, bool)
     for word in words:
         texts = [contains_text(record_batch.column(name), word) for name in _select_existing(record_batch, _TEXTS)]

@@ -103,9 +103,10 @@ def _get_number(values: Sequence[float | None], index: int) -> float:
 
 
 def _load_token_decoder(run: RunDirectory) -> tuple[Callable[[int], str], str]:
-    """Return a function that decodes one token, and an empty note.
+    """Return a function that decodes one token, and a note.
 
-    Without a tokenizer on this machine, the function returns the id as text, and the note has the reason.
+    If there is no tokenizer on this machine, the function returns the ID as text, and the note has the reason.
+    Otherwise, the note is empty.
     """
     try:
         found = run.tokenizer_path if run.tokenizer_path.is_file() else _find_model_tokenizer(run)

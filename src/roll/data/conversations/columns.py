@@ -37,7 +37,7 @@ _RESERVED_ARGUMENTS = frozenset(
 
 
 class RowView(Mapping[Any, Any]):
-    """A view of a row without the ignored columns, which records the columns that were read."""
+    """A view of a row without the ignored columns; it records which columns were read."""
 
     def __init__(self, row: Row, ignored: Iterable[str] = (), media: MediaReader | None = None) -> None:
         self._row = row
@@ -94,7 +94,7 @@ class RowContext:
         return not (self.system or self.history or self.tools or self.template_kwargs)
 
     def check_empty(self, location: str) -> None:
-        """Check that the row has no system message, tools, history or template arguments, for a row of plain text.
+        """Check that a row of plain text has no system message, tools, history or template arguments.
 
         Raises:
             BadRow: The row has at least one of these parts.

@@ -64,7 +64,7 @@ MEDIA_NAMES = frozenset((*(name for names in MEDIA_TYPES.values() for name in na
 
 
 class UnsupportedMedia(BadRow):
-    """A row with images, audio or video, which the pipeline does not support; the caller adds the pipeline's name.
+    """The row has media that the pipeline does not support; the caller adds the pipeline's name.
 
     Args:
         reason: A short reason, which is the same for all rows with the same problem.

@@ -113,7 +113,7 @@ def build_examples(
         media: Store and processor of the run's images; `None` for a text-only model.
 
     Raises:
-        DataError: A source cannot be read or is empty, or rows cannot be trained on; the message names all of them.
+        DataError: A source cannot be read or is empty, or has rows that cannot be used; the message names these rows.
     """
     renderer = ChatRenderer(tokenizer, None if media is None else MediaText(media))
     sample_builder = SampleBuilder(renderer=renderer, max_tokens=max_tokens, score_at_end=score_at_end)
@@ -154,7 +154,7 @@ def count_examples(configs: Sequence[ExampleDataConfig], kind: ExampleKind, seed
     """Count the training examples, as far as possible without the model's tokenizer.
 
     Raises:
-        DataError: A source cannot be read or is empty, or rows cannot be trained on; the message names all of them.
+        DataError: A source cannot be read or is empty, or has rows that cannot be used; the message names these rows.
     """
     # Images are decoded, but not stored: rows with unreadable images do not count.
     loaded = list(_load_sources(configs, kind, seed, lambda text: None, pipeline, MediaStore(None)))
