@@ -30,8 +30,8 @@ for line in Path("runs/quickstart/metrics.jsonl").read_text().splitlines():
         print(name, value, meaning.unit if meaning else "")
 ```
 
-`{domain}`, `{name}` and similar parts are placeholders, for example for a source's domain or a reward's component. The
-last column lists values that indicate a problem, with causes or remedies.
+`{domain}`, `{name}` and similar parts are placeholders, for example for the domain of a source or the name of a reward
+component. The last column lists values that indicate a problem, with causes or remedies.
 """
 
 
