@@ -48,7 +48,7 @@ _VARIABLES = {
 def prepare_environment() -> None:
     """Set the module's environment variables, except those that are set already; child processes inherit them.
 
-    `NO_PROXY` gets this machine's addresses, for the clients of other libraries and for child processes.
+    This machine's addresses are added to `NO_PROXY`, which clients of other libraries and child processes read.
     """
     os.environ.update(exempt_this_machine())
     if "OMP_WAIT_POLICY" not in os.environ and "torch" in sys.modules:

@@ -33,7 +33,7 @@ def read_record(record_class: type[T], data: Mapping[str, Any]) -> T:
 
 
 def validate_record(record_class: type[T], data: object, label: str) -> T:
-    """Validate untrusted data of a file and return the data as a record.
+    """Validate untrusted data from a file and return the data as a record.
 
     Args:
         record_class: A `NamedTuple`, dataclass or other type with annotated fields.

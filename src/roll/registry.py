@@ -29,7 +29,7 @@ def find_similar_names(name: str, known: Iterable[str], *, limit: int = 1, cutof
         name: The name as written.
         known: Names that exist.
         limit: Maximum number of names to return.
-        cutoff: Ratio of `difflib`, 0 to 1, below which a name is not considered.
+        cutoff: Minimum similarity of a name: the ratio of `difflib`, between 0 and 1.
     """
     alike = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=8, cutoff=cutoff)
     return sorted(alike, key=lambda other: count_edits(name, other))[:limit]
@@ -54,8 +54,8 @@ def count_edits(text: str, other: str) -> int:
 
 
 def format_search_directory(path: str | Path) -> str:
-    """Return ` (looked for from '/here')` with the directory against which a relative path was resolved; empty if
-    absolute.
+    """Return ` (looked for from '/here')` with the directory against which a relative path was resolved; an empty
+    string for an absolute path.
     """
     return "" if Path(path).expanduser().is_absolute() else f" (looked for from '{os.getcwd()}')"
 

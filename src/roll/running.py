@@ -45,7 +45,7 @@ _interrupt_handlers: dict[int, Callable[[], object]] = {}
 
 
 def is_cancelled() -> bool:
-    """Return whether the running task itself is being canceled, and not only an object that it awaits."""
+    """Return whether the current task itself is being canceled, rather than only an object that it awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

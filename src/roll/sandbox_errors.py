@@ -31,7 +31,7 @@ _BASES: tuple[tuple[type[Exception], type[RollError]], ...] = (
 
 @contextmanager
 def sandbox_errors() -> Iterator[None]:
-    """Raise sandbox errors of the `with` block as errors of ROLL's hierarchy."""
+    """Convert sandbox errors that the `with` block raises to ROLL's own error classes."""
     try:
         yield
     except (theirs.RollSandboxError, BaseExceptionGroup) as error:
@@ -63,7 +63,7 @@ def _build_error(kind: type[theirs.RollSandboxError], *arguments: Any) -> RollEr
 
 @functools.cache
 def _get_class(kind: type[theirs.RollSandboxError]) -> type[RollError]:
-    """Return the picklable error class of both hierarchies for a class of `roll_sandbox`."""
+    """Return a picklable error class that derives from a class of `roll_sandbox` and from ROLL's own error class."""
     base = next(ours for their, ours in _BASES if issubclass(kind, their))
 
     def reduce(self: theirs.RollSandboxError) -> tuple[Any, ...]:

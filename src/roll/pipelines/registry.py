@@ -24,7 +24,7 @@ __all__ = ["CHECKS", "PIPELINES", "Pipeline", "RunFacts"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
-    """Facts that are shown about a run before its first step."""
+    """Facts about a run that are shown before its first step."""
 
     method: str
     """Name of the method."""
@@ -37,7 +37,7 @@ class RunFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pipeline:
-    """The functions of a pipeline; each takes a configuration of the pipeline's class."""
+    """The functions of a pipeline; each takes an instance of the pipeline's configuration class."""
 
     open: Callable[[Any, Session], AbstractAsyncContextManager[Callable[[], Awaitable[None]]]]
     """Context manager that starts the roles of a run, yields the function to run, and shuts the roles down."""

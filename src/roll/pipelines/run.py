@@ -62,10 +62,10 @@ def restore_state(
         saved: Checkpoint from which the session resumes.
         stream: Stream of the training data.
         state_class: Class of the state.
-        fingerprints: Digests of `roll.pipelines.fingerprints.compute_fingerprints`; not compared if omitted.
+        fingerprints: Result of `roll.pipelines.fingerprints.compute_fingerprints`; if omitted, no digests are compared.
 
     Raises:
-        CheckpointError: PromptData or code have changed since the checkpoint.
+        CheckpointError: The data or the code has changed since the checkpoint.
     """
     state = saved.state if saved else state_class(data=stream.state())
     stream.restore(state.data)
@@ -132,7 +132,9 @@ class Run(Generic[S]):
         return self.tracker.spans
 
     async def save(self, *, wait: bool = True) -> Path:
-        """Write a checkpoint of the last boundary; with `wait`, wait until it is complete, even if asynchronous."""
+        """Write a checkpoint of the last step boundary; with `wait`, wait until it is complete, even if saves are
+        asynchronous.
+        """
         with self.spans.phase("checkpoint"):
             path = await self.checkpointer.save(self.state, self.ledger)
             if wait:
@@ -140,7 +142,7 @@ class Run(Generic[S]):
             return path
 
     async def save_at_end(self) -> None:
-        """Save a checkpoint, unless nothing was trained."""
+        """Save a checkpoint, unless no step was trained."""
         if self.has_trained:
             await self.save()
             return
@@ -148,13 +150,13 @@ class Run(Generic[S]):
         logger.warning("nothing was trained, so no checkpoint is saved")
 
     async def save_boundary(self) -> Path:
-        """Save a checkpoint of the last boundary; draws since then are discarded, and repeated by the resumed run."""
+        """Save a checkpoint of the last step boundary; later draws are discarded and repeated when the run resumes."""
         self.stream.restore(self.state.data)
         self.ledger.drop_from(self.state.num_draws)
         return await self.save()
 
     async def save_after_error(self, error: Exception, close: Callable[[], Awaitable[None]]) -> None:
-        """Save the last boundary, if possible, before the run ends because of an error.
+        """Save a checkpoint of the last step boundary, if possible, before an error ends the run.
 
         Args:
             error: The error that ends the run.
@@ -184,14 +186,15 @@ class Run(Generic[S]):
 
 
 async def run_steps(run: Run[Any], step: Callable[[], Awaitable[list[str]]]) -> None:
-    """Run the remaining steps: the common loop of every pipeline that trains.
+    """Run the remaining steps; this is the training loop of every pipeline.
 
     Existing objects are frozen, so that the garbage collector skips them: scanning all objects of torch takes a quarter
     of a second, during which the event loop is blocked. Objects that the caller has frozen stay frozen.
 
     Args:
-        run: Run at a step's boundary.
-        step: Runs the next step up to its boundary, where the run may be saved; returns the alarms that stop the run.
+        run: The run, at a step boundary.
+        step: Function that runs the next step up to its boundary, at which the run may be saved, and returns the alarms
+            that stop the run.
 
     Raises:
         AlarmError: An alarm stops the run; everything up to this boundary is saved.
@@ -222,7 +225,7 @@ async def _do_nothing() -> None:
 
 @asynccontextmanager
 async def run_session(run: Run[Any], close: Callable[[], Awaitable[None]] = _do_nothing) -> AsyncIterator[None]:
-    """Save a checkpoint when the session in this context ends, if possible also after an error.
+    """Save a checkpoint when this context ends, if possible also after an error.
 
     Args:
         run: The run to save.

@@ -46,7 +46,7 @@ class ServedPolicy:
     """Background evaluation of an asynchronous run."""
 
     def __post_init__(self) -> None:
-        """Attach the engines to the shared devices; allow single engines to sleep only between weight syncs."""
+        """Attach the engines to the shared devices; allow individual engines to sleep only between weight syncs."""
         self.generation.proxy.transitions.between_syncs = self.weights.pause_pushes
         if self.devices is not None:
             self.devices.attach_engines(self.generation.proxy)
@@ -90,8 +90,9 @@ class ServedPolicy:
     async def sync(self) -> SyncReport:
         """Sync the weights to every engine while engines are paused; an engine that died is replaced and synced too.
 
-        An evaluation in progress is completed first, since it evaluates one policy version; if it fails, the run ends
-        at the boundary. It is canceled if every engine with the evaluated weights has died.
+        An evaluation in progress is completed first, since it must evaluate a single policy version. If the evaluation
+        fails, the run ends at the step boundary. The evaluation is canceled if every engine with the evaluated weights
+        has died.
         """
         while self.evaluation is not None and not self.evaluation.done():
             if not self.generation.proxy.num_serving_engines:  # fresh engines get weights only in this sync
@@ -113,7 +114,9 @@ class ServedPolicy:
         return (await self.sync()).compute_metrics()
 
     def measure_wait(self, name: str) -> AbstractContextManager[None]:
-        """Return a context that measures a wait for rollouts as phases; generation by the model is the phase `name`."""
+        """Return a context manager that measures a wait for rollouts by phase; the phase `name` is generation by the
+        model.
+        """
         return self.generation.wait_phases.measure_wait(name)
 
     def get_counts(self) -> Mapping[str, int]:

@@ -27,7 +27,7 @@ Float64Array = NDArray[np.float64]
 
 
 class PolicySnapshots:
-    """Snapshots of a policy's latest versions, which its trainer stores.
+    """Snapshots of a policy's latest versions; the trainer stores them.
 
     Args:
         policy: The trainer.
@@ -56,8 +56,8 @@ class PolicySnapshots:
             version: Version of the current weights.
 
         Returns:
-            An array [L] for each sample, NaN for tokens of the current version or without a snapshot; `None` if this
-            holds for all tokens of the sample.
+            An array of shape [L] for each sample, with NaN for tokens that were sampled by the current version or by a
+            version without a snapshot; `None` if all values of the sample would be NaN.
         """
         found: list[FloatArray | None] = [None] * len(batch.samples)
         stale = [_mask_stale(sample, version) for sample in batch.samples]
@@ -90,13 +90,13 @@ def compute_train_inference_metrics(
 ) -> dict[str, float]:
     """Compute metrics of mismatch (engine against trainer) and staleness (policy against the version that sampled).
 
-    Both are computed over the trained tokens whose log-prob under the version that sampled the token is known: tokens
-    of the current version, and with snapshots tokens of older versions. Staleness is absent if there are tokens of
-    older versions and none of their log-probs is known. Divergences are `k3` estimates in nats per token: for mismatch
-    KL(engine || trainer), for staleness KL(sampling version || policy).
+    Both are computed over the trained tokens of the current version and of older versions that have a snapshot. If
+    there are tokens of older versions and no snapshot of these versions, the staleness metrics are left out.
+    Divergences are `k3` estimates in nats per token: for mismatch KL(engine || trainer), for staleness KL(sampling
+    version || policy).
 
     Args:
-        batch: The batch as it was trained.
+        batch: The batch that was trained on.
         results: Results of the policy's updates, whose log-probs are used if samples have no `old_logprobs`.
         version: Policy version before the update.
     """
@@ -139,7 +139,7 @@ def _get_versions(sample: TrainingSample) -> NDArray[Any]:
 
 
 def _mask_stale(sample: TrainingSample, version: int) -> BoolArray:
-    """Return a mask [L] of the tokens that an older version than `version` sampled."""
+    """Return a mask, shape [L], of the tokens that were sampled by a version older than `version`."""
     if sample.expert:
         return np.zeros(len(sample), np.bool_)
     versions = _get_versions(sample)

@@ -59,7 +59,7 @@ class RunState:
             self.best_step = step
 
     def to_json(self) -> dict[str, Any]:
-        """Return the state as JSON-serializable data, with the format's number and the version of ROLL."""
+        """Return the state as JSON-serializable data, with the format version and ROLL's version."""
         return {"format": FORMAT, "roll": __version__, **asdict(self)}
 
     @classmethod

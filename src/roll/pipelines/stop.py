@@ -102,10 +102,10 @@ class StopRequest:
 def stop_on_signals(stop: StopRequest, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
     """Set `stop` on SIGINT, SIGTERM or SIGHUP (a closed terminal); a second signal ends the process.
 
-    The same signal within `DUPLICATE_SIGNAL_S` does not count as a second signal: `timeout`, and Slurm, send it to a
-    process and again to its process group. SIGHUP stays ignored if it is ignored already (`nohup`). Outside the main
-    thread (a notebook cell that runs in a helper thread) signal handlers are not changed, and an interrupt of the
-    thread that waits for the helper thread sets `stop`.
+    If the same signal is repeated within `DUPLICATE_SIGNAL_S`, it does not count as a second signal, since `timeout`
+    and Slurm signal a process and then its process group. SIGHUP stays ignored if it is ignored already (`nohup`).
+    Outside the main thread (a notebook cell that runs in a helper thread) signal handlers are not changed, and an
+    interrupt of the thread that waits for the helper thread sets `stop`.
 
     Args:
         stop: The stop request to set.

@@ -49,8 +49,9 @@ def read_model_sizes(name: str) -> ModelDescription:
 
 
 def find_cached_config(name: str) -> Path | None:
-    """Return the directory with a model's config.json in the hub's cache, which may lack other files; `None` if not
-    cached."""
+    """Return the cache directory with a hub model's config.json, which may lack the model's other files; `None` if
+    config.json is not cached.
+    """
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

@@ -39,7 +39,7 @@ def run_checks(report: Report, config: C, *checks: Callable[[Report, C], None]) 
 
 
 def check_backend_and_placement(report: Report, config: RunConfig) -> None:
-    """Check the training backend, if it is the user's own; with Ray, add the placement of roles to the report."""
+    """Check a custom training backend; with Ray, add the placement of roles to the report."""
     if isinstance(training := getattr(config, "training", None), TrainingConfig):
         check_back_end(training.backend)
     if config.cluster.type == "ray":
@@ -55,14 +55,14 @@ def inspect_model(
     """Check a model on this machine, and return its sizes; add a note if the run has to download it first.
 
     The sizes of a hub model that is not downloaded are read from its config.json. Return `None` if that file cannot be
-    read (the note has the reason), or if the sizes are not needed.
+    read (the note gives the reason), or if the sizes are not needed.
 
     Args:
         report: report of the check.
         path: path of the model, as the user gave it.
         label: name of the model in messages.
         allow_quantized: whether to accept quantized weights; for models that are only served.
-        needs_sizes: whether to download config.json if that is needed to know the sizes.
+        needs_sizes: whether to download config.json if the sizes are not known without it.
 
     Raises:
         ModelError: the model is on this machine and cannot be used; see `roll.models.directory`.
@@ -110,7 +110,9 @@ def check_memory(report: Report) -> None:
 
 
 def _sum_bytes_by_device(report: Report) -> dict[int, int]:
-    """Return the peak bytes of each device; of a trainer and an engine that take turns, only the larger counts."""
+    """Return the peak memory of each device in bytes; if a trainer and an engine take turns, only the larger one
+    counts.
+    """
     training, answering, always = (Counter[int](), Counter[int](), Counter[int]())
     for role in report.memory:
         sits = report.config.roles[role.role]

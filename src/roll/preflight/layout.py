@@ -154,7 +154,7 @@ def _run_check(request: tuple[TrainerSpec, bool], on_wait: Callable[[float], Non
 
 
 def _wait_for(trial: subprocess.Popen[str], on_wait: Callable[[float], None]) -> str:
-    """Wait until the process ends, and return its standard error; call `on_wait` regularly with the seconds so far."""
+    """Wait until the process ends, and return its standard error; call `on_wait` regularly with the elapsed seconds."""
     began = time.monotonic()
     while True:
         try:

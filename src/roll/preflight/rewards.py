@@ -81,7 +81,7 @@ async def try_rewards(
 
 
 def _send_once(reward: RewardConfig) -> RewardConfig:
-    """Return the settings of a reward without retries, if it is a service."""
+    """Return the settings of a reward; if the reward is a service, disable retries."""
     if not isinstance(reward, RemoteReward):
         return reward
     return reward.model_copy(update={"max_attempts": 1, "time_limit_s": min(reward.time_limit_s, TRIAL_TIMEOUT_S)})
@@ -146,7 +146,7 @@ MAX_PROMPTS = 20_000
 def describe_bad_tests(
     data: Sequence[DataConfig], sandbox: SandboxConfig, seed: int, media: MediaStore | None = None
 ) -> Iterator[str]:
-    """Yield a message for each source with code rewards that has prompts whose tests fail every answer.
+    """Yield a message for each code-reward source with prompts whose tests reject every answer.
 
     Args:
         data: The sources.

@@ -55,7 +55,9 @@ class StepTime(NamedTuple):
 
 
 def can_measure_step_time(sizes: ModelDescription) -> bool:
-    """Return whether `measure_step_time` can time a model: it has enough layers, and smaller copies fit into memory."""
+    """Return whether `measure_step_time` supports a model; it must have enough layers, and smaller copies must fit into
+    memory.
+    """
     outside = 2 * sizes.vocab_size * sizes.hidden_size
     layer = max(sizes.num_parameters - outside, 0) // sizes.num_layers
     return (
@@ -92,7 +94,7 @@ def measure_step_time(spec: TrainerSpec, num_layers: int, batch: TrainingBatch, 
 
 
 def _time_few_and_more_layers(spec: TrainerSpec, batch: TrainingBatch, path: str) -> list[StepTime]:
-    """Return the measured step times of a model with few layers and of one with more, in this order."""
+    """Measure the step times of a copy with few layers and of a copy with more layers; return them in this order."""
     loss: Any = import_object(path)
     backends = [_build_shallow_model(spec, number) for number in (NUM_FEW_LAYERS, NUM_MORE_LAYERS)]
     # The models take turns, so that other load of the machine affects both equally.

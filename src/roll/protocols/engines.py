@@ -43,7 +43,7 @@ class InferenceEngine(Protocol):
     async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
         """Return the log-prob of each token given the tokens before it, at temperature 1, shape [L] per sequence.
 
-        Entry 0 is 0.
+        The first entry is 0.
 
         Args:
             sequences: Tokens of each sequence, [L].
@@ -102,7 +102,7 @@ class SupportsReadback(Protocol):
         """Return checksums of the weights that the engine computes with.
 
         Returns:
-            By tensor name, `roll.weights.compute_checksum` of the stored tensor in the manifest's dtype; tensors that
+            `roll.weights.compute_checksum` of each stored tensor in the manifest's dtype, by tensor name; tensors that
             cannot be read back (repacked, quantized, fused) are left out. `None` if no tensor can be read back, or if
             reading takes longer than about 0.2 s per GB, since this is called after every sync.
         """

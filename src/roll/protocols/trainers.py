@@ -103,7 +103,8 @@ class TrainBackend(Protocol):
     def use_adapter(self, name: str) -> None:
         """Use a LoRA adapter in all later calls; for a new name, create an adapter with the initial weights.
 
-        Each adapter has its own weights, gradients, optimizer state and schedule. A trainer starts with `default`.
+        Each adapter has its own weights, gradients, optimizer state and schedule. A trainer starts with the adapter
+        `default`.
 
         Raises:
             UnsupportedError: The trainer has no adapters, or the back-end supports only one adapter.
@@ -147,7 +148,7 @@ class TrainBackend(Protocol):
         ...
 
     def is_save_written(self, *, wait: bool) -> bool:
-        """Return whether the last save is on disk; if a background save has failed, raise its error, once."""
+        """Return whether the last save is on disk; the error of a failed background save is raised once."""
         ...
 
     def load(self, path: Path) -> None:
@@ -163,7 +164,7 @@ class TrainBackend(Protocol):
         ...
 
     def onload(self, states: Collection[StateKind]) -> None:
-        """Move states back to the device, where computations need them."""
+        """Move offloaded states back to the device."""
         ...
 
 

@@ -42,7 +42,7 @@ class WorkerPool(Protocol):
     async def create_actor(
         self, factory: Callable[..., Any], *args: Any, prepare: tuple[Callable[..., Any], tuple[Any, ...]]
     ) -> ActorHandle:
-        """Create `factory(*args)` in a dedicated process, and keep it there until it is closed.
+        """Create the object `factory(*args)` in a dedicated process, where it stays until it is closed.
 
         Args:
             factory: A module-level function of an importable module.

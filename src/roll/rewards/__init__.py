@@ -51,7 +51,7 @@ def build_reward(
 ) -> WeightedReward:
     """Build one reward from weighted components.
 
-    A component is called by its `name`, or by its type if it has none; components with the same name are numbered.
+    A component without a `name` is named after its type; components with the same name are numbered.
 
     Args:
         pool: The worker pool that runs the verifiers' functions.

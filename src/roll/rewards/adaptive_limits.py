@@ -19,15 +19,15 @@ MAX_CASES = 1_000_000
 
 
 class AdaptiveLimits:
-    """Computes the CPU time limit of each case of a prompt from the time that right answers needed.
+    """Computes the CPU time limit of each case of a prompt from the CPU time of correct answers.
 
-    If the times of too many cases are stored, those of the least recently used prompt are evicted first.
+    If too many cases are stored, the least recently used prompts are evicted first.
 
     Args:
         min_cpu_s: Minimum of the limit.
-        max_cpu_s: Maximum of the limit, which applies until enough right answers are known.
-        factor: Limit as a multiple of the time of the slowest right answer.
-        min_right: Number of right answers from which the limit is adapted.
+        max_cpu_s: Maximum of the limit, which applies until enough correct answers are recorded.
+        factor: Limit as a multiple of the CPU time of the slowest correct answer.
+        min_right: Number of correct answers that must be recorded before the limit is adapted.
         max_cases: Maximum number of cases that are stored.
     """
 
@@ -42,7 +42,7 @@ class AdaptiveLimits:
         self._num_cases = 0
 
     def compute_cpu_limit_s(self, uid: str, case: int) -> float:
-        """Return the limit on the CPU time of a case; the maximum until enough right answers to it are recorded."""
+        """Return the CPU time limit of a case, which is the maximum until enough correct answers are recorded."""
         anchors = self._anchors.get(uid)
         if anchors is None:
             return self._max_cpu_s
@@ -53,7 +53,7 @@ class AdaptiveLimits:
         return min(max(self._min_cpu_s, self._factor * anchor_s), self._max_cpu_s)
 
     def record_pass(self, uid: str, case: int, cpu_s: float) -> None:
-        """Record the CPU time that a right answer needed for a case; only the longest time of a case is kept."""
+        """Record the CPU time that a correct answer needed for a case; only the longest time of a case is kept."""
         anchors = self._anchors.setdefault(uid, {})
         self._anchors.move_to_end(uid)
         self._num_cases += case not in anchors
@@ -66,14 +66,14 @@ class AdaptiveLimits:
     def state(self) -> dict[str, list[list[float]]]:
         """Return the recorded times as plain data, least recently used prompts first.
 
-        The values are lists of case, seconds and number of right answers, by prompt.
+        The result maps each prompt to lists of case, seconds and number of correct answers.
         """
         return {uid: [[case, *anchor] for case, anchor in anchors.items()] for uid, anchors in self._anchors.items()}
 
     def restore(self, state: Any) -> None:
         """Restore the recorded times that `state` returned; they replace the current ones.
 
-        In checkpoints of earlier versions, the numbers of right answers are missing: then they are enough.
+        Checkpoints of earlier versions lack the numbers of correct answers, which are then assumed to be sufficient.
         """
         self._anchors = OrderedDict(
             (

@@ -43,7 +43,7 @@ _started: set[int] = set()
 
 @dataclass(kw_only=True, slots=True)
 class _Call:
-    """The calls of one judgement."""
+    """The limits and the CPU time of one judgement's calls in the pool."""
 
     limits_s: tuple[float | None, float | None]
     """Limits of a warm and of a first call; `None` for no limit."""
@@ -56,11 +56,11 @@ _current: ContextVar[_Call | None] = ContextVar("adaptive_limit", default=None)
 
 
 class MeasuredFunction:
-    """A function of the pool that measures its CPU time, and ends its process if the function needs more than a limit.
+    """Wraps a function so that its CPU time is measured and its process ends if the time exceeds a limit.
 
     Args:
-        function: The function; its module is prepared as without this object.
-        number: Number of the pool, by which first calls are detected.
+        function: The function; the wrapper has the same module and name, so that the worker prepares the same module.
+        number: Number of the pool, which is used to detect the first call in a process.
         limits_s: Limits of a warm and of a first call; `None` for no limit.
     """
 
@@ -96,7 +96,7 @@ class AdaptivePool:
         self._number = next(_numbers)
 
     async def submit(self, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:
-        """Run a function in a worker, with the limits of the running judgement.
+        """Run a function in a worker, with the limits of the current judgement.
 
         Raises:
             CpuTimeoutError: The function used more CPU time than the adaptive limit.
@@ -125,7 +125,7 @@ class AdaptivePool:
         return self._pool.health()
 
     async def close(self) -> None:
-        """Do nothing: the pool belongs to the run."""
+        """Do nothing, since the run closes the pool."""
 
 
 def limit_adaptively(verifier: Verifier, config: AdaptiveLimit, time_limit_s: float) -> Verifier:
@@ -170,6 +170,6 @@ def limit_adaptively(verifier: Verifier, config: AdaptiveLimit, time_limit_s: fl
 
 
 def _draw_share(text: str) -> float:
-    """Return a number in 0 … 1 that depends only on the text."""
+    """Return a pseudo-random number from 0 to 1 that depends only on the text."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64

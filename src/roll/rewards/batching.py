@@ -90,7 +90,7 @@ class Batcher(Generic[Item, Result]):
         return batch
 
     async def close(self) -> None:
-        """End running batches; their callers get a `RewardInfraError`. Calling it twice is safe."""
+        """Cancel running batches; the callers get a `RewardInfraError`. Calling it twice is safe."""
         self._closed = True
         runners = list(self._runners)
         waiting = list(self._waiting)

@@ -57,12 +57,12 @@ class _Patterns:
 
 
 def extract_letter(text: str, letters: str, options: Mapping[str, str] | None = None) -> str | None:
-    r"""Return the letter that an answer chooses, in upper case; `None` if it chooses no letter or several.
+    r"""Return the letter that an answer chooses, in upper case; `None` if it chooses no letter or several letters.
 
     The first match counts, in this order: the last `\boxed{B}` or `\boxed{(B) 5}`; the last `<answer>B</answer>`; an
     answer that is only the letter; the last statement ("the answer is (B)", "choose B", "so, B.", "B is correct",
-    "答案:B", "故选B"); the only letter that starts a line (`B. Paris`); the last letter in brackets or in bold;
-    the last letter alone on a line; the option whose text the answer repeats. A denied letter (`not (A)`, "option A is
+    "答案:B", "故选B"); the only letter that starts a line (`B. Paris`); the last letter in brackets or in bold; the
+    last letter alone on a line; the option whose text the answer repeats. A denied letter (`not (A)`, "option A is
     wrong") never counts, and a statement of two letters (`C or D`) does not count.
 
     Args:
@@ -173,7 +173,7 @@ def _match_lone_letter(text: str, pattern: re.Pattern[str]) -> str | None:
 def parse_options(text: str, letters: str) -> dict[str, str]:
     """Return the text of each option that a question lists, by letter: lines such as `A. Paris` or `(B) Rome`.
 
-    The lines must list the first letters of `letters`, at least two, in order and each once; otherwise the result is
+    The lines must use the first letters of `letters` (at least two), in order and each once; otherwise the result is
     empty.
 
     Args:
@@ -230,8 +230,10 @@ def score_choice(text: str, answer: str, letters: str, question: str = "") -> bo
         question: The prompt; an answer may repeat the text of an option that the prompt lists.
 
     Returns:
-        True if both letters are equal; `None` if the answer chooses no letter, `NO_LETTER` if the reference has no
-    letter."""
+        True if both letters are equal, otherwise False; `None` if the answer chooses no letter, `NO_LETTER` if the
+        reference has no
+    letter.
+    """
     options = parse_options(question, letters)
     right = extract_letter(answer, letters, options)
     if right is None:

@@ -166,8 +166,8 @@ def _compile_letter_pattern(letters: str) -> re.Pattern[str]:
 def find_mentions(text: str, letters: str) -> list[Mention]:
     """Return the mentions of option letters, in the order of the text.
 
-    A lower-case letter counts only in brackets, or if the words before it announce an answer and its sentence ends
-    after it: `a` is usually an article.
+    A lower-case letter counts only in brackets, or if the words before it announce an answer and the sentence ends
+    after it, since `a` is usually an article.
 
     Args:
         text: A text as `normalize_letters` returns it.

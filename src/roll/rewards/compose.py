@@ -50,9 +50,10 @@ class Component:
         other exception of the verifier is an infrastructure error for this one answer.
 
         Raises:
-            RewardInfraError: The verifier failed; the message names the component and the prompt. `UnscorableError` if
-                a retry cannot help: The verifier raised it, or the user must correct something.
-            SandboxAccessError: Sandboxes can no longer be used at all.
+            RewardInfraError: The verifier failed; the message names the component and the prompt.
+            UnscorableError: Retrying cannot help, because the verifier raised this error or the user must correct
+                something.
+            SandboxAccessError: Sandboxes can no longer be used.
         """
         failed = False if self.verifier.decides else None
         if self.config.require_finished and not rollout.is_finished:
@@ -102,9 +103,9 @@ def _check_judgement(judgement: Judgement) -> Judgement:
 class WeightedReward:
     """The weighted sum of its components, or 0 if a gate is not passed; implements `Reward`.
 
-    A task is solved if every component that decides judges it solved and every gate is passed; components that are only
-    logged (weight 0, no gate) do not count. The verdict comes from the gate that was not passed; else from the first
-    component that decides; else from the first component.
+    A task counts as solved if every deciding component accepts the answer and every gate is passed; components that are
+    only logged (weight 0, no gate) are ignored. The verdict is that of the gate that was not passed, otherwise that of
+    the first deciding component, otherwise that of the first component.
     """
 
     def __init__(self, components: Sequence[Component]) -> None:
@@ -177,7 +178,7 @@ class WeightedReward:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return the state of each component that has one, by the component's name: see `Verifier.state`."""
+        """Return the states of all stateful components, by component name; see `Verifier.state`."""
         states = {component.name: component.verifier.state() for component in self._components}
         return {name: state for name, state in states.items() if state is not None}
 

@@ -18,8 +18,8 @@ def compute_edit_distance(one: str, other: str) -> int:
     """Return the Levenshtein distance: the least number of insertions, deletions and replacements of characters.
 
     This is the bit-parallel algorithm of Myers (JACM 46(3), 1999) in the form of Hyyrö (2003): a column of the dynamic
-    program is two integers, so the time is the product of both lengths divided by the bits that an addition processes
-    at once.
+    program is two integers, so the run time is proportional to the product of both lengths, divided by the number of
+    bits that an addition processes at once.
     """
     if not one:
         return len(other)

@@ -39,7 +39,7 @@ class RequestFailure(Exception):
 
 
 class RejectedRequestError(Exception):
-    """The server rejects a request, and would reject it again."""
+    """The server rejected a request, and a retry cannot succeed."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -53,9 +53,9 @@ class Endpoint:
 
     Args:
         url: The base URL.
-        key: The bearer token; empty for requests without one.
+        key: The bearer token; empty for requests without a token.
         time_limit_s: Time limit of one request.
-        follow_redirects: Whether redirects are followed; otherwise they are rejected requests.
+        follow_redirects: Whether to follow redirects; otherwise a redirect raises a `RejectedRequestError`.
     """
 
     def __init__(self, url: str, *, key: str, time_limit_s: float, follow_redirects: bool) -> None:
@@ -120,8 +120,8 @@ def compute_wait_s(failures: int, backoff_s: float, jitter: float, required_s: f
 
     Args:
         failures: Number of failed requests so far, at least 1.
-        backoff_s: Maximum wait after the first failure; doubled for each later one.
-        jitter: A random number in 0 … 1.
+        backoff_s: Maximum wait after the first failure; it doubles with each further failure.
+        jitter: A random number between 0 and 1.
         required_s: Minimum wait that the server requires.
     """
     # Full jitter: when a server fails, many requests fail at once and must not return at once.
@@ -130,7 +130,7 @@ def compute_wait_s(failures: int, backoff_s: float, jitter: float, required_s: f
 
 
 def read_api_key(variable: str | None, service: str) -> str:
-    """Return the key in an environment variable; empty if no variable is configured.
+    """Return the API key from an environment variable; an empty string if no variable is configured.
 
     Args:
         variable: The name of the variable.
@@ -156,7 +156,7 @@ def read_api_key(variable: str | None, service: str) -> str:
 
 
 async def _read_body(response: aiohttp.ClientResponse) -> bytes:
-    """Read the body; its size is limited, far above the size of any valid reply."""
+    """Read the body, up to a limit that is far above the size of any valid reply."""
     raw = bytearray()
     async for chunk in response.content.iter_chunked(2**16):
         raw += chunk

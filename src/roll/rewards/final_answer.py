@@ -89,7 +89,7 @@ def add_box_braces(text: str) -> str:
 
 
 def find_last_box(text: str) -> str | None:
-    r"""Return the content of the last `\boxed{…}`, braces balanced; `None` if there is no box or it is not closed."""
+    r"""Return the content of the last `\boxed{…}`, with balanced braces; `None` if there is no closed box."""
     boxes = list(_BOX.finditer(text))
     found = _read_box_content(text, boxes[-1].end(), len(text)) if boxes else None
     return None if found is None else found[0]
@@ -120,8 +120,8 @@ def find_last_boxes(text: str, *, several: bool) -> str | None:
 
     Args:
         text: The answer.
-        several: Whether several values are asked for. Then a few other words may also stand between the boxes, unless
-            one of them revokes the earlier value (`First \boxed{17}, but \boxed{1,-2}`).
+        several: Whether the prompt asks for several values. If so, a few other words may also occur between the boxes,
+            unless one of them revokes the earlier value (`First \boxed{17}, but \boxed{1,-2}`).
     """
     begins = list(_BOX.finditer(text))
     if not begins or (last := _read_box_content(text, begins[-1].end(), len(text))) is None:
@@ -208,14 +208,14 @@ def find_last_formulas(text: str) -> str | None:
 
 
 def match_spaced_number(text: str) -> str | None:
-    """Return the text if it is one number whose thousands are separated by blanks, else `None`."""
+    """Return the text if it is one number whose thousands are separated by spaces, else `None`."""
     return text if _BLANKS.fullmatch(text.strip()) and parse_number(text) is not None else None
 
 
 def find_last_tagged(text: str, tag: str = "answer") -> str | None:
     """Return the text between the last `</tag>` and the `<tag>` before it; `None` if one of them is missing.
 
-    Upper and lower case are not distinguished.
+    The tag is not case-sensitive.
     """
     lower = text.lower()
     end = lower.rfind(f"</{tag}>")
@@ -228,11 +228,11 @@ def find_last_tagged(text: str, tag: str = "answer") -> str | None:
 def find_last_number(text: str, *, with_unit: bool = False) -> str | None:
     r"""Return the last standalone number (not the 2 of `cm^2` or of `H2O`), with its sign, normalized.
 
-    If the number is part of a formula, the formula is returned whole, from its last `=` on: `$\sqrt{2}$` is not 2.
+    If the number is part of a formula, the part of the formula after its last `=` is returned: `$\sqrt{2}$` is not 2.
 
     Args:
         text: The answer.
-        with_unit: Whether to return a known unit after the number too.
+        with_unit: Whether to include a known unit that follows the number.
     """
     text = normalize_numbers(text)
     for match in reversed(list(NUMBER.finditer(text))):

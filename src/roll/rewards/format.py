@@ -26,7 +26,7 @@ def check_tags(text: str, tags: list[str], only_tags: bool, first_tag_open: bool
 
     Args:
         text: The answer.
-        tags: Names, in the order in which they must occur, once each.
+        tags: Names of the tags, in the required order; each tag must occur exactly once.
         only_tags: Whether only whitespace may stand outside the tags.
         first_tag_open: Whether the prompt opened the first tag.
     """

@@ -27,7 +27,7 @@ def check_instructions(text: str, instructions: Sequence[Instruction], loose: bo
     Args:
         text: The answer.
         instructions: Names with their arguments.
-        loose: Also accept a text if one of its `build_loose_variants` follows the instruction.
+        loose: Whether to accept a text if one of its variants from `build_loose_variants` follows the instruction.
     """
     texts = build_loose_variants(text) if loose else [text]
     try:

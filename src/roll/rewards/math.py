@@ -75,11 +75,11 @@ def prepare_worker() -> None:
 
 
 def score_math(text: str, reference: str, extract: str, limit_s: float = 4.0) -> tuple[bool, str]:
-    """Return whether the answer is right, and a verdict.
+    """Return whether the answer is correct, and a verdict.
 
     Args:
         text: The model's answer; only the end of a very long answer is parsed.
-        reference: The right answer: a number, an expression, or LaTeX.
+        reference: The correct answer: a number, an expression, or LaTeX.
         extract: Parts of the text in which to search for the answer, as in `MathReward.extract`.
         limit_s: Time limit in seconds.
     """
@@ -182,7 +182,7 @@ def _compare_words(answer: str, reference: str) -> bool | None:
 
 
 def _strip_layout(text: str) -> str:
-    r"""Return a text in lower case, without `\text{…}`, dollar signs, and parentheses or full stops around it."""
+    r"""Return a text in lower case, without `\text{…}`, dollar signs, and parentheses or periods around it."""
     return unwrap_text(text).replace("$", "").strip().strip("().* ").casefold()
 
 

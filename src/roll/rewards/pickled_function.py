@@ -136,7 +136,7 @@ def pickle_function(function: Callable[..., Any]) -> PickledFunction:
 
 
 def resolve_function(config: PythonReward) -> str | PickledFunction:
-    """Return the function of a reward, or its path if it is named by a path.
+    """Return the function of a reward, or its import path if the configuration specifies a path.
 
     Raises:
         ConfigError: The reward has no function.

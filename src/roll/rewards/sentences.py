@@ -39,7 +39,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _ends_sentence(text: str, begin: int, match: re.Match[str]) -> bool:
-    """Return whether the full stop or ellipsis in `match` ends the sentence that starts at `begin`."""
+    """Return whether the period or ellipsis in `match` ends the sentence that starts at `begin`."""
     following = text[match.end() : match.end() + 1]
     if len(match["mark"]) > 1:  # an ellipsis
         return not following.islower()

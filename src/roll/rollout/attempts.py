@@ -107,7 +107,7 @@ class RolloutRunner:
             draw: The sampled prompt.
             index: Index of the rollout within its group.
             plan: The sampling plan.
-            on_start: Called when an engine gets the first request of the rollout.
+            on_start: Called when an engine receives the first request of the rollout.
             before_reward: Event that must be set before the rollout is scored.
         """
         rollout_id = plan.build_rollout_id(draw, index)

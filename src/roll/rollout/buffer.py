@@ -36,7 +36,7 @@ __all__ = ["LiveGroup", "SampleBuffer"]
 
 @dataclass(slots=True, eq=False)
 class LiveGroup:
-    """A group that was launched and is not trained yet."""
+    """A group that was launched and has not been trained on yet."""
 
     run: GroupRun
     launch_order: int
@@ -56,13 +56,14 @@ class LiveGroup:
 
 
 class SampleBuffer:
-    """Stores the live groups, which were launched and are not trained yet, and decides which groups a step may take.
+    """Stores live groups (launched, but not trained on yet), and decides which groups a step may take.
 
     Args:
         batch_size: Groups per update, N.
         max_staleness: Staleness bound A.
         enforce_deadlines: Whether `can_take` also requires that, after this step, every remaining group can still be
-            trained within the staleness bound. If False, groups may become too old for training: See `list_overdue`.
+            used for training within the staleness bound. If False, groups may become too old for training; see
+            `list_overdue`.
     """
 
     def __init__(self, batch_size: int, max_staleness: int, *, enforce_deadlines: bool = True) -> None:
@@ -136,22 +137,22 @@ class SampleBuffer:
         self._adjust_count(self._untaken_ready, live.version, 1)
 
     def discard(self, draw_id: int) -> None:
-        """Remove a group that will not be trained."""
+        """Remove a group that will not be used for training."""
         live = self._live.pop(draw_id)
         assert not live.is_taken, f"group {draw_id} is being trained"
         self._subtract_from_counts(live)
 
     def can_take(self) -> bool:
-        """Return whether the step can take its groups: N groups, or all if there are fewer, have finished.
+        """Return whether enough groups for the step have finished: N groups, or all groups if there are fewer.
 
-        With `enforce_deadlines`, it must also be possible to train every other group in time after this step.
+        With `enforce_deadlines`, it must also be possible to train on every other group in time after this step.
         """
         return self._has_enough_ready() and (not self._enforce_deadlines or self._find_overfull_deadline() is None)
 
     def list_blocking_groups(self) -> list[LiveGroup]:
-        """Return the running groups without which the step would not have to wait, although N groups have finished.
+        """Return the running groups for which the step must wait although N groups have finished.
 
-        They are the oldest of those whose deadline could not be met after this step.
+        These are the oldest of the groups whose deadline could not be met after this step.
         """
         if not self._has_enough_ready() or (overfull := self._find_overfull_deadline()) is None:
             return []
@@ -164,8 +165,10 @@ class SampleBuffer:
         return bool(untaken) and self.num_ready >= min(self._batch_size, untaken)
 
     def _find_overfull_deadline(self) -> tuple[int, int] | None:
-        """Return the first version of whose groups, together with older ones, more are live after this step than can
-        be trained in time, and how many more; `None` if all can be.
+        """Find the earliest deadline that some live groups would miss after this step.
+
+        Return the policy version whose groups have this deadline, and the number of groups that would miss it; return
+        `None` if no group would miss its deadline.
         """
         began = sorted(version for version in self._untaken if version is not None and self._untaken[version])
         # Earliest deadline first: one comparison per deadline, over the groups with this deadline or an earlier one.

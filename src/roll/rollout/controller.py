@@ -128,7 +128,7 @@ class AsyncController:
             await self._changed.wait()
 
     async def wait_for_certain_groups(self, known: Collection[int], count: int) -> list[Group]:
-        """Wait for `count` finished groups that the next batch will contain whatever the other groups do; return all.
+        """Wait until at least `count` finished groups are certain to be in the next batch, and return these groups.
 
         Groups whose draw ids are in `known` do not count. The call may never end: cancel it when `next_batch` returns.
         """
@@ -188,7 +188,7 @@ class AsyncController:
         await asyncio.gather(*self._stopping, return_exceptions=True)
 
     def list_in_flight(self) -> list[PromptDraw]:
-        """Return the launched and deferred draws whose outcome no batch has reported yet, by draw id."""
+        """Return the launched and deferred draws whose outcome has not been reported in a batch, sorted by draw id."""
         live = [entry.run.draw for entry in self.buffer if not entry.is_taken]
         unreported = [run.draw for run, _ in [*self._left_out.values(), *self._expired.values()]]
         return sorted([*live, *self._deferred, *unreported], key=lambda draw: draw.draw_id)
@@ -221,7 +221,7 @@ class AsyncController:
             self._launch(self._spec.draw(count, domain))
 
     def _fill_buffer(self) -> None:
-        """Launch groups until as many are live as the staleness bound and the remaining steps allow."""
+        """Launch groups up to the number of live groups that the staleness bound and the remaining steps allow."""
         size, training = self._spec.batch_size, self.buffer.num_taken > 0
         limit = min(self._limit, self._config.max_staleness * size) if training else self._limit
         live = len(self.buffer) - self.buffer.num_taken

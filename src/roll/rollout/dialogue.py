@@ -51,7 +51,7 @@ class NextContext:
 
 @dataclass(eq=False, kw_only=True)
 class Dialogue:
-    """A conversation, and the context to which the model answers."""
+    """A conversation, and the context of the model's next answer."""
 
     renderer: Renderer
     history: History
@@ -86,7 +86,7 @@ class Dialogue:
         Args:
             replies: Replies to the last answer. If the template does not support tool messages, a tool's reply becomes
                 a user message.
-            calls: Parsed tool calls of the answer: some templates reject a tool's reply without them.
+            calls: Parsed tool calls of the last answer; some templates reject a tool reply without its tool call.
 
         Raises:
             DataError: The template rejects the conversation.

@@ -50,7 +50,7 @@ class _Call:
 
 
 class EngineConnection:
-    """The connection through which all calls to one engine go, until the engine is lost.
+    """The connection for all calls to one engine, until the engine is lost.
 
     Args:
         engine: The engine.
@@ -81,8 +81,8 @@ class EngineConnection:
         """Run a request; if the caller is canceled, the request is aborted at the engine.
 
         Args:
-            request: A request with a unique id. If an earlier request with this id was canceled, this one waits until
-                the engine has released the earlier one.
+            request: A request with a unique id. If an earlier request with this id was canceled, the new request waits
+                until the engine has released the earlier request.
             on_end: Called once, when the engine has released the request.
 
         Raises:
@@ -104,11 +104,11 @@ class EngineConnection:
         return generation
 
     async def wait_for_orphaned_request(self, request_id: str) -> None:
-        """Wait until the engine has released an earlier request of this id whose caller was canceled."""
+        """Wait until the engine has released an earlier request with this id whose caller was canceled."""
         await self._wait_for_release([call for call in self._orphans if call.request_id == request_id])
 
     async def abort(self, request_ids: Collection[str]) -> None:
-        """Abort requests immediately; raise `EngineDiedError` if the engine is lost, like all calls."""
+        """Abort requests immediately; like all calls, raise `EngineDiedError` if the engine is lost."""
         await self._begin(self.engine.abort(request_ids)).answer
 
     async def pause(self, mode: PauseMode) -> None:
@@ -198,9 +198,7 @@ class EngineConnection:
             call.on_end()
 
     async def _run_serially(self, work: Callable[[], Awaitable[None]], *, paused: bool) -> None:
-        """Run `work`, a pause or a resume, after all earlier pauses and resumes, including those of canceled
-        callers.
-        """
+        """Run `work` (a pause or a resume) after all earlier pauses and resumes, even if their callers were canceled."""
         # A canceled pause still runs, so a later resume must not overtake it: the engine would stay paused.
         async with self._in_order:
             await work()

@@ -39,7 +39,7 @@ class EngineStarts:
     Args:
         engines: The engine group.
         prepare: Syncs the current weights to a new engine before it serves.
-        detached: Engines that must not be started; changed by the caller, who then calls `check_detached`.
+        detached: Engines that must not be started; the caller may change them, and must then call `check_detached`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class EngineStarts:
         self._canceled: dict[str, asyncio.Future[InferenceEngine]] = {}
 
     async def start(self, engine_id: str, serve: Callable[[InferenceEngine], None]) -> None:
-        """Start a new engine with this id as soon as its start is allowed, and call `serve` with it.
+        """Start a new engine with this id as soon as its start is allowed, and call `serve` with the engine.
 
         Raises:
             Exception: The start failed.

@@ -74,8 +74,8 @@ async def play_episode(
 ) -> Rollout:
     """Play an episode with the prompt's environment, until the environment ends it or the turn limit is reached.
 
-    A truncated answer also ends the episode, and so does a context without room for another answer; the finish reason
-    is then `context`.
+    The episode also ends after a truncated answer, and with the finish reason `context` if the context has no room for
+    another answer.
 
     If the draw has an anchor, the turns before the anchor are replayed first with the recorded answers; they are then
     part of the context (`Rollout.replayed`).
@@ -274,7 +274,7 @@ class _Episode:
     # ---- recording
 
     def begin_at_anchor(self, anchor: Anchor, state: str) -> None:
-        """Check that replayed turns and environment state equal the record, and move the turns to the prompt.
+        """Check that the replayed turns and the environment's state match the record, and move the turns to the prompt.
 
         Raises:
             ReplayError: The replay differs from the record.
@@ -303,7 +303,9 @@ class _Episode:
         self.dialogue.advance(next_context)
 
     def _record(self, next_context: NextContext) -> None:
-        """Record the tokens before the next turn, or a branch if its context does not extend the last one."""
+        """Record the tokens before the next turn, or a branch if the turn's context does not extend the previous
+        context.
+        """
         added = next_context.added or EncodedText(np.zeros(0, np.int32))
         if next_context.added is None:
             branch = Branch(start=self._position, context=next_context.token_ids, media=next_context.media)

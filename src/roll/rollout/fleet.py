@@ -89,7 +89,7 @@ class EngineFleet:
         """Return the connection to an engine; during a replacement, return the connection to the lost engine.
 
         Raises:
-            ConfigError: The group has no engine of this id.
+            ConfigError: The group has no engine with this id.
         """
         if engine_id not in self._connections:
             raise ConfigError(
@@ -125,7 +125,7 @@ class EngineFleet:
     # ---- engines that join and leave (`transitions`)
 
     async def start(self, engine_id: str) -> None:
-        """Start a new member of the group as soon as starts are allowed, and route requests to it; do not retry.
+        """Start a new member of the group as soon as starts are allowed, and route requests to it, without retries.
 
         Raises:
             Exception: The start failed.

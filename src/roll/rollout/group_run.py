@@ -138,7 +138,7 @@ class GroupRun:
             self._end()
 
     def _must_fail_filter(self) -> bool:
-        """Return whether the group cannot pass its filters, whatever its missing rollouts return."""
+        """Return whether the group cannot pass its filters, whatever the results of its unfinished rollouts are."""
         if self._early_stop is None:
             return False
         good = sorted(index for index, rollout in self._done.items() if _is_scored(rollout))
@@ -179,7 +179,7 @@ class GroupRun:
         return self._first_finished or good[size - 1] < min(running)
 
     def _choose_rollouts(self) -> list[Rollout]:
-        """Return the rollouts that form the group, by index; failed rollouts only if too few were scored."""
+        """Return the group's rollouts, sorted by index; failed rollouts are included only if too few were scored."""
         good = [
             rollout for rollout in self._done.values() if _is_scored(rollout)
         ]  # in the order in which they finished

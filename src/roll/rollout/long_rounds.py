@@ -34,7 +34,7 @@ class LongRounds:
     Args:
         batch_size: Groups per step, N.
         num_pending: Number of draws that were in flight when an earlier process ended; they are launched at once.
-        enabled: False without tail batching or with α = 0: no group is deferred here.
+        enabled: False without tail batching or with α = 0; no group is deferred then.
     """
 
     def __init__(self, batch_size: int, num_pending: int, *, enabled: bool) -> None:
@@ -45,7 +45,7 @@ class LongRounds:
         self._mandatory: set[int] = set()
 
     def choose_deferred(self, buffer: SampleBuffer) -> list[LiveGroup]:
-        """Return the groups to defer, because a step would wait for them, and remember them."""
+        """Choose the groups to defer because a step would have to wait for them; record and return these groups."""
         if not self._enabled:
             return []
         chosen = [live for live in buffer.list_blocking_groups() if live.draw_id not in self._mandatory]
@@ -57,17 +57,17 @@ class LongRounds:
         return draw.draw_id in self._mandatory
 
     def remove(self, draw_id: int) -> None:
-        """Forget a prompt that was trained."""
+        """Remove the record of a prompt that was used for training."""
         self._mandatory.discard(draw_id)
 
     def plan_launch(self, room: int, num_deferred: int, num_slots: int | None) -> LaunchPlan:
-        """Return how many prompts to launch.
+        """Return the number of prompts to launch.
 
         Args:
             room: Number of groups that may be launched.
             num_deferred: Number of deferred prompts.
-            num_slots: Number of groups that the remaining steps can train in addition to the live ones; `None` if the
-                number of steps is unknown.
+            num_slots: Number of groups that the remaining steps can train on in addition to the live groups; `None` if
+                the number of steps is unknown.
         """
         if not self._enabled:
             count = min(room, num_deferred)

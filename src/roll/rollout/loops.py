@@ -46,7 +46,7 @@ class Renderer(Protocol):
 
     @property
     def drops_tool_results(self) -> bool:
-        """True if the template drops tool messages, the replies of tools."""
+        """True if the template drops tool messages, which contain the replies of tools."""
         ...
 
     def tokenize_follow_up(self, observation: str) -> IntArray:
@@ -64,7 +64,7 @@ class Renderer(Protocol):
         ...
 
     def render_text(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
-        """Render a conversation with the chat template, up to where the next answer begins."""
+        """Render a conversation with the chat template, up to the start of the next answer."""
         ...
 
     def encode(self, text: str) -> EncodedText:

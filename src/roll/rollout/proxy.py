@@ -67,7 +67,8 @@ class LLMProxy:
             themselves.
         max_attempts: Number of attempts at a request before the engine's error is raised.
         router: Router that chooses engines.
-        restart_aborted: Restart requests that a pause aborted, instead of continuing from the partial tokens.
+        restart_aborted: Whether to restart requests that a pause aborted; otherwise they continue from their partial
+            tokens.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class LLMProxy:
             request: A request whose id is unique among the requests in progress.
             session: See `Router.acquire_slot`.
             pinned: See `Router.acquire_slot`.
-            on_start: Called each time an engine gets the request.
+            on_start: Called each time an engine receives the request.
 
         Raises:
             EngineDiedError: The engine of the request died or hung `max_attempts` times.
@@ -348,7 +349,7 @@ class LLMProxy:
 
 
 async def _keep_loaded_weights(engine: InferenceEngine) -> None:
-    """Do nothing: the engine has loaded its weights itself."""
+    """Do nothing, since the engine has loaded its weights itself."""
 
 
 async def _await_unless_lost(call: Awaitable[None]) -> None:

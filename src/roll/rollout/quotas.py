@@ -14,11 +14,11 @@ __all__ = ["Quotas"]
 class Quotas:
     """Allocates training slots (groups of a batch) to domains in proportion to their weights.
 
-    The total of each domain always differs from the domain's share by less than the number of domains.
+    The number of slots of each domain always differs from the domain's share by less than the number of domains.
 
     Args:
         weights: Weights of the domains, in any unit; empty if the mix is free.
-        num_allocated: Number of slots that were allocated before; the allocation continues after them.
+        num_allocated: Number of slots that were already allocated; the allocation continues from there.
     """
 
     def __init__(self, weights: Mapping[str, float], num_allocated: int = 0) -> None:

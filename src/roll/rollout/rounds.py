@@ -58,7 +58,7 @@ class Round:
 
     @property
     def is_speculative(self) -> bool:
-        """True if more prompts are launched than the step trains."""
+        """True if more prompts are launched than the step trains on."""
         return any(self.spare.values()) or any(self.spare_deferred.values())
 
     @property
@@ -79,9 +79,10 @@ def plan_next_round(
 
     Args:
         config: Scheduling policies.
-        num_groups: Number of groups that the step trains, by domain; N in total.
+        num_groups: Number of groups that the step trains on, by domain; N in total.
         deferred: Number of prompts in the deferred queue, by domain.
-        num_later_groups: Number of groups that later steps train, by domain; `None` if the number of steps is unknown.
+        num_later_groups: Number of groups that later steps train on, by domain; `None` if the number of steps is
+            unknown.
         group_size: Rollouts per group, R.
     """
     num_wanted = sum(num_groups.values())
@@ -137,12 +138,12 @@ def pop_first_draws(
 
 
 def choose_groups(buffer: SampleBuffer, current: Round, num_wanted: int, quota: Counter[str]) -> list[LiveGroup] | None:
-    """Return the groups that the step trains; `None` if it has to wait until more groups have finished.
+    """Return the groups that the step trains on; `None` if it has to wait until more groups have finished.
 
     Args:
         buffer: Live groups.
         current: The current round.
-        num_wanted: Number of groups that the step trains.
+        num_wanted: Number of groups that the step trains on.
         quota: Number of groups of each domain; empty if the domain mix is free.
     """
     if not current.is_speculative:
@@ -164,10 +165,10 @@ def choose_groups(buffer: SampleBuffer, current: Round, num_wanted: int, quota: 
 
 
 def list_certain_groups(buffer: SampleBuffer, current: Round, num_wanted: int, quota: Counter[str]) -> list[LiveGroup]:
-    """Return the finished groups that `choose_groups` will choose for this step, whatever the other groups do.
+    """Return the finished groups that `choose_groups` will choose for this step, regardless of the other groups.
 
-    A later event only removes groups (a filter rejects them) or adds groups behind these, so a group that is certain
-    stays certain. Arguments as in `choose_groups`.
+    Later events only remove groups that a filter rejects, or append groups, so a certain group stays certain. For the
+    arguments, see `choose_groups`.
     """
     if not current.is_speculative:
         ready = sorted(buffer.ready_groups, key=lambda live: live.launch_order)
@@ -192,7 +193,7 @@ def _pick_first_launched(buffer: SampleBuffer, num_wanted: int, quota: Counter[s
 
 
 def _take_within_quotas(entries: Iterable[LiveGroup], num_wanted: int, quota: Counter[str]) -> Iterable[LiveGroup]:
-    """Yield up to `num_wanted` groups in order, from each domain at most its quota; an empty `quota` means no limit."""
+    """Yield up to `num_wanted` groups in order, at most `quota[domain]` per domain; an empty `quota` means no limit."""
     left = Counter(quota)
     count = 0
     for live in entries:

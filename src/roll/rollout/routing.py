@@ -175,7 +175,9 @@ class Router:
         return entry
 
     def _pick_least_loaded(self) -> _EngineEntry | None:
-        """Return the least loaded serving engine, the first of equally loaded ones; `None` if no engine serves."""
+        """Return the least loaded serving engine, or the first one if several are equally loaded; `None` if no engine
+        serves.
+        """
         while self._heap:
             load, _, engine_id = self._heap[0]
             entry = self._entries.get(engine_id)

@@ -38,7 +38,7 @@ class SelectionBias:
     """Number of rollouts that were stopped before they had a reward."""
 
     def add(self, run: GroupRun, *, is_counted: bool) -> None:
-        """Add a group that has ended or was stopped; `is_counted` is True if the step trains the group."""
+        """Add a group that has ended or was stopped; `is_counted` is True if the step trains on the group."""
         chosen = {rollout.index for rollout in run.group.scored_rollouts} if is_counted else set()
         for rollout in run.scored_rollouts:
             (self.counted if rollout.index in chosen else self.unused).extend(_list_rewards_and_lengths([rollout]))

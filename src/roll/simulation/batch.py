@@ -65,7 +65,7 @@ class BatchTotals:
 
 
 class ContinuousBatch:
-    """The batch of one engine, scheduled by vLLM's rules, which the module's docstring lists."""
+    """The batch of one engine, scheduled by vLLM's rules (see the module docstring)."""
 
     def __init__(self, costs: EngineCosts, limits: BatchLimits) -> None:
         self.costs = costs
@@ -129,7 +129,9 @@ class ContinuousBatch:
         return 0 if span is None or span.chunks else span.count_done_steps(now)
 
     def would_admit(self, request: SimulatedRequest) -> bool:
-        """Return whether a step boundary now could admit `request`: it is next in the queue, and a slot is free."""
+        """Return whether `request` could be admitted at a step boundary now, because it is next in the queue and a slot
+        is free.
+        """
         head = self._get_next_waiting()
         return head is request and len(self._resident) < self.limits.max_num_seqs
 
@@ -194,7 +196,7 @@ class ContinuousBatch:
         return self._span.compute_time(self._span.num_steps)
 
     def interrupt(self, now: float) -> float:
-        """End the current span at the first boundary between two steps from time `now` on.
+        """End the current span at the first step boundary at or after time `now`.
 
         Returns:
             The time of that boundary.
@@ -268,7 +270,8 @@ class ContinuousBatch:
         return preempted
 
     def _compose_prefill(self, *, may_admit: bool) -> tuple[list[tuple[SimulatedRequest, int]], int, float]:
-        """Choose the prompt tokens that the next step prefills; with `may_admit`, admit waiting requests to fill it up.
+        """Choose the prompt tokens that the next step prefills; with `may_admit`, admit waiting requests to fill the
+        step.
 
         Returns:
             The chunks (requests with numbers of tokens), the number of tokens, and the number of (query, key) pairs.

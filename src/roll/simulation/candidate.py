@@ -63,7 +63,7 @@ class Candidate:
 def build_candidate(
     name: str, config: SimulationConfig, run: SimulatedRun, model: Model, device: Device, divisor: int
 ) -> Candidate:
-    """Return the results of a simulated plan; `divisor` is the divisor of its devices and prompts."""
+    """Return the results of a simulated plan; its devices and prompts were divided by `divisor` for the simulation."""
 
     def mean(field: str) -> float:
         return math.fsum(getattr(step, field) for step in run.steps) / len(run.steps)

@@ -59,12 +59,13 @@ class _Timer(asyncio.TimerHandle):
 class VirtualTimeLoop(asyncio.BaseEventLoop):
     """An event loop without I/O: it has no sockets, signals or threads, and its own clock.
 
-    `run_in_executor` (and so `asyncio.to_thread`) calls the function immediately: it takes no virtual time.
+    `run_in_executor` (and so `asyncio.to_thread`) calls the function immediately; the call takes no virtual time.
 
     Args:
         seed: Seed of `random`, and of the schedule with `shuffle`.
         shuffle: Run callbacks that are ready at the same time in an order drawn from the seed.
-        limit_s: Virtual time after which the program is ended; finds programs that wait forever while a timer repeats.
+        limit_s: Limit on the virtual time, after which the program is ended; it detects programs that wait forever
+            while a timer repeats.
     """
 
     _ready: deque[asyncio.Handle]
@@ -105,7 +106,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def call_when_idle(self, callback: Callable[..., object], *args: Any) -> asyncio.Handle:
         """Schedule a callback at the current time, after all other callbacks that become ready at this time.
 
-        So one callback can handle all events of an instant.
+        This lets one callback handle all events that occur at the same time.
         """
         handle = asyncio.Handle(callback, args, self)
         self._idle_callbacks.append(handle)
@@ -149,7 +150,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
                 handle._run()
 
     def _advance(self) -> None:
-        """Advance the time to that of the next timer, and make all timers of that time ready.
+        """Advance the time to the next timer, and make all timers that are due at that time ready.
 
         Raises:
             DeadlockError: There is no timer.
@@ -178,7 +179,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
                 self._ready.append(timer)
 
     def _timer_handle_cancelled(self, handle: _Timer) -> None:
-        """Count a canceled timer, and remove canceled timers when they are many.
+        """Count a canceled timer, and remove canceled timers once there are many.
 
         asyncio calls this for a timer that is canceled before it is due.
         """
@@ -202,10 +203,10 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         return f"{len(tasks)} task{'s wait' if len(tasks) > 1 else ' waits'}:\n" + "\n".join(named) + more
 
     def _process_events(self, event_list: Any) -> None:
-        """Do nothing: the loop has no I/O."""
+        """Do nothing, since the loop has no I/O."""
 
     def _write_to_self(self) -> None:
-        """Do nothing: the loop never sleeps, so it needs no wake-up."""
+        """Do nothing, since the loop never sleeps and needs no wake-up."""
 
 
 def _describe_location(task: asyncio.Task[Any]) -> str:

@@ -181,8 +181,9 @@ def compute_train_s(
         device: Device of the trainer.
         num_devices: Number of devices that share the tokens.
         num_tokens: Tokens of prompts and answers, over all samples.
-        mean_length: Mean length of a sample in tokens, weighted by tokens; a token attends to half of it on average.
-        passes: Compute in forward passes: 1 for log-probs, 3 for an update, 4 with activation checkpointing.
+        mean_length: Mean length of a sample in tokens, weighted by tokens; a token attends to half of this length on
+            average.
+        passes: Amount of compute, in forward passes: 1 for log-probs, 3 for an update, 4 with activation checkpointing.
     """
     per_token = 2 * model.active_parameters + 4 * model.num_layers * model.query_size * mean_length / 2
     return passes * num_tokens * per_token / (num_devices * device.flops * device.training_efficiency)

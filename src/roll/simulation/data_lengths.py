@@ -21,7 +21,7 @@ MAX_MEASURED_SAMPLES = 64
 
 @decode_in_worker()
 def measure_prompts(config: RolloutRunConfig, model: str) -> list[float]:
-    """Return the token counts of a run's first prompts; empty if data or tokenizer cannot be read here.
+    """Return the token counts of a run's first prompts; an empty list if the data or the tokenizer cannot be read.
 
     Args:
         config: Configuration of the run.
@@ -39,7 +39,7 @@ def measure_prompts(config: RolloutRunConfig, model: str) -> list[float]:
 
 @decode_in_worker()
 def measure_examples(config: SupervisedConfig, model: str) -> list[float]:
-    """Return the token counts of a run's first examples; empty if data or tokenizer cannot be read here."""
+    """Return the token counts of a run's first examples; an empty list if the data or the tokenizer cannot be read."""
     if not _is_local(model):
         return []
     kinds: tuple[ExampleKind, ...] = ("supervised",)

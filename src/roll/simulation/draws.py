@@ -18,7 +18,7 @@ _STANDARD_NORMAL = NormalDist()
 
 
 def hash_key(*key: int) -> int:
-    """Return a 64-bit hash of a key of several integers (SplitMix64's finalizer, applied to each in turn)."""
+    """Return a 64-bit hash of several integers (SplitMix64's finalizer, applied to one integer after another)."""
     state = 0x9E3779B97F4A7C15
     for part in key:
         state = (state + (part & _UINT64_MASK) * 0xBF58476D1CE4E5B9 + 0x9E3779B97F4A7C15) & _UINT64_MASK
@@ -29,7 +29,7 @@ def hash_key(*key: int) -> int:
 
 
 def draw_uniform(*key: int) -> float:
-    """Return a pseudo-random number in (0, 1), uniformly distributed, that depends only on the key."""
+    """Return a uniformly distributed pseudo-random number in (0, 1) that depends only on the key."""
     return ((hash_key(*key) >> 11) + 0.5) / (1 << 53)
 
 

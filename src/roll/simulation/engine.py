@@ -80,7 +80,7 @@ class _LiveRequest:
 
 
 class SimulatedEngine:
-    """A simulated `roll.protocols.InferenceEngine`, with the guarantees that the module's docstring lists.
+    """A simulated `roll.protocols.InferenceEngine`; the module docstring lists its guarantees.
 
     Args:
         engine_id: Id of the engine.
@@ -133,7 +133,7 @@ class SimulatedEngine:
         self._at_rest.clear()
 
     def stall(self, duration_s: float) -> None:
-        """Start no step for `duration_s`; the current step ends normally."""
+        """Start no new step for `duration_s` seconds; the current step ends normally."""
         if not self._death:
             self._batch.pause_until(self._loop.time() + duration_s)
             self._schedule_advance()
@@ -326,7 +326,7 @@ class SimulatedEngine:
         return build_generation(live.simulated.request_id, runs, reason, self.engine_id)
 
     def _schedule_advance(self) -> None:
-        """Call `_advance_batch` after all other callbacks of this instant, because requests or the pause changed."""
+        """Call `_advance_batch` after all other callbacks at the current time, since requests or the pause changed."""
         if not self._plan_is_due:
             self._plan_is_due = True
             self._loop.call_when_idle(self._advance_batch)

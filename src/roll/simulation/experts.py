@@ -69,11 +69,11 @@ def compute_expert_traffic_s(
 def choose_expert_parallel(
     config: SimulationConfig, model: Model, device: Device, trainer: TrainerSettings | None = None
 ) -> tuple[ExpertParallel, ...]:
-    """Estimate traffic and memory for all sizes of `ep` that divide both the number of ranks and of experts.
+    """Estimate traffic and memory for all sizes of `ep` that divide both the number of ranks and the number of experts.
 
     Returns:
-        The estimates, the best size first: sizes that fit into memory come before those that do not, and less traffic
-            before more. Empty for a dense model.
+        The estimates, best size first: sizes that fit into memory come before sizes that do not, and then less traffic
+            comes first. Empty for a dense model.
     """
     if not model.num_experts:
         return ()

@@ -115,8 +115,8 @@ def _fit(spans: Sequence[EngineStepSpan], num_dropped: int) -> tuple[EngineFit, 
 def _choose_knots(requests: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the knots of the curve, in requests per step.
 
-    The curve has the knots in `KNOTS` with measurements before the next knot, and a knot at the largest measured number
-    of requests.
+    The knots are the values in `KNOTS` that have measurements before the next value, and the largest measured number of
+    requests.
     """
     most = requests.max()
     inside = [knot for knot in KNOTS if knot < most]

@@ -158,7 +158,7 @@ class Model(Section):
 
     @property
     def num_parameters(self) -> int:
-        """Number of all parameters; an alias of `parameters`, for code that takes `roll.config.estimate.ModelSizes`."""
+        """Total number of parameters; an alias of `parameters`, for code that takes `roll.config.estimate.ModelSizes`."""
         return round(self.parameters)
 
     @property
@@ -243,7 +243,7 @@ def load_model_sizes(name: str) -> Model:
 
 @functools.lru_cache(maxsize=64)
 def _read_model(name: str, changed_at: int) -> Model:
-    """Return the sizes of a model; results are cached, and `changed_at` (of the file) is part of the key."""
+    """Return the sizes of a model; results are cached by name and by `changed_at`, the file's modification time."""
     if name in read_shipped_entries("models.yaml") or Path(name).suffix in {".yaml", ".yml"}:
         return _load_entry(Model, "model", name, "models.yaml")
     if "/" not in name and name not in CATALOGUE and not Path(name).exists():
@@ -285,7 +285,7 @@ def _build_model(name: str, description: ModelDescription, width: int | None) ->
 
 @functools.cache
 def read_shipped_entries(file: str) -> dict[str, dict[str, Any]]:
-    """Return the entries of `devices.yaml` or `models.yaml`, which ROLL ships, by name."""
+    """Return the entries, by name, of `devices.yaml` or `models.yaml`, which are part of ROLL."""
     return read(_DIRECTORY / file).tree
 
 

@@ -259,7 +259,7 @@ def _get_training(config: RunConfig) -> Any:
 def _find_run_model(config: RunConfig, file: Path) -> tuple[str, list[Constant]]:
     """Return the name or path of the model of a run, and the constant that describes it.
 
-    If the run starts from the model of another run that is not trained yet, the other run's initial model is returned.
+    If the run starts from the result of another run that does not exist yet, the other run's initial model is returned.
 
     Raises:
         ModelError: The model does not exist, and no configuration next to `file` produces it.
@@ -391,7 +391,7 @@ def _build_answer_constant(config: SimulationConfig, remedy: str) -> Constant:
 
 
 def _build_assumed_answers(limit: int) -> dict[str, Any]:
-    """Return a distribution of answer lengths: the median is an eighth of `limit`, and 1 in 1,000 reaches it."""
+    """Return a distribution of answer lengths: the median is an eighth of `limit`, and 1 in 1,000 reaches `limit`."""
     return {"type": "quantiles", "points": [[0.5, max(1, limit / 8)], [0.999, max(1, limit)]], "max": max(1, limit)}
 
 

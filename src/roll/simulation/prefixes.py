@@ -31,7 +31,8 @@ class PrefixCache:
         """Add the blocks of a request's prompt to the cache.
 
         Returns:
-            The number of leading tokens that were cached already, and need not be prefilled; never the whole prompt.
+            The number of leading tokens that were already cached and need not be prefilled; always less than the whole
+            prompt.
         """
         if not self._block_size:
             return 0

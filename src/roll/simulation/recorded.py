@@ -95,7 +95,9 @@ class RecordedWorkload(Workload):
         return PromptDraw(draw_id=recorded, prompt=prompt, token_ids=tokens)
 
     def count_answer_tokens(self, request: GenerationRequest) -> int:
-        """Return the number of tokens that a request generates; answers truncated in the recording keep this length."""
+        """Return the number of tokens that a request generates; an answer that was truncated in the recording keeps its
+        recorded length.
+        """
         total = self.work.tokens.get(request.request_id)
         if total is None:
             place = int(request.token_ids[0]) - 1, hash_text(request.request_id)

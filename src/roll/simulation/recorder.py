@@ -77,7 +77,7 @@ class Recorder:
         self._rollouts = RolloutTrace(self._emit_now, FINAL_STATES)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the fields without the digest: a copy in another process records no further events."""
+        """Return the fields without the digest, since a copy in another process records no further events."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "_hash"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -93,7 +93,7 @@ class SimulationResults:
         return (self.config.select_variant(variant) if self.config.variants else self.config).placement.num_devices
 
     def get_max_staleness(self, variant: str) -> int:
-        """Return the largest staleness of a trained rollout of a variant, in policy versions."""
+        """Return the largest staleness of the rollouts that a variant trained on, in policy versions."""
         return max(step.max_staleness for run in self.runs[variant] for step in run.steps)
 
     def describe_unequal_work(self, variant: str) -> str:
@@ -200,7 +200,7 @@ def render_results(results: SimulationResults) -> str:
 
 
 def _format_unequal_work(results: SimulationResults) -> list[str]:
-    """Format the differences in work that speed-ups marked with * include."""
+    """Format the differences in work between the variants whose speed-ups are marked with *."""
     lines = [f"  * {variant}: {why}" for variant in results.runs if (why := results.describe_unequal_work(variant))]
     return ["", f"The speed-up over {results.baseline} does not compare equal work:", *lines] if lines else []
 

@@ -166,7 +166,7 @@ class SimulatedTrainer:
         config: The simulation.
         model: The trained model.
         device: Device of the trainer.
-        workload: The workload, which may give durations.
+        workload: The workload, which may specify durations.
     """
 
     def __init__(self, config: SimulationConfig, model: Model, device: Device, workload: Workload) -> None:

@@ -87,10 +87,10 @@ def count_remaining_tokens(total: int, request: GenerationRequest) -> int:
 
 
 def hash_text(text: str) -> Key:
-    """Return a hash of a string, for keys of random quantities; the same in every process."""
+    """Return a hash of a string that is stable across processes, for use as a random seed key."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def build_observation(num_tokens: int) -> IntArray:
-    """Return the tokens of an environment's observation between two turns, `num_tokens` placeholders."""
+    """Return `num_tokens` placeholder tokens as an environment's observation between two turns."""
     return np.ones(num_tokens, np.int32)

@@ -130,8 +130,8 @@ def replace_directory(temporary: Path, final: Path) -> None:
     """Rename the finished directory `temporary` to `final`, durably; an existing `final` is deleted afterwards.
 
     Both must have the same parent. At every moment `final` is either the complete old directory or the complete new
-    one. On file systems that cannot exchange two names, it is missing for an instant; the old directory is then next to
-    it, under a hidden name.
+    one. On file systems that cannot exchange two names, `final` is missing for an instant, in which the old directory
+    exists under a hidden name in the same parent.
     """
     sync_tree(temporary)
     if not final.exists():

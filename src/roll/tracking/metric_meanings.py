@@ -28,7 +28,9 @@ class MetricMeaning:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names under which the metric is recorded: in training and, if it is also held out, in evaluations."""
+        """The names under which the metric is recorded in training and, if it is also measured on held-out data, in
+        evaluations.
+        """
         return (self.name, f"eval/{self.name.rpartition('/')[2]}") if self.also_held_out else (self.name,)
 
 

@@ -38,12 +38,12 @@ _TOKENS_PER_GROUP = 2**17
 
 
 def replace_surrogates(text: str) -> str:
-    """Replace lone surrogates with `?`: UTF-8 cannot encode them, but user code may produce them."""
+    """Replace lone surrogates with `?`, since UTF-8 cannot encode them and user code may produce them."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def build_rollout_schema() -> pa.Schema:
-    """Return names and types of a rollout file's columns.
+    """Return the names and types of a rollout file's columns.
 
     Lists of numbers are aligned with `token_ids`, except `prompt_token_ids`. There are columns for the media spans of
     `prompt_token_ids`, of `token_ids`, and of the context of each branch; these columns are null without media.

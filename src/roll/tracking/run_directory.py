@@ -37,7 +37,7 @@ _STEP_FILES = (
 
 
 class RunDirectory:
-    """The directory of one run: paths and lock. `create` is for new runs, `open` for existing runs."""
+    """Manages the files and the lock of a run's directory. Use `create` for a new run, `open` for an existing run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -198,8 +198,8 @@ class RunDirectory:
     def lock(self) -> None:
         """Lock the run for this process, until `close` or the end of this process.
 
-        The kernel releases the lock when this process ends in any way. Forked children do not inherit the lock, so a
-        worker that outlives a killed controller does not keep the run locked.
+        The kernel releases the lock however this process ends. Forked children do not inherit the lock, so a worker
+        that outlives a killed controller does not keep the run locked.
 
         Raises:
             RunDirectoryError: Another process holds the lock; the message names the process.
@@ -331,7 +331,9 @@ def _find_free_name(path: Path) -> str:
 
 
 def describe_missing_run(path: Path) -> str:
-    """Build the error message for a path that is not a run; it lists the runs in `path`, or else next to `path`."""
+    """Build the error message for a path that is not a run; it lists the runs in `path` or, if there are none, next to
+    `path`.
+    """
     what = (
         f"'{path}' is not a run: it has no config.yaml."
         if path.is_dir()

@@ -76,7 +76,7 @@ class Screen:
 
 
 def render(screen: Screen, now: float, columns: int, rows: int) -> Group:
-    """Render the whole display for a terminal of `columns` × `rows`; if rows are few, samples are omitted first."""
+    """Render the whole display for a terminal of `columns` × `rows`; if there are few rows, samples are omitted first."""
     width = min(columns, _MAX_WIDTH)
     parts: list[Text | Table] = [_render_progress(screen, now, width), _render_phase(screen, now), Text()]
     if screen.steps:
@@ -246,7 +246,7 @@ def render_stacked_bar(phases: Mapping[str, float], total: float, width: int) ->
 
 
 def estimate_time_left(screen: Screen, now: float) -> float | None:
-    """Estimate the seconds to the end of the last step, from the last ten steps and the evaluations between them."""
+    """Estimate the seconds until the run's last step ends, from the last ten steps and the evaluations between them."""
     if not screen.steps or screen.has_ended:
         return None
     recent = screen.finished_at[-11:]

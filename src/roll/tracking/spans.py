@@ -66,8 +66,8 @@ class Spans:
     """Measures the phases of each step, and writes them to a trace.
 
     Args:
-        trace_path: Chrome trace file to append to; `None` for no trace. A trace that cannot be written is abandoned
-            with a warning: It never stops a run.
+        trace_path: Chrome trace file to append to; `None` for no trace. If the trace cannot be written, a warning is
+            logged and the run continues without it.
         on_phase: Called with the name of a phase when it begins, and with `""` when it ends; not for nested phases.
         clock: Monotonic clock in seconds.
     """
@@ -158,7 +158,7 @@ class Spans:
             self._trace = None
 
     def begin(self, name: str, *, is_step: bool = False) -> _Span:
-        """Begin a span inside the current one; prefer `phase` where a `with` statement is possible."""
+        """Begin a span inside the current span; prefer `phase` where a `with` statement is possible."""
         return self._begin(name, self._current.get(), is_step)
 
     def replace_span(self, span: _Span, name: str) -> _Span:

@@ -237,7 +237,7 @@ def list_next_commands(run: RunDirectory, pipeline: str, has_rollouts: bool) -> 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Scores:
-    """Scores of a run's evaluations, by one measure; `None` if not measured."""
+    """Scores of a run's evaluations for one metric; `None` if not measured."""
 
     before: float | None
     after: float | None
@@ -283,7 +283,7 @@ def _compute_rate(rows: Sequence[Mapping[str, Any]], amount: str, seconds: str) 
 
 
 def _format_selection(summary: Summary) -> list[tuple[str, str]]:
-    """Return lines that compare trained with launched rollouts; empty for a schedule that trains all rollouts."""
+    """Return lines that compare rollouts used for training with all launched rollouts; empty if the schedule uses all."""
     if summary.reward_counted is None or summary.reward_launched is None:
         return []
     return [

@@ -68,9 +68,9 @@ class Tracker:
         setup: Description of engines, trainer and machine in the header.
         rollouts_per_step: Number of rollouts that a step waits for; `None` for a run without rollouts.
         resumed_at: Step of the checkpoint from which this session continues; later records are dropped. With `None` the
-            run starts from the beginning, and all records are dropped (those of a run killed before its first
-            checkpoint).
-        started_at: Time of the command (`time.time()`); by default, when this process started.
+            run starts from the beginning, and all records are dropped (the records of a run that was killed before its
+            first checkpoint).
+        started_at: Time of the command (`time.time()`); by default, the start time of this process.
         callbacks: The user's callbacks, called when a step or an evaluation is recorded.
 
     Raises:
@@ -224,7 +224,7 @@ class Tracker:
         advantages: Mapping[str, float] | None = None,
         tokens: TokenColumns | None = None,
     ) -> None:
-        """Record every rollout of a step, with advantages and token columns for trained rollouts."""
+        """Record every rollout of a step, with advantages and token columns for rollouts that were used for training."""
         self._write_rollouts(self.run.get_rollouts_path(step), step, groups, advantages, tokens)
         every = self._config.tracking.table_every_num_steps
         if every and step % every == 0:
@@ -379,7 +379,7 @@ def _compute_ratio(metrics: Mapping[str, float], amount: str, seconds: str) -> f
 
 
 def _may_have_logs(error: Exception) -> bool:
-    """Return whether the logs may contain more about the cause of an error than the message."""
+    """Return whether the logs may contain more about the cause of an error than its message."""
     if isinstance(error, ExceptionGroup) and error.subgroup(UserError):
         return False
     # the messages of these errors state the cause

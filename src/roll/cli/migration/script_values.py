@@ -34,7 +34,7 @@ _MAX_EXPRESSIONS = 100_000
 
 
 class NotConstantError(Exception):
-    """The value of an expression can be determined only by running the script; the message has the reason."""
+    """The value of an expression can be determined only by running the script; the message gives the reason."""
 
 
 @dataclass(eq=False, slots=True)

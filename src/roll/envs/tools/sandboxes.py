@@ -86,7 +86,7 @@ class SandboxLease:
         """Return the running manager, which stays the same until `release`.
 
         Raises:
-            SandboxUnavailableError: This machine cannot run sandboxes; the message has the reason and a remedy.
+            SandboxUnavailableError: This machine cannot run sandboxes; the message gives the reason and a remedy.
         """
         if self._shared is not None:
             return self._shared.manager

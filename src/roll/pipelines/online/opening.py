@@ -80,7 +80,7 @@ async def open_online(
         state_type: Class of the run's state.
 
     Raises:
-        UserError: The run cannot start; the message has the reason.
+        UserError: The run cannot start; the message gives the reason.
     """
     tracker, data = session.tracker, prepared.data
     state = await _check_and_restore_state(config, session, prepared, role_specs, state_type)

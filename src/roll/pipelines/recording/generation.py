@@ -73,7 +73,7 @@ async def open_rollout_replay(config: RLVRConfig, session: Session) -> AsyncIter
     """Check the recording, start engines and rewards, yield the loop to run, and shut everything down afterwards.
 
     Raises:
-        UserError: The run cannot be replayed; the message has the reason.
+        UserError: The run cannot be replayed; the message gives the reason.
     """
     assert config.replay is not None, "this is a replay"
     recording = await run_in_thread(open_recording, config)

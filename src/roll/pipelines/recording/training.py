@@ -51,7 +51,7 @@ async def open_training_replay(config: RLVRConfig, session: Session) -> AsyncIte
     """Check the recording, start only the trainers, yield the loop to run, and shut the trainers down afterwards.
 
     Raises:
-        UserError: The run cannot be replayed; the message has the reason.
+        UserError: The run cannot be replayed; the message gives the reason.
     """
     recording = await run_in_thread(open_recording, config)
     await run_in_thread(copy_media, recording, session.directory)
@@ -85,7 +85,7 @@ async def open_training_replay(config: RLVRConfig, session: Session) -> AsyncIte
 
 @dataclass(frozen=True, slots=True)
 class RecordedEngines:
-    """Replaces the engines in a training replay, which needs no answers from engines; implements `RunEngines`."""
+    """Replaces the engines in a training replay, which generates nothing; implements `RunEngines`."""
 
     run: Run[LearningState]
     """The run of the replay."""
@@ -93,18 +93,18 @@ class RecordedEngines:
     """The recorded batches."""
 
     def open_session(self, stall_s: float) -> AbstractAsyncContextManager[None]:
-        """Return a context for all steps, in which the run's checkpoints are saved."""
+        """Return the context manager in which all steps run; it saves a checkpoint at the end."""
         return run_session(self.run)
 
     async def wake(self) -> None:
         """Do nothing, since there are no engines."""
 
     def measure_wait(self, name: str) -> AbstractContextManager[None]:
-        """Return a context that measures the wait for a recorded batch."""
+        """Return a context manager that measures the wait for a recorded batch."""
         return self.run.spans.phase("read")
 
     def enter_training(self) -> AbstractAsyncContextManager[None]:
-        """Return an empty context, since there are no engines to release devices."""
+        """Return a context manager that does nothing, since no engines use the devices."""
         return nullcontext()
 
     async def push(self) -> dict[str, float]:

@@ -70,7 +70,7 @@ def estimate_extra_memory(
     critic_sizes: ModelSizes | None = None,
     on_accelerator: bool = False,
 ) -> ExtraMemory:
-    """Estimate the memory of critics and reference.
+    """Estimate the memory of the critics and the reference model.
 
     Args:
         config: The run's configuration.

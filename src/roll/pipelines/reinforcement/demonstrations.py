@@ -39,11 +39,12 @@ logger = logging.getLogger(__name__)
 async def play_demonstrations(
     config: ReinforcementRunConfig, policy_engines: ServedPolicy, draws: Sequence[PromptDraw]
 ) -> list[Rollout]:
-    """Return a scored expert rollout for every draw whose prompt has a demonstration; empty if imitation has weight 0.
+    """Return a scored expert rollout for every draw whose prompt has a demonstration; the result is empty if imitation
+    has weight 0.
 
     For a draw that begins at an anchor, the rollout consists of the replayed turns (IPA, arXiv 2512.24873 eq. 10: the
-    expert's chunks up to the fork). A demonstration that cannot be scored after `rollout.max_attempts` is left out: the
-    policy's own rollouts do not depend on it.
+    expert's chunks up to the fork). A demonstration that cannot be scored in `rollout.max_attempts` attempts is left
+    out, since the policy's own rollouts do not depend on it.
     """
     if config.algorithm.imitation.weight == 0:
         return []

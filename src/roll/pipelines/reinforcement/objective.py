@@ -31,7 +31,7 @@ DemonstrationSource: TypeAlias = Callable[[Batch], Awaitable[Sequence[Rollout]]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReinforcementObjective(Generic[C]):
-    """The objective of runs with an `algorithm`; implements `Objective`."""
+    """The objective of runs with an `algorithm` section; implements `Objective`."""
 
     online: OnlineRun[C, Any]
     get_demonstrations: DemonstrationSource
@@ -41,8 +41,9 @@ class ReinforcementObjective(Generic[C]):
     async def collect(self, batch: Batch) -> CollectedBatch[Selection]:
         """Select the rollouts to train on; may be canceled at any moment.
 
-        With `filters.refill` (dynamic sampling, DAPO, arXiv 2503.14476 eq. 11) the batch also has the groups that were
-        left out and replaced. Every draw of the batch gets an outcome (trained, filtered, failed, …) for the ledger.
+        With `filters.refill` (dynamic sampling, DAPO, arXiv 2503.14476 eq. 11) the batch also contains the groups that
+        were filtered out and replaced. Every draw of the batch gets an outcome (trained, filtered, failed, …) for the
+        ledger.
         """
         config, run = self.online.config, self.online.run
         shown = tuple(await self.get_demonstrations(batch))
@@ -65,7 +66,7 @@ class ReinforcementObjective(Generic[C]):
         )
 
     async def learn(self, collected: CollectedBatch[Selection]) -> UpdateOutcome:
-        """Update critics and policy; the step is `state.step + 1`."""
+        """Update the critics and the policy; the number of the step is `state.step + 1`."""
         online, config, selection = self.online, self.online.config, collected.choice
         run = online.run
         learned = await learn(run, online.learner, config.algorithm, selection, config.rollout, self.stream)

@@ -136,9 +136,10 @@ def build_reference_specs(config: ReinforcementRunConfig, model_path: Path) -> l
 def build_reference(
     config: ReinforcementRunConfig, policy: TrainerGroup, separate: list[TrainerGroup]
 ) -> Scorer | None:
-    """Return the model that computes `ref_logprobs`; `None` if none is needed or the trainer holds it.
+    """Return the model that computes `ref_logprobs`: the separate reference or, if `separate` is empty, the policy
+    without adapters.
 
-    It is the separate reference, if `separate` has one, otherwise the policy without adapters.
+    Return `None` if the run needs no reference, or if the trainers load it themselves.
     """
     if not config.algorithm.uses_reference or config.trainer_loads_reference:
         return None

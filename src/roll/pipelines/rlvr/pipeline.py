@@ -38,7 +38,7 @@ async def _open(config: RLVRConfig, session: Session) -> AsyncIterator[Callable[
     """Start the roles of a run or of a replay, yield the loop to run, and shut the roles down afterwards.
 
     Raises:
-        UserError: The run cannot start; the message has the reason.
+        UserError: The run cannot start; the message gives the reason.
     """
     kinds = {"": _open_run, "train": open_training_replay, "rollout": open_rollout_replay}
     async with kinds[config.replay.only if config.replay else ""](config, session) as work:

@@ -29,7 +29,7 @@ async def open_answers(
     policy: TrainerGroup,
     stack: AsyncExitStack,
 ) -> Evaluator:
-    """Start engines that get the policy's weights before they answer.
+    """Start engines that receive the policy's weights before they generate answers.
 
     Args:
         config: Configuration of engines, prompts and rewards.
@@ -40,7 +40,7 @@ async def open_answers(
         stack: Exit stack that closes everything that is opened.
 
     Raises:
-        UserError: The engines cannot start; the message has the reason.
+        UserError: The engines cannot start; the message gives the reason.
     """
     prepared = await run_in_thread(prepare, config, session.directory.media_dir)
     draws = prepared.data.get_evaluation_draws(config.evaluation.num_prompts)

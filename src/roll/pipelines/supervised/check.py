@@ -183,9 +183,9 @@ def _estimate_memory(
     other_models: FrozenModelCost,
     role: Role,
 ) -> None:
-    """Estimate memory for steps of `micro_batches` micro-batches of up to `micro` tokens.
+    """Estimate the memory of a step with `micro_batches` micro-batches of up to `micro` tokens each.
 
-    The images of a micro-batch have up to `media_tokens` feature tokens.
+    The images of each micro-batch have up to `media_tokens` feature tokens.
     """
     sizes, ranks, element = report.model, config.roles["actor_train"].count, get_element_bytes(config.model.dtype)
     assert sizes is not None

@@ -82,7 +82,7 @@ def compute_held_out_metrics(measured: ForwardBackwardResult, batch: TrainingBat
 
     Args:
         measured: Results on the held-out examples.
-        batch: Batch of the held-out examples; an accuracy is over its units, such as pairs.
+        batch: Batch of the held-out examples; accuracies are averaged over its units, such as pairs.
     """
     metrics = {name.rpartition("/")[2]: value for name, value in measured.metrics.items()}
     found = {f"eval/{name}": value for name, value in {"loss": measured.loss, **metrics}.items()}

@@ -55,8 +55,8 @@ async def compute_missing_outputs(
         cluster: Cluster on which the model is started.
         spec: Spec of the model.
         store: Store of the outputs.
-        batches: Batches, each computed at once in whole units, so that packing and rounding are the same as in
-            training.
+        batches: Batches of whole units. Each batch is computed in one call, so that packing and rounding are the same
+            as in training.
         compute: Computes the outputs of a batch.
         model_name: Name of the model, for messages.
         session: Session that shows the progress.
@@ -95,7 +95,7 @@ def list_remaining_steps(
     Args:
         prepared: Prepared data of the run; afterwards its stream is at the position where the run resumes.
         session: Session with the checkpoint from which the run resumes.
-        repeat_examples: Whether to include examples that an earlier step already has.
+        repeat_examples: Whether to include examples that also occur in an earlier step.
     """
     stream = prepared.examples.train
     state = restore_state(session.saved, stream)

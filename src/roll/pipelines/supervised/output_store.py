@@ -44,7 +44,7 @@ def build_rows(**columns: np.ndarray[Any, Any]) -> Rows:
 
 
 class OutputStore:
-    """Stores the outputs of one model for samples; writes new files, and never changes existing ones.
+    """Stores the outputs that one model computed for samples; only adds files, and never changes existing ones.
 
     Args:
         directory: Directory for this model and kind of output; `None` keeps everything in memory.

@@ -105,8 +105,7 @@ def count_planned_steps(config: SupervisedConfig, kind: ExampleKind, state: RunS
 
 
 def build_held_out_batch(config: SupervisedConfig, examples: ExampleData) -> TrainingBatch:
-    """Return the evaluation batch, which always has the same held-out examples. Examples that cannot be rendered are
-    left out.
+    """Return the evaluation batch, which always has the same held-out examples, without those that cannot be rendered.
 
     Raises:
         DataError: No held-out example can be rendered.

@@ -36,7 +36,7 @@ def examine(runs: Path, peers: Sequence[str] = ()) -> Iterator[Finding]:
 
 
 def _catch_errors(title: str, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Yield findings; convert an exception to a finding with the name `title`, so that other checks can go on."""
+    """Yield findings; convert an exception to a finding with the name `title`, so that other checks can continue."""
     try:
         yield from findings
     except Exception as error:  # /proc, /sys and vendors' tools differ between machines

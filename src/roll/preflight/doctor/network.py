@@ -229,7 +229,7 @@ def answer_peers(
         The number of answered peers.
 
     Raises:
-        ConfigError: the port is taken, or may not be used.
+        ConfigError: the port is already in use, or this user may not listen on it.
     """
     end, count = time.monotonic() + seconds, 0
     try:

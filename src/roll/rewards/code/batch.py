@@ -118,7 +118,7 @@ class BatchRun(CandidateRun):
         return verdicts
 
     def _compute_max_bytes(self, case: StdinCase | CallCase) -> int:
-        """Return how many bytes of the case's output to keep; longer output cannot equal the expected result."""
+        """Return the number of bytes of the case's output to keep; longer output cannot equal the expected result."""
         if isinstance(case, CallCase):
             return _ENCODING_FACTOR * len(case.expected) + MESSAGE_BYTES
         return min(self.config.max_output_bytes, 2 * len(case.stdout.encode("utf-8", "replace")) + _EXTRA_OUTPUT_BYTES)
@@ -181,7 +181,7 @@ class BatchRun(CandidateRun):
         Args:
             case: The case, with the expected value or exception.
             body: The candidate's result, not parsed yet.
-            detail: The default detail, for results without one of their own.
+            detail: The detail to return if the result has none.
         """
         if len(body) + len(case.expected) > MESSAGE_BYTES:
             how = Comparison("value", case.match, self.config.tolerance)

@@ -99,14 +99,16 @@ def parse_value(value: Any, location: str) -> tuple[Any, bool]:
 
 
 def to_plain(value: Any) -> Any:
-    """Convert NumPy arrays and scalars, as rows of Parquet files hold them, to plain data."""
+    """Convert NumPy arrays and scalars, which occur in rows of Parquet files, to plain data."""
     if hasattr(value, "tolist"):
         return value.tolist()
     return dict(value) if isinstance(value, Mapping) else value
 
 
 def check_keys(case: Mapping[str, Any], known: set[str], location: str) -> None:
-    """Raise an error if a case has an unknown key; nulls are ignored, as tables use them for missing values."""
+    """Raise an error if a case has an unknown key; keys whose value is null are ignored, since tables use null for
+    missing values.
+    """
     for key in case:
         if key not in known and case[key] is not None:
             raise MalformedTestsError(f"{location}: unknown key '{key}'.{did_you_mean(str(key), sorted(known))}")

@@ -108,8 +108,8 @@ class CheckerRun(CandidateRun):
 def _make_verdict(index: int, report: Report, end: ExecutionResult) -> CaseVerdict:
     """Convert a checker's report of one case to a verdict.
 
-    How the candidate ended is read from the sandbox's result `end`, since the report only repeats what the candidate
-    claims; but if the candidate claims to have exceeded its time, the verdict is `timeout`.
+    The sandbox's result `end` determines how the candidate ended, since the report only repeats what the candidate
+    claims. However, if the candidate claims to have exceeded its time, the verdict is `timeout`.
     """
     verdict = report.verdict
     if verdict == "broken":

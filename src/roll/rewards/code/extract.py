@@ -101,7 +101,7 @@ def _choose_block(kinds: list[list[_Block]], preferred: Callable[[str], bool] | 
     """Return the code of the best block; `None` if there is no block.
 
     The lists in `kinds` are searched in order for a preferred block, each from its end; if no block is preferred, the
-    last block of the first list that has any is used. Interactive sessions are used only if there is no other block.
+    last block of the first non-empty list is used. Interactive sessions are used only if there is no other block.
     """
     programs = [[block.content for block in blocks if not block.is_session] for blocks in kinds]
     if preferred is not None:
@@ -144,7 +144,7 @@ def _find_blocks(text: str) -> list[_Block]:
 
 
 def _cut_at_glued_fence(content: str, mark: str) -> str:
-    """Return the code up to a closing fence `mark` at the end of a line of code; all of it if there is none."""
+    """Return the code up to a closing fence `mark` at the end of a line of code; without a fence, return all code."""
     end = re.search(rf"{re.escape(mark)}[ \t]*$", content, re.MULTILINE)
     return content if end is None else content[: end.start()] + "\n"
 
@@ -165,7 +165,7 @@ def _remove_indent(content: str, indent: str) -> str:
 
 
 def _remove_columns(line: str, width: int) -> str:
-    """Remove leading whitespace from a line, at most `width` columns of it."""
+    """Remove up to `width` columns of leading whitespace from a line."""
     column = 0
     for position, character in enumerate(line):
         if column >= width or character not in " \t":

@@ -12,7 +12,9 @@ __all__ = ["TOOL_CHAINS", "ToolChain", "describe_missing_tool"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolChain:
-    """The tools that run a program of a language. Python needs none: it is forked from a running interpreter."""
+    """The tools that run programs of a language. Python needs none, since its programs are forked from a running
+    interpreter.
+    """
 
     file: str
     argv: tuple[str, ...]

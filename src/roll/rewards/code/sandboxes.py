@@ -69,7 +69,7 @@ class CodeSandboxes:
         """Start the first sandboxes.
 
         Raises:
-            SandboxUnavailableError: This machine cannot run sandboxes; the message has the reason and a remedy.
+            SandboxUnavailableError: This machine cannot run sandboxes; the message gives the reason and a remedy.
         """
         with sandbox_errors():
             await self._manager.start()

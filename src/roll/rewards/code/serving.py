@@ -54,7 +54,7 @@ class CaseLimiter:
     def compute_used_s(self, result: ExecutionResult) -> list[float]:
         """Return the CPU time of each case that was started, in seconds.
 
-        `result`, the candidate's final result, has the total CPU time, from which the last case's is computed.
+        The CPU time of the last case is computed from the total CPU time in `result`, the candidate's final result.
         """
         counts = [*self._counts, result.cpu_s]
         return [max(0.0, after - before) for before, after in itertools.pairwise(counts)]
@@ -140,7 +140,8 @@ async def forward_output(candidate: Job, checker: Job) -> None:
 
 
 async def relay_messages(checker: Job, candidate: Job, limiter: CaseLimiter) -> list[dict[str, Any]]:
-    """Forward the checker's messages to the candidate, case by case; return the messages that are for this process.
+    """Forward the checker's messages to the candidate, case by case; return the messages that are addressed to this
+    process.
 
     The first byte of a frame is its destination: `s` the candidate, at the start of a case; `c` the candidate; `h` this
     process.

@@ -64,7 +64,7 @@ def parse_task(
 
     Args:
         tests: The column with the tests.
-        language: The answer's language; the tests may name another.
+        language: The answer's language, unless the tests specify a different language.
         entry: The function under test, if the tests do not name it.
         setup: Python source that runs before the tests.
         modules: Names under which pytest files import the candidate.
@@ -231,8 +231,8 @@ class _CaseReader:
         return cases
 
     def _convert_comparison(self, node: ast.Assert) -> CallCase | None:
-        """Convert an assert such as `assert f(1, [2]) == 3` to a call case, which needs no checker; `None` for any
-        other.
+        """Convert an assert such as `assert f(1, [2]) == 3` to a call case, which needs no checker; return `None` for
+        any other assert.
         """
         test = node.test
         if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):

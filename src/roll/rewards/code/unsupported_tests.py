@@ -31,7 +31,7 @@ def find_importable_modules(config: SandboxConfig) -> frozenset[str] | None:
 
 
 def describe_unsupported(task: Task, packages: frozenset[str] | None) -> str:
-    """Return why right answers would fail these tests; an empty string if no reason is known.
+    """Return the reason why correct answers would fail these tests; an empty string if no reason is known.
 
     Args:
         task: The task with the tests.

@@ -70,7 +70,7 @@ class CodeVerifier:
         return self._make_judgement(verdicts, task, "")
 
     def get_task(self, prompt: Prompt) -> Task:
-        """Return the prompt's tests, parsed once.
+        """Return the prompt's parsed tests; the tests of a prompt are parsed only once.
 
         Raises:
             MalformedTestsError: The tests cannot be used, or their language's tool chain is missing.

@@ -70,7 +70,7 @@ class Chat(Protocol):
     """Plain data that determines replies, in addition to the request; part of the cache key."""
 
     async def generate_reply(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> str:
-        """Request a reply that is JSON of this schema, and return its text.
+        """Request a JSON reply that follows the schema, and return its text.
 
         Raises:
             RewardInfraError: The request failed.

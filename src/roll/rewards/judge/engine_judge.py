@@ -171,7 +171,7 @@ class EngineChat:
         self.identity = [model.identity, config.verdict]
 
     async def generate_reply(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> str:
-        """Return a reply as JSON, by generating every field of the schema in turn.
+        """Generate the fields of the schema one after another, and return the reply as JSON.
 
         Raises:
             UnscorableError: The request does not fit the judge's context.
@@ -284,5 +284,5 @@ def _list_leaves(node: VerdictNode) -> list[int]:
 
 
 def _cut_at_quote(text: str) -> str:
-    """Return the text before the first unescaped quotation mark; all text if there is none."""
+    """Return the text before the first unescaped quotation mark; without such a mark, return the whole text."""
     return _TEXT.findall(text)[0]

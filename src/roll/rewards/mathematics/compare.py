@@ -127,8 +127,8 @@ def _match_two_relations(answer: Relation, reference: Relation) -> bool:
 def _get_values(relation: Relation) -> list[str]:
     r"""Return the values that an equation states.
 
-    The value is the last side. For `exact \approx rounded`, the exact side is a value and, if the rounding is correct,
-    so is the rounded side.
+    The value is the last side. For `exact \approx rounded`, both sides are values if the rounding is correct; otherwise
+    only the exact side is a value.
     """
     sides = [_MODULUS.sub("", side).strip() for side in relation.sides]
     if "\\approx" not in relation.signs:

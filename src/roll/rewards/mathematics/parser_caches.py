@@ -29,7 +29,7 @@ def count_cached() -> int:
 
 
 def clear_caches() -> None:
-    """Clear the caches of lexer and parser; must not be called while either is running."""
+    """Clear the caches of the lexer and the parser. Must not be called while either of them is running."""
     from antlr4.dfa.DFA import DFA
 
     lexer, parser = _import_parser()

@@ -70,7 +70,7 @@ _FUNCTIONS = re.compile(
 def is_too_large(text: str) -> bool:
     """Return whether a formula is too long, too deeply nested, or has too many or too large terms.
 
-    Every pattern is possessive, so the time is linear in the length.
+    Every pattern is possessive, so the run time is linear in the length.
     """
     depth = deepest = 0
     for character in text:
@@ -300,7 +300,7 @@ def _make_sample_points(symbols: set[Any]) -> list[dict[Any, Any]]:
 
 
 def is_rounding_of(decimal: str, exact: str, *, min_decimals: int = MIN_DECIMALS) -> bool:
-    """Return whether a plain decimal rounds a constant without finite decimals correctly, in all of its digits.
+    """Return whether a plain decimal is the correct rounding of a constant that has no finite decimal form.
 
     Args:
         decimal: A plain number; for any other text, the result is false.

@@ -68,7 +68,7 @@ class ServiceUnreachableError(RewardInfraError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Retry:
-    """A failed request, for the answers that it contained."""
+    """The outcome of an item whose request failed and can be retried."""
 
     cause: str
     jitter: float
@@ -83,7 +83,7 @@ class RemoteScorer:
     Args:
         config: The address and the settings of requests.
         sleep: Waits between attempts.
-        jitter: Returns a number in 0 … 1, drawn for each failed request.
+        jitter: Returns a random number between 0 and 1 for each failed request.
 
     Raises:
         ConfigError: The environment variable for the token is not set.
@@ -118,8 +118,8 @@ class RemoteScorer:
         """Score one answer.
 
         Raises:
-            RewardInfraError: The service cannot be reached, or did not return a valid result. `UnscorableError` or
-                `MalformedPromptError` if a retry cannot help.
+            RewardInfraError: The service cannot be reached, or did not return a valid result.
+            UnscorableError, MalformedPromptError: Retrying cannot help.
             ConfigError: The user must correct a setting.
         """
         config = self._config
@@ -210,7 +210,7 @@ class RemoteScorer:
         return UnscorableError(f"{self._service} cannot score this answer: {reason}")
 
     def _log_failure(self, failure: RequestFailure) -> None:
-        """Log a failed request that is sent again: the first one as a warning."""
+        """Log a failed request that will be retried; only the first failure is logged as a warning."""
         if self._config.max_attempts == 1:
             return
         level = logging.INFO if self._logged_failure else logging.WARNING

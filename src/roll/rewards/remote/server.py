@@ -57,14 +57,14 @@ class RewardServer:
     """Serves the rewards of one or several domains: `async with RewardServer(rewards, lists, pool) as server: …`.
 
     Args:
-        rewards: The rewards by domain. A single one scores the answers of all domains.
+        rewards: The rewards, by domain; a single reward scores the answers of all domains.
         lists: The settings of the rewards, by domain.
         pool: The worker pool of the rewards, for `/health`.
         host: The address to listen on.
         port: The port; 0 selects a free one.
         token: The bearer token that clients need; empty if they need none.
-        max_pending: Maximum number of answers that are being scored or wait for it.
-        drain_s: Time for running requests to end when the server stops.
+        max_pending: Maximum number of answers that are being scored or waiting to be scored.
+        drain_s: Seconds in which running requests can finish when the server stops.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class RewardServer:
 
     @property
     def url(self) -> str:
-        """The base URL, as for the key `url` of a reward `remote`."""
+        """The base URL, which a reward `remote` needs as its `url`."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self._port}"
 
@@ -121,7 +121,7 @@ class RewardServer:
         await self.close()
 
     async def close(self) -> None:
-        """Accept no more requests, answer the running ones, and stop. Calling it twice is safe."""
+        """Stop accepting requests, finish the running requests, and stop the server. Calling it twice is safe."""
         self._is_stopping = True
         runner, self._runner = self._runner, None
         if runner is not None:

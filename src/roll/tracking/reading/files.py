@@ -39,7 +39,7 @@ class FileStamp(NamedTuple):
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON, with `?` for lone surrogates, which cannot be encoded in a response.
+    """Parse JSON, and replace lone surrogates with `?`, since they cannot be encoded in a response.
 
     Raises:
         ValueError: The text is not JSON.
@@ -70,7 +70,7 @@ class SafeDirectory:
     """A directory whose regular files are read; pipes, devices and links are rejected.
 
     Args:
-        root: The directory, which may itself be reached through links: the user gave it, or a parent directory.
+        root: The directory, which may be reached through links, because the user specified it or one of its parents.
     """
 
     def __init__(self, root: Path) -> None:
@@ -202,7 +202,8 @@ class Tail:
         The flag is true, and the piece empty, if the file is read again from its start, which invalidates earlier
         lines.
 
-        Stops early if the file is truncated or rewritten between two pieces; the next call starts from its beginning.
+        The iteration stops early if the file is truncated or rewritten between two pieces; the next call then starts
+        from the beginning of the file.
 
         Raises:
             RunDirectoryError: The file cannot be read, or has a line of more than 16 MiB.

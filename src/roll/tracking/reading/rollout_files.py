@@ -54,7 +54,7 @@ _NAME = re.compile(r"(eval-)?step-(\d{6}|[1-9]\d{6,8})\.parquet")
 
 
 def get_arrow_compute() -> Any:
-    """Import `pyarrow.compute`, and return it as `Any`: type checkers do not see its functions."""
+    """Import `pyarrow.compute`, and return it as `Any`, since type checkers do not see its functions."""
     import pyarrow.compute
 
     return pyarrow.compute
@@ -71,7 +71,7 @@ def open_rollout_file(directory: SafeDirectory, name: str) -> Iterator[RolloutRe
     """Open the file `name` of a run's `rollouts/`, yield a reader, and close the file at the end.
 
     Raises:
-        RunDirectoryError: The file cannot be read, on opening or later, or was not written by a run.
+        RunDirectoryError: The file cannot be opened or read, or was not written by a run.
     """
     import pyarrow.parquet as pq
 
@@ -113,7 +113,7 @@ class RolloutReader:
         """Return the rows at `positions`, in this order, with all or the given columns.
 
         Raises:
-            RunDirectoryError: A row does not exist or has the wrong type, or the rows are too large together.
+            RunDirectoryError: A row does not exist or has the wrong type, or the rows are too large in total.
         """
         names = sorted(self.names.intersection(build_rollout_schema().names if columns is None else columns))
         found: dict[int, dict[str, Any]] = {}
@@ -205,7 +205,7 @@ def factorize_texts(column: pa.Array) -> tuple[np.ndarray, pa.Array]:
 
 
 def contains_text(column: pa.Array, query: str) -> np.ndarray:
-    """Return a mask of the strings that contain `query`, ignoring case, shape [R], bool.
+    """Return a boolean mask, shape [R], of the strings that contain `query`, ignoring case.
 
     Raises:
         pa.ArrowException: The column does not contain strings.

@@ -107,7 +107,7 @@ def load_client(name: str) -> ModuleType:
 
 
 def get_run_id(run: RunDirectory) -> str:
-    """Return the run's id in trackers, which stays the same after a resume: 21 hexadecimal digits."""
+    """Return the run's id for trackers: 21 hexadecimal digits that stay the same after a resume."""
     path = run.path / ".tracking-id"
     if not path.is_file():
         atomic.write_text(path, secrets.token_hex(11)[:21])

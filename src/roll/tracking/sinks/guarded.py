@@ -152,5 +152,5 @@ def has_detached_threads() -> bool:
 
 
 def _format_one_line(error: BaseException) -> str:
-    """Return the error's class and message on one line, truncated: some messages contain whole SQL statements."""
+    """Return the error's class and message on one line, truncated, since some messages contain whole SQL statements."""
     return shorten(f"{type(error).__name__}: {error}", _MAX_REASON_LENGTH, placeholder=" …")

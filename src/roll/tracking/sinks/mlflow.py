@@ -20,8 +20,8 @@ _MAX_PARAMETER_LENGTH = 6000
 class MlflowSink:
     """One run of an experiment, identified by its tag `roll.run`.
 
-    MLflow's parameters cannot change, so a resumed run keeps its initial parameters; the artifact `config.yaml` is
-    always the newest. If a step has two values, the later value is shown.
+    MLflow's parameters cannot change, so a resumed run keeps its initial parameters; the artifact `config.yaml` always
+    has the latest configuration. If a step has two values, the later value is shown.
     """
 
     def __init__(self, arguments: SinkArguments) -> None:

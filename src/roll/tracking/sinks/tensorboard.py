@@ -49,7 +49,7 @@ class TensorBoardSink:
         self._write(step=step, summary=summary(value=values))
 
     def log_table(self, step: int, table: RolloutTable) -> None:
-        """Write the table as text: TensorBoard has no tables with text."""
+        """Write the table as text, since TensorBoard has no tables with text."""
         cells = [zip(table.columns, row, strict=True) for row in table.rows]
         rows = ["\n".join(f"{name}: {cell}" for name, cell in row) for row in cells]
         self._add_text(step, table.name, _indent("\n\n".join(rows)))

@@ -31,7 +31,7 @@ class TrackioSink:
         self._run.log(dict(metrics), step=step)
 
     def log_table(self, step: int, table: RolloutTable) -> None:
-        """Write the table with markup escaped: Trackio renders cells as Markdown."""
+        """Write the table with markup escaped, since Trackio renders cells as Markdown."""
         self._kept.check()
         rows = [[_escape_markup(cell) if isinstance(cell, str) else cell for cell in row] for row in table.rows]
         client_table = self._client.Table(columns=list(table.columns), data=rows)

@@ -102,7 +102,7 @@ class AttentionMapObserver:
     def is_observed(self, layer: int) -> bool:
         """Return whether the layer with this number is observed.
 
-        Activation checkpointing runs layers again. Their numbers then continue after the last layer, so no layer is
+        If activation checkpointing runs layers again, the numbers continue after the last layer, so no layer is
         observed twice.
         """
         return layer in self._layers

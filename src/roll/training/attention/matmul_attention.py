@@ -50,7 +50,7 @@ def blocked_attention(q: Tensor, k: Tensor, v: Tensor, prefix_mask: Tensor | Non
         k: The keys [B, m, K, d], with H a multiple of K.
         v: The values [B, m, K, w].
         prefix_mask: The mask [B, m - n] of the prefix keys: 0 where a sequence's queries see a key, else -inf; float32
-            or better. `None`: the queries see all prefix keys.
+            or better. With `None`, the queries see all prefix keys.
         params: The scale, soft cap and sinks of the scores. `params.span` is ignored: the caller must apply it.
 
     Returns:

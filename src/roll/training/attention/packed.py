@@ -91,8 +91,8 @@ class AttentionPlan:
         dtype: The dtype of queries, keys and values.
         observer: An observer that receives queries and keys of some layers.
         share: This rank's share of the tokens.
-        images: The number of the image that each token of the row belongs to [N], 0 for text; for models whose image
-            tokens also attend to later tokens of the same image.
+        images: The number of each token's image, shape [N], 0 for text; only for models whose image tokens also attend
+            to later tokens of the same image.
     """
 
     def __init__(

@@ -113,7 +113,9 @@ def _pad_heads(x: Tensor, size: int) -> Tensor:
 
 @cache
 def _needs_enable_gqa() -> bool:
-    """Return whether `varlen_attn` needs `enable_gqa` for heads that share keys; before torch 2.12 it was always on."""
+    """Return whether `varlen_attn` needs `enable_gqa` for heads that share keys; before torch 2.12, sharing was always
+    enabled.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     return "enable_gqa" in inspect.signature(varlen_attn).parameters

@@ -38,7 +38,7 @@ _PARTS: dict[str, str | None] = {"weight": None, "moment1": "moment1", "moment2"
 
 
 class FullWeights(Protocol):
-    """Access to trained weights and their AdamW moments as full tensors by HF name, however a library shards them."""
+    """Reads and writes trained weights and AdamW moments as full tensors, by HF name, however a library shards them."""
 
     @property
     def num_updates(self) -> int:

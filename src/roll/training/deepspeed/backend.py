@@ -144,7 +144,7 @@ class DeepSpeedBackend(LanguageModelRank):
         return load_full_state(path, *parts, self.spec.seed)
 
     def _clear_grads(self) -> None:
-        """Check that a failed step has left no gradients: DeepSpeed cannot discard them."""
+        """Check that a failed step has left no gradients, since DeepSpeed cannot discard gradients."""
         if self._inside_step:
             raise UnsupportedError(
                 "a step failed between micro-batches, and DeepSpeed cannot discard the accumulated gradients: "
@@ -177,14 +177,14 @@ class DeepSpeedBackend(LanguageModelRank):
             )
 
     def _scale_grads(self, scale: float) -> None:
-        """Raise an error: `_check_params` has rejected every scale but 1, so this is never called."""
+        """Raise an error; never called, since `_check_params` rejects every scale other than 1."""
         raise AssertionError(f"gradients are scaled by {scale:g}")
 
     def _update(self, loss: float, rate: float, params: OptimParams) -> tuple[float, bool]:
         """Run an optimizer step; return the gradient norm and whether the step was applied.
 
-        From stage 1 on DeepSpeed itself skips a step with non-finite gradients. At stage 0 it does not check them, so
-        the base class does.
+        From stage 1 on DeepSpeed itself skips a step with non-finite gradients. At stage 0, DeepSpeed does not check
+        gradients, so the base class checks them.
         """
         engine = self._engine
         for group in engine.optimizer.param_groups:

@@ -77,8 +77,8 @@ def check_spec(spec: TrainerSpec, device: torch.device) -> None:
 def build_deepspeed_config(training: TrainingConfig, dtype: torch.dtype) -> dict[str, Any]:
     """Return the DeepSpeed configuration for a training configuration of ROLL.
 
-    The number of micro-batches per batch depends on packing. So the back-end marks the last micro-batch, and nothing is
-    divided by the number of micro-batches.
+    Since the number of micro-batches per batch depends on packing, the back-end marks the last micro-batch, and no
+    value is divided by the number of micro-batches.
     """
     settings = training.deepspeed
     zero = {

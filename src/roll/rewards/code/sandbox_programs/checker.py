@@ -24,11 +24,11 @@ _KNOWN = frozenset(vars(builtins)) | sys.stdlib_module_names | {"pytest"}
 
 
 class TestNamespace(dict):
-    """The `__builtins__` of a test: Python looks up every name here that the test does not define.
+    """The `__builtins__` of a test, in which Python looks up every name that the test does not define.
 
-    A name that is not built in is a module of the standard library, so that a candidate cannot replace `math`, or a
-    name in the candidate's code. If the task names the function under test, other unknown names are a mistake of the
-    tests.
+    A name that is not built in refers to a module of the standard library, so that a candidate cannot replace `math`,
+    and otherwise to a name in the candidate's code. If the task names the function under test, other unknown names are
+    an error in the tests.
     """
 
     def __init__(self, connection, entry):

@@ -40,7 +40,7 @@ def is_equal(one, other):
 
 
 def _get_content(value):
-    """Return the plain data in a candidate's object whose class derives from list, dict, str or the like.
+    """Return the plain data in a candidate's object whose class derives from list, dict, str or a similar type.
 
     Any other value is returned unchanged.
     """
@@ -61,8 +61,8 @@ def _run_comparison(op, one, other):
 def _verify_equality(one, other):
     """Return whether two of the candidate's objects are equal.
 
-    If the candidate claims that they are equal, it is also asked about slightly changed copies of one object: the claim
-    counts only if at least half of them are found unequal to the other object. Otherwise the test is refused.
+    If the candidate claims that the objects are equal, slightly changed copies of one object are compared as well. The
+    claim counts only if at least half of the copies are unequal to the other object; otherwise the test is refused.
     """
     if not _run_comparison("eq", one, other):
         return False
@@ -177,7 +177,7 @@ def compute_arithmetic(op, operands):
 
 
 def intern_member(member):
-    """Return the proxy that already stands for the enumeration member `member`, so that `is` holds; else `member`."""
+    """Return the existing proxy of an enumeration member, so that `is` holds; without one, return `member`."""
     names = member._member
     if not isinstance(names, list) or len(names) != 2 or not all(isinstance(name, str) for name in names):
         raise wire.WireError("the message does not describe a member of an enumeration")

@@ -15,7 +15,7 @@ from .proxies import RemoteObject, decode_remote, get_number
 class Connection:
     """Runs operations in the candidate's process, one at a time.
 
-    While an operation runs, the candidate may call functions of the tests back before it answers.
+    While an operation runs, the candidate may call functions of the tests before it answers.
     """
 
     def __init__(self, frames):
@@ -48,7 +48,7 @@ class Connection:
         """Send a message and return its answer; callbacks that come before the answer are run.
 
         Raises:
-            GoneError: The candidate's process has ended, now or before.
+            GoneError: The candidate's process has ended.
         """
         if self.process_end is not None:
             raise GoneError()
@@ -73,8 +73,9 @@ class Connection:
 
         Raises:
             BrokenTestsError: A test passes a value that is not plain data to a function that it looked up by name.
-            NotComparableError: A test passes such a value to an object that the candidate returned. If the candidate
-                had returned plain data, the operation might have been valid, so this is the answer's failure.
+            NotComparableError: A test passes a value that is not plain data to an object that the candidate returned.
+                If the candidate had returned plain data, the operation might have been valid, so this is the answer's
+                failure.
         """
         try:
             message = {"op": op, "args": self.encode(args), "kwargs": self.encode(kwargs)}
@@ -120,13 +121,13 @@ class Connection:
             return exceptions.encode_exception(error, get_number)
 
     def decode(self, tree, is_subject=False):
-        """Decode a value from the candidate; `is_subject`: whether a test made the object, by calling a class."""
+        """Decode a value from the candidate; `is_subject` is true if a test created the object by calling a class."""
         return wire.decode(tree, lambda tree: decode_remote(self, tree, is_subject))
 
     def decode_answer(self, answer, is_subject=False):
-        """Return the value of an answer; if the candidate's process awaited it, a coroutine that returns the value.
+        """Return the value of an answer, or a coroutine that returns the value if the candidate's process awaited it.
 
-        `is_subject` is as in `decode`.
+        See `decode` for `is_subject`.
 
         Raises:
             Exception: An exception of the class that the candidate raised.

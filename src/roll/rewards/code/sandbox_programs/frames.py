@@ -52,7 +52,7 @@ def unpack(body, max_bytes=MAX_FRAME_BYTES):
 
 
 def measure_nesting(body):
-    """Return the nesting depth of the brackets of a JSON text, without brackets in strings, in linear time."""
+    """Return the nesting depth of a JSON text, in linear time; brackets in strings do not count."""
     outside = body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
     return max(itertools.accumulate(_STEP[byte] for byte in b"".join(outside).translate(None, _OTHERS)), default=0)
 

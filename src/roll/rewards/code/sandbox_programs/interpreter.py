@@ -89,8 +89,8 @@ def find_entry(name, variables, as_online_judge):
     Args:
         name: An expression; empty for the only function that the code defines.
         variables: The module's variables, after its code has run.
-        as_online_judge: Whether `f` also finds a method of a class `Solution`, and `Solution().f` a plain function
-            `f`.
+        as_online_judge: If True, `f` also finds a method of a class `Solution`, and `Solution().f` also finds a plain
+            function `f`.
     """
     solution = variables.get("Solution")
     if not name:

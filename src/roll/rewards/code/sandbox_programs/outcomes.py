@@ -13,7 +13,7 @@ class GoneError(BaseException):
 
 
 class BrokenTestsError(BaseException):
-    """The tests require something unsupported, independent of the candidate: a mistake of their author."""
+    """The tests require something unsupported; the candidate is not at fault."""
 
 
 class NotComparableError(TypeError):

@@ -157,8 +157,8 @@ class Service:
     def encode(self, value, made=False):
         """Encode a value for the checker.
 
-        `made` is true for a value that calling a class returned. If the candidate defines that class, the value is sent
-        as an object, even if its base class is plain data.
+        `made` is true for a value that was created by calling a class. If the candidate defines that class, the value
+        is sent as an object, even if its base class is plain data.
         """
         kind = type(value)
         if made and kind.__module__ == "solution" and wire.find_plain_base(kind) is not None:
