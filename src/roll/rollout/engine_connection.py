@@ -198,7 +198,7 @@ class EngineConnection:
             call.on_end()
 
     async def _run_serially(self, work: Callable[[], Awaitable[None]], *, paused: bool) -> None:
-        """Run `work` (a pause or a resume) after all earlier pauses and resumes, even if their callers were canceled."""
+        """Run `work` (a pause or a resume) after all earlier pauses and resumes, even those of canceled callers."""
         # A canceled pause still runs, so a later resume must not overtake it: the engine would stay paused.
         async with self._in_order:
             await work()

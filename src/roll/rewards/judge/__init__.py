@@ -151,7 +151,7 @@ class Judge:
     async def _request_readable_reply(
         self, messages: Sequence[Message], schema: Mapping[str, Any], read: Callable[[str], object]
     ) -> str:
-        """Request a reply and return it; if `read` cannot parse it, send the error message and request another reply."""
+        """Request a reply and return it; if `read` cannot parse it, send the error message and request a new reply."""
         prompt = list(messages)
         problem = ""
         for _ in range(self._config.parse_attempts):
