@@ -209,7 +209,7 @@ def _read_rollouts(run: RunDirectory) -> list[_Rollout]:
 
 
 def _build_steps(metrics: Sequence[dict[str, Any]], rollouts: Sequence[_Rollout]) -> list[_Step]:
-    """Return the training steps that have rollouts, without the first step, which is slower, unless it is the only one."""
+    """Return the training steps that have rollouts; the first, slower step is omitted if there are other steps."""
     lengths: dict[int, list[int]] = defaultdict(list)
     for rollout in rollouts:
         lengths[rollout.step].append(rollout.num_prompt + rollout.num_answer)

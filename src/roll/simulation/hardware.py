@@ -158,7 +158,7 @@ class Model(Section):
 
     @property
     def num_parameters(self) -> int:
-        """Total number of parameters; an alias of `parameters`, for code that takes `roll.config.estimate.ModelSizes`."""
+        """Number of parameters; an alias of `parameters`, for code that takes `roll.config.estimate.ModelSizes`."""
         return round(self.parameters)
 
     @property

@@ -76,7 +76,7 @@ class Screen:
 
 
 def render(screen: Screen, now: float, columns: int, rows: int) -> Group:
-    """Render the whole display for a terminal of `columns` × `rows`; if there are few rows, samples are omitted first."""
+    """Render the whole display for a terminal of `columns` × `rows`; with few rows, samples are omitted first."""
     width = min(columns, _MAX_WIDTH)
     parts: list[Text | Table] = [_render_progress(screen, now, width), _render_phase(screen, now), Text()]
     if screen.steps:

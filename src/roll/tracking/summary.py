@@ -283,7 +283,7 @@ def _compute_rate(rows: Sequence[Mapping[str, Any]], amount: str, seconds: str) 
 
 
 def _format_selection(summary: Summary) -> list[tuple[str, str]]:
-    """Return lines that compare rollouts used for training with all launched rollouts; empty if the schedule uses all."""
+    """Return lines that compare the rollouts used for training with all launched rollouts; empty if all are used."""
     if summary.reward_counted is None or summary.reward_launched is None:
         return []
     return [

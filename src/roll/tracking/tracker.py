@@ -224,7 +224,7 @@ class Tracker:
         advantages: Mapping[str, float] | None = None,
         tokens: TokenColumns | None = None,
     ) -> None:
-        """Record every rollout of a step, with advantages and token columns for rollouts that were used for training."""
+        """Record every rollout of a step, with advantages and token columns for rollouts used for training."""
         self._write_rollouts(self.run.get_rollouts_path(step), step, groups, advantages, tokens)
         every = self._config.tracking.table_every_num_steps
         if every and step % every == 0:
