@@ -168,7 +168,7 @@ class CheckpointError(RollError, RuntimeError):
 
 
 class CheckpointVersionError(CheckpointError, UserError):
-    """A checkpoint that another version of ROLL wrote, and this one cannot read."""
+    """A checkpoint that another version of ROLL wrote and this version cannot read."""
 
 
 class HalfUpdatedError(RollError, RuntimeError):

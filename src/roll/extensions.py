@@ -34,7 +34,8 @@ class ExtensibleRegistry(Registry[T]):
     Args:
         kind: Kind of the implementations, for messages: `inference engine`.
         entries: Import paths by name.
-        group: Group of entry points that extend it, such as `roll.engines`. Built-in names are never replaced.
+        group: Group of entry points that extend the registry, such as `roll.engines`. Built-in names are never
+            replaced.
     """
 
     def __init__(self, kind: str, entries: dict[str, str], group: str) -> None:

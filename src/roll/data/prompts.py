@@ -84,7 +84,7 @@ class PromptReader:
         return (get_content_key(message.content) for message in item.messages)
 
     def get_content(self, item: Prompt) -> Iterable[str]:
-        """Return all content that distinguishes the prompt from others."""
+        """Return all content that distinguishes the prompt from other prompts."""
         return get_prompt_content(item)
 
     def _read_prompt(self, row: RowView, raw: Row, key: str, location: str) -> Prompt:

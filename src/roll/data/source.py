@@ -87,14 +87,14 @@ class InterleavedSource(Generic[T]):
 
 
 def get_prompt_content(prompt: Prompt) -> list[str]:
-    """Return all content that distinguishes the prompt from others."""
+    """Return all content that distinguishes the prompt from other prompts."""
     chat = map(get_message_content, prompt.messages)
     rest = get_template_inputs(prompt.tools, prompt.template_kwargs)
     return [prompt.uid, prompt.answer, *chat, *prompt.expert, *rest]
 
 
 def get_message_content(message: Message) -> str:
-    """Return all content that distinguishes the message from others."""
+    """Return all content that distinguishes the message from other messages."""
     content = f"{message.role}\x00{get_content_key(message.content)}"
     if message.is_plain:
         return content

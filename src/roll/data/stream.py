@@ -89,7 +89,7 @@ class WeightedStream(ABC, Generic[T, D]):
         return {source.domain: source.items[0] for source in self._sources}
 
     def sample_by_domain(self, count: int) -> dict[str, list[T]]:
-        """Return at most `count` items by domain, evenly spread over each source, without drawing them."""
+        """Return up to `count` items per domain, evenly spread over the domain's source, without drawing them."""
         items: dict[str, list[T]] = {}
         for source in self._sources:
             size = len(source.items)
@@ -176,14 +176,14 @@ class WeightedStream(ABC, Generic[T, D]):
         return self._orders[source_index][1]
 
     def state(self) -> dict[str, Any]:
-        """Return the stream's position as plain data, a few values per source."""
+        """Return the stream's position as plain data with a few values per source."""
         return {
             source.domain: {"num_drawn": drawn, "num_repeated": repeated, **self._get_settings(source)}
             for source, drawn, repeated in zip(self._sources, self._num_drawn, self._num_repeated, strict=True)
         }
 
     def _get_settings(self, source: WeightedSource[T]) -> dict[str, Any]:
-        """Return the settings of a source that must not change when a run is resumed, by the name of the setting."""
+        """Return the settings of a source, by name, that must not change when a run is resumed."""
         return {
             self.size_name: len(source.items),
             "weight": source.weight,

@@ -115,7 +115,7 @@ class EnvHosts:
 
     @asynccontextmanager
     async def open(self, settings: EnvironmentSettings) -> AsyncIterator[HostedEnv]:
-        """Start a new environment, yield it, and close it at the end; its failures are raised as `InfraError`.
+        """Start a new environment, yield it, and close it on exit; failures of the environment raise `InfraError`.
 
         Raises:
             InfraError: The environment cannot be started.

@@ -92,7 +92,7 @@ class Sampler:
         )
 
     def _scale(self, logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-        """Return logits divided by temperature, float32 [R, W], where W is V rounded up to blocks, padded with -inf."""
+        """Return logits divided by temperature, float32 [R, W], padded with -inf; W is V rounded up to full blocks."""
         rows, vocab = logits.shape
         padded = -(-vocab // BLOCK_SIZE) * BLOCK_SIZE
         # The buffers are reused, because allocating [R, V] numbers in every step costs more than the arithmetic.

@@ -56,7 +56,7 @@ class CatalogueEntry:
 
     @property
     def cache_name(self) -> str:
-        """The directory name in the cache: the model's name and a key of its file's hash and `CONVERSION_REVISION`."""
+        """The directory name in the cache: the model's name, and a hash of `sha256` and `CONVERSION_REVISION`."""
         key = hashlib.sha256(f"{self.sha256}/{CONVERSION_REVISION}".encode()).hexdigest()
         return f"{self.name}-{key[:12]}"
 

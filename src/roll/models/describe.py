@@ -304,7 +304,7 @@ def _count_experts(text: Mapping[str, Any]) -> int:
 
 
 def _read_inner_size(text: Mapping[str, Any], hidden: int) -> int:
-    """Return the inner size of an MLP; for MoE, the sum over the experts that process a token, with shared experts."""
+    """Return the inner size of an MLP; for MoE, the sum over all experts of a token, including shared experts."""
     dense = text.get("intermediate_size") or text.get("n_inner") or 4 * hidden
     if not isinstance(dense, int):  # some model families have one size per layer
         dense = max((size for size in dense if isinstance(size, int)), default=4 * hidden)

@@ -24,7 +24,7 @@ _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 def compute_model_fingerprint(directory: Path) -> str:
     """Return a hash of `config.json`, the settings of the image processor, and the weight files.
 
-    The hash of a weight file covers its name, its size, both ends, and blocks in between.
+    The hash of a weight file covers the file's name, its size, its beginning and end, and blocks in between.
     """
     digest = xxhash.xxh3_128((directory / "config.json").read_bytes())
     for path in (directory / name for name in _PROCESSOR_FILES):

@@ -91,7 +91,7 @@ def add_older_tokenizer_keys(settings: Mapping[str, Any], *, is_fast: bool) -> d
 
 
 class _Rope(NamedTuple):
-    """Rotary parameters of one type of layers."""
+    """Rotary parameters of one layer type."""
 
     rope_type: str = "default"
     rope_theta: Any = None

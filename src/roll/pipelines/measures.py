@@ -49,8 +49,8 @@ def compute_score(rollouts: Sequence[Rollout]) -> float:
     """Return the mean score of the rewarded rollouts; 0 if there are none.
 
     A rollout scores 1 if it is correct and 0 if it is not; if the reward does not decide correctness, the score is the
-    reward's value. So the mean is the accuracy if every reward decides correctness, and the mean reward if none does.
-    Every rollout counts equally, so a source with more rollouts has a larger weight.
+    reward's value. The mean is therefore the accuracy if every reward decides correctness, and the mean reward if no
+    reward does. Every rollout counts equally, so a source with more rollouts has a larger weight.
     """
     found = [r.reward for r in rollouts if r.reward is not None]
     return _compute_mean([r.value if r.correct is None else float(r.correct) for r in found])

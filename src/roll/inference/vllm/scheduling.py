@@ -20,7 +20,7 @@ SCHEDULER_PATH = f"{__name__}.build_scheduler"
 
 
 def build_scheduler(*, vllm_config: Any, **options: Any) -> Any:
-    """Return vLLM's default scheduler with the workaround applied.
+    """Return vLLM's default scheduler, patched to send workers the pixels of all images.
 
     Args:
         vllm_config: The configuration of vLLM.

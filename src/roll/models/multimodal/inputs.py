@@ -123,7 +123,7 @@ class MediaInputs:
         return found
 
     def has_tokens(self, digest: str) -> bool:
-        """Return whether a medium's tokens are cached, so that `get_without_inputs` need not process the medium."""
+        """Return whether a medium's tokens are cached; if so, `get_without_inputs` need not process the medium."""
         return digest in self._tokens
 
     def get_blank(self, kind: MediaKind) -> ProcessedMedia:

@@ -45,7 +45,7 @@ class ImageRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowDraw:
-    """One use of a row, drawn from the data; the ledger records its outcome."""
+    """One use of a row for training; the ledger records the outcome."""
 
     draw_id: int
     row: ImageRow

@@ -57,7 +57,7 @@ class RecordedDraw(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedSession:
-    """One session of the run, from a start or a resumption, with the data that all of its steps share."""
+    """One session of a run, which begins when the run starts or resumes, with the data that all of its steps share."""
 
     number: int
     """Number of the session, from 1."""

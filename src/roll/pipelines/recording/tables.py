@@ -81,7 +81,7 @@ class _RolloutRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepMetadata:
-    """The fields of a `RecordedStep` that are in no table. Older recordings lack the fields with a default."""
+    """The fields of a `RecordedStep` that are not stored in tables. Older recordings lack the fields with a default."""
 
     step: int
     session: int
@@ -113,7 +113,7 @@ _LIST_FIELDS = ("expired_lengths", "staleness")
 
 
 def extract_metadata(step: RecordedStep) -> dict[str, Any]:
-    """Return the fields of a step that are in no table, as JSON data."""
+    """Return the fields of a step that are not stored in tables, as JSON data."""
     return {
         "format": FORMAT,
         **{name: getattr(step, name) for name in _SCALAR_FIELDS},
