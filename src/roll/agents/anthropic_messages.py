@@ -170,7 +170,7 @@ def _build_conversation(request: CountTokensRequest, warnings: WarningLog) -> Co
 
 
 def _read_tools(tools: Sequence[ClientTool | UnknownObject], warnings: WarningLog) -> list[ToolSpec]:
-    """Convert the tools of a request; a deferred tool is included only after a tool search has returned it."""
+    """Convert the tools of a request; the model sees a deferred tool only after a tool search has returned it."""
     unsupported = [_get_unknown_tool_name(tool) for tool in tools if isinstance(tool, UnknownObject)]
     vendor_searches = any(name.startswith("tool_search_tool") for name in unsupported)
     specs = [
