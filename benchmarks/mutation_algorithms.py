@@ -304,7 +304,7 @@ BUGS = (
     Bug(
         "an answer of a pair that is marked as context is judged",
         "data/examples/reader.py",
-        "any(place >= conversation.num_prompt_messages for place in conversation.untrained):",
+        "any(\n        place >= conversation.num_prompt_messages for place in conversation.untrained_messages\n    ):",
         "False:",
         "data/conversations/test_row_forms.py",
     ),

@@ -117,7 +117,7 @@ def test_cli_hostile_run_rollouts_behind_a_link_are_not_followed(run: Path, caps
     (run / "rollouts").rename(run.parent / "elsewhere")
     (run / "rollouts").symlink_to(run.parent / "elsewhere")
     assert roll(["view", str(run)]) == 2
-    assert "is a link, and links are not followed" in capsys.readouterr().err
+    assert "is a symbolic link, which is not followed" in capsys.readouterr().err
 
 
 def test_cli_hostile_run_a_file_that_is_deleted_while_the_others_are_read_is_left_out(

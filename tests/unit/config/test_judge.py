@@ -57,7 +57,7 @@ def test_config_judge_engines_follow_from_devices(
         ({"judge": {"engine": "hf", "tensor_parallel": 2}}, "the hf engine supports only one device"),
         (
             {"judge": {"max_context": 1024}},
-            "no room for questions, since data.0.reward.0.max_reply_tokens is 1024",
+            "leaves no tokens for questions, because data.0.reward.0.max_reply_tokens is 1024",
         ),
         (
             {"judge": {"num_engines": 3}, "mapping": {}},
