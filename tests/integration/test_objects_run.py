@@ -68,7 +68,7 @@ def test_python_api_run_a_run_with_objects_is_continued_with_the_same_objects_al
     ):
         roll.resume(run, more, reward=reward)
     with pytest.raises(
-        ConfigError, match=r"the reward 'reward' is a Python object, which is not stored in a file: pass it again"
+        ConfigError, match=r"the reward 'reward' is a Python object, which is not stored with the run: pass it again"
     ):
         roll.resume(run, more, data=ROWS)
     with pytest.raises(CheckpointError, match="the data changed since the checkpoint"):

@@ -161,7 +161,7 @@ def test_replay_run_what_cannot_be_replayed_is_refused_and_leaves_nothing_behind
         (
             ["algorithm.advantage.mean=greedy"],
             ConfigError,
-            "as its baseline, but the recorded run has none",
+            "but the recorded run has no greedy answers",
         ),
         (["tracking.record_rollouts=true"], ConfigError, "would record batches that replay.run already recorded"),
         (["replay.checkpoint=nowhere"], ConfigError, "'nowhere' is not a checkpoint"),

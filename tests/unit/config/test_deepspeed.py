@@ -29,7 +29,7 @@ def test_config_deepspeed_settings_of_a_back_end_that_does_not_run_are_refused()
     TrainingConfig(num_steps=1, backend="deepspeed", deepspeed=settings)
     with pytest.raises(ValidationError, match="only the deepspeed back-end uses this"):
         TrainingConfig(num_steps=1, deepspeed=settings)
-    with pytest.raises(ValidationError, match="deepspeed does not support training"):
+    with pytest.raises(ValidationError, match="deepspeed back-end does not support training"):
         TrainingConfig(num_steps=1, backend="deepspeed", parallel=ParallelConfig(tp=2))
 
 

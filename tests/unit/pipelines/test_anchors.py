@@ -489,6 +489,6 @@ def test_anchors_that_could_not_be_are_refused() -> None:
         chain_config(anchors={}, rollout={"loop": "mine:loop"})
     with pytest.raises(ValueError, match=r"rollout\.agent generates whole rollouts, so no environment would be used"):
         chain_config(rollout={"agent": {"function": "mine.py:agent"}})
-    with pytest.raises(ValueError, match=r"algorithm\.imitation would change nothing"):
+    with pytest.raises(ValueError, match=r"algorithm\.imitation has no effect"):
         chain_config(algorithm={"imitation": {"weight": 0}})
     assert chain_config(anchors={}, algorithm={"imitation": {"weight": 0}}).has_demonstrations

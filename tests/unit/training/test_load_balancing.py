@@ -96,7 +96,7 @@ def test_load_balancing_what_cannot_be_divided_or_kept_even_says_so(tiny_model: 
     for path, reason in ((moe, "has 4 experts, which is not a multiple"), (tiny_model, "is not a mixture of experts")):
         with pytest.raises(ModelError, match=reason):
             check_experts(path, 3)
-    with pytest.raises(ValueError, match="deepspeed does not support training"):
+    with pytest.raises(ValueError, match="deepspeed back-end does not support training"):
         TrainingConfig(num_steps=1, backend="deepspeed", parallel=ParallelConfig(ep=2))
     assert ParallelConfig(tp=2, ep=4).find_layout_problem(8) is None
     assert "a multiple of 4 can" in str(ParallelConfig(tp=2, ep=4).find_layout_problem(6))

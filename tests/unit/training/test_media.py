@@ -266,7 +266,7 @@ def test_images_parts_are_refused_for_a_model_of_text(tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"freeze": ["tower", "projector", "language_model"]}, "nothing would be trained"),
+        ({"freeze": ["tower", "projector", "language_model"]}, "no part would be trained"),
         ({"freeze": ["tower"], "learning_rate_factors": {"tower": 0.1}}, "'tower' is frozen, but has"),
         ({"learning_rate_factors": {"tower": 0.0}}, "greater than 0"),
         ({"freeze": ["encoder"]}, "'tower', 'projector' or 'language_model'"),
