@@ -116,5 +116,5 @@ async def test_reward_function_a_function_that_takes_other_arguments_is_refused_
 
 
 async def test_reward_function_a_reward_that_was_not_given_again_says_so(pool):
-    with pytest.raises(ConfigError, match=r"the reward 'mine' is a Python object, which is not stored in a file"):
+    with pytest.raises(ConfigError, match=r"the reward 'mine' is a Python object, which is not stored with the run"):
         build_python_verifier(PythonReward(type="python", name="mine"), pool)
