@@ -26,7 +26,7 @@ class AgentLimits(Section):
 
 
 class AgentConfig(Section):
-    """An agent program that generates rollouts: it calls the policy with a URL and an API key, as any LLM API."""
+    """An agent program that generates rollouts. It calls the policy through a URL and an API key, like any LLM API."""
 
     function: str | None = path_option(
         None,
@@ -76,8 +76,8 @@ class AgentConfig(Section):
     )
     files: dict[str, str] = path_option(
         {},
-        "Files to copy into the working directory if `command` runs in a sandbox: a mapping from the name there to "
-        "the path of the file.",
+        "Files to copy into the working directory if `command` runs in a sandbox: a mapping from the name in that "
+        "directory to the file's path.",
         examples=[{"agent.sh": "agent.sh"}],
     )
     environment: dict[str, str] = option({}, "Additional environment variables for `command`.")

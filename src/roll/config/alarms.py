@@ -46,15 +46,15 @@ class AlarmsConfig(Section):
     )
     infra_errors_above: float | None = option(
         0.25,
-        "Alarm if the share of answers that have no reward because a verifier, an environment or an engine failed is "
-        "above this value. Answers that were not verified because they were cut off do not count.",
+        "Alarm if the share of answers without a reward is above this value. Only answers count for which a "
+        "verifier, an environment or an engine failed, not answers that were cut off and therefore not verified.",
         ge=0,
         lt=1,
     )
     timeouts_above: float | None = option(
         0.5,
-        "Alarm if the share of answers that got a reward of 0 because their verification exceeded `time_limit_s` is "
-        "above this value.",
+        "Alarm if the share of answers whose verification exceeded `time_limit_s` is above this value. Such answers "
+        "get a reward of 0.",
         ge=0,
         lt=1,
     )
@@ -72,14 +72,14 @@ class AlarmsConfig(Section):
         unit="nats per token",
         gt=0,
     )
-    no_signal: bool = option(True, "Alarm if, in a step, the rewards of every group are all equal.")
+    no_signal: bool = option(True, "Alarm if a step has no learning signal: within every group, all rewards are equal.")
     unfinished_above: float | None = option(
         0.5, "Alarm if the share of rollouts that were cut off is above this value.", ge=0, lt=1
     )
     length_drift_above: float | None = option(
         None,
-        "Alarm if the mean answer length, relative to that of the first five steps, is above this value or below its "
-        "inverse.",
+        "Alarm if the mean answer length, divided by the mean length in the first five steps, is above this value or "
+        "below its inverse.",
         gt=1,
         examples=[3.0],
     )

@@ -64,8 +64,8 @@ class AdvantageConfig(Section):
     )
     std: Literal["none", "group", "batch", "running"] = option(
         "group",
-        "Divisor of the reward minus the baseline: the standard deviation over the group, the batch, or the run "
-        "so far (`running`). `none`: no scaling.",
+        "Standard deviation by which (reward - baseline) is divided. `group`, `batch`, `running`: over the group, "
+        "the batch, or the run so far. `none`: no scaling.",
     )
     per_domain: bool = option(
         True,
@@ -98,7 +98,7 @@ class RatioConfig(Section):
     )
     reduce: Literal["geometric", "product"] = option(
         "geometric",
-        "How the ratio of a chunk or sequence is computed: as geometric mean or as product of its tokens' ratios.",
+        "How the ratio of a chunk or sequence is computed: as the geometric mean or the product of its tokens' ratios.",
     )
     against: Literal["old", "rollout", "behavior"] = option(
         "old",
@@ -166,8 +166,8 @@ class FilterConfig(Section):
     skip_zero_variance: bool = option(
         True,
         "Whether to drop groups whose rewards are all equal, because their advantages are 0. Dropped groups are "
-        "counted. With a KL penalty, set this to `false` to apply the penalty to prompts that the policy always "
-        "solves, too.",
+        "counted. With a KL penalty, set this to `false` to apply the penalty also to prompts that the policy always "
+        "solves.",
     )
     metric: Literal["reward", "accuracy"] = option(
         "reward",

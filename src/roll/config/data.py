@@ -39,7 +39,8 @@ __all__ = [
 class _ScoredSource(Section):
     reward: RewardList = option(
         ...,
-        "Rewards that score the answers: a reward type, a section, or a list of these, each with a weight.",
+        "Rewards that score the answers: a reward type, a section, or a list of these. The total reward is the "
+        "weighted sum.",
         examples=["math"],
     )
     weight: float = option(1.0, "Weight of the source when prompts are drawn, relative to the other sources.", gt=0)

@@ -90,7 +90,7 @@ class SignSplit(Section):
 
 
 class NoGate(Section):
-    """r A without a bound; in the first update its gradient is that of A log pi."""
+    """r A without a bound; in the first update, its gradient equals the gradient of A log pi."""
 
     type: Literal["none"] = option(..., "Kind of gate.")
 

@@ -68,7 +68,7 @@ class ModelConfig(Section):
     )
     dtype: Literal["bfloat16", "float32"] = option(
         "bfloat16",
-        "Number format of the computation, in trainer and engines; master weights are always float32.",
+        "Number format of the computation in the trainer and the engines. Master weights are always float32.",
     )
     lora: LoRAConfig | None = option(None, "Adapters to train; `null` trains all weights.")
     vision: VisionConfig = option(

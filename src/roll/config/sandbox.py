@@ -62,7 +62,7 @@ class SandboxConfig(Section):
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
     )
     ca_file: str | None = path_option(
-        None, "CA certificates (PEM) that verify the service; by default the system's.", min_length=1
+        None, "CA certificates (PEM) for verifying the service; by default the system's CA certificates.", min_length=1
     )
     reconnect_timeout_s: float = option(
         60.0,

@@ -23,9 +23,9 @@ class CodeReward(RewardSection):
         "python", "Language of the answers, if the prompt's tests do not name one."
     )
     tests_key: str = option("tests", "Column with the tests.", min_length=1)
-    entry_point_key: str = option("entry_point", "Column with the name of the function under test; optional in a row.")
-    setup_key: str = option("setup", "Column with Python source that runs before the tests; optional in a row.")
-    language_key: str = option("language", "Column with the answer's language; optional in a row.")
+    entry_point_key: str = option("entry_point", "Column with the name of the function under test; rows may omit it.")
+    setup_key: str = option("setup", "Column with Python source that runs before the tests; rows may omit it.")
+    language_key: str = option("language", "Column with the answer's language; rows may omit it.")
     modules: list[str] = option(["solution"], "Names under which pytest files import the answer.", min_length=1)
     credit: Literal["all", "share"] = option(
         "all", "`all`: 1 if every case passes, otherwise 0. `share`: the share of cases that pass."

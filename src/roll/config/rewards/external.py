@@ -25,8 +25,8 @@ class PythonReward(PooledReward):
     type: Literal["python"] = option(..., "Kind of reward.")
     function: str | None = path_option(
         None,
-        "Import path of the function: `package.module:function`, or `path/to/file.py:function`. `null` if the function "
-        "is passed as an object: `roll.train(config, reward=function)`.",
+        "Import path of the function: `package.module:function` or `path/to/file.py:function`. `null` if the "
+        "function is passed as an object: `roll.train(config, reward=function)`.",
         examples=["my_package.rewards:score", "examples/rewards/short_answer.py:score"],
         pattern=FUNCTION_PATTERN,
     )

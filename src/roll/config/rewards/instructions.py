@@ -47,7 +47,7 @@ class FormatReward(PooledReward):
     )
     tags: list[str] = option(
         [],
-        "Tags that must occur in this order. Each must occur exactly once, with a closing tag and some content.",
+        "Tags that must occur in this order, each exactly once, with content and a closing tag.",
         examples=[["think", "answer"]],
     )
     only_tags: bool = option(False, "Whether only white space is allowed outside the tags.")

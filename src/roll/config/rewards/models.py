@@ -96,9 +96,7 @@ class JudgeReward(RewardSection):
         gt=0,
     )
     parse_attempts: int = option(3, "Maximum number of requests for one verdict if replies cannot be parsed.", ge=1)
-    cache_size: int = option(
-        20_000, "Number of replies that are cached in memory, by content; 0 disables the cache.", ge=0
-    )
+    cache_size: int = option(20_000, "Maximum number of replies that are cached in memory; 0 disables the cache.", ge=0)
     cache_dir: str | None = path_option(
         None, "Directory of a reply cache that several runs can share.", examples=["cache/judge"]
     )

@@ -66,8 +66,8 @@ class RemoteReward(RewardSection):
     )
     cache_size: int = option(
         20_000,
-        "Number of results that are cached in memory, by content. 0 disables the cache; use it if the service's "
-        "results are random.",
+        "Maximum number of results that are cached in memory. 0 disables the cache; use it if the service's results "
+        "are random.",
         ge=0,
     )
     cache_dir: str | None = path_option(
