@@ -17,7 +17,7 @@ from roll.config.training import TRAINERS
 from roll.inference import EngineSpec, build_engine, get_engine_capabilities
 from roll.protocols import TrainBackend, TrainerGroup, WorkerPool
 from roll.running import run_detached
-from roll.types import WeightUpdate
+from roll.types import WeightStore, WeightUpdate
 
 if TYPE_CHECKING:
     from roll.tracking import RunDirectory
@@ -57,7 +57,11 @@ class LocalTrainerGroup(TrainerGroup):
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     async def send_weights(
-        self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
+        self,
+        policy_version: int,
+        transport: str,
+        deliver: Callable[[WeightUpdate], Awaitable[None]],
+        store: WeightStore | None = None,
     ) -> Mapping[str, int]:
         from roll.training.engine_weights import build_engine_weights
         from roll.weights import Sender, send_weights
@@ -70,6 +74,7 @@ class LocalTrainerGroup(TrainerGroup):
             deliver,
             sender=self._sender,
             executor=self._thread,
+            store=store,
         )
 
     async def close(self) -> None:

@@ -20,7 +20,7 @@ from roll.cluster.actor_log import redirect_to_run_log
 from roll.cluster.ray_answers import await_answer
 from roll.errors import EngineDiedError
 from roll.inference import ENGINES, EngineSpec, build_engine, resolve_engine_kind
-from roll.protocols import PauseMode, SupportsReadback
+from roll.protocols import PauseMode, SupportsPrefetch, SupportsReadback
 from roll.types import (
     EngineLoad,
     FloatArray,
@@ -66,6 +66,11 @@ class EngineActor:
     async def applied_checksums(self) -> Mapping[str, int] | None:
         """Return the checksums of the weights that the engine computes with; `None` if it cannot read them back."""
         return await self._engine.applied_checksums() if isinstance(self._engine, SupportsReadback) else None
+
+    async def prefetch_weights(self, update: WeightUpdate) -> None:
+        """Fetch new weights while requests run, if the engine supports this."""
+        if isinstance(self._engine, SupportsPrefetch):
+            await self._engine.prefetch_weights(update)
 
     async def call(self, name: str, *arguments: Any) -> Any:
         """Call any other method of the engine."""
@@ -127,6 +132,9 @@ class RayEngine:
 
     async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
         return await self._await(self._actor.call.remote("update_weights", update))
+
+    async def prefetch_weights(self, update: WeightUpdate) -> None:
+        await self._await(self._actor.prefetch_weights.remote(update))
 
     async def applied_checksums(self) -> Mapping[str, int] | None:
         return await self._await(self._actor.applied_checksums.remote())

@@ -28,7 +28,7 @@ from roll.errors import WorkerDiedError
 from roll.protocols import TrainBackend, TrainerGroup
 from roll.training import TrainerSpec
 from roll.training.engine_weights import build_engine_weights
-from roll.types import TrainingBatch, WeightUpdate
+from roll.types import TrainingBatch, WeightStore, WeightUpdate
 from roll.weights import Sender, run_sync
 
 __all__ = ["RayTrainerGroup", "TrainerActor"]
@@ -64,9 +64,9 @@ class TrainerActor:
         """Call a method of the back-end by name."""
         return getattr(self._backend, name)(*arguments, **options)
 
-    def stage(self, policy_version: int, transport: str) -> WeightUpdate | None:
+    def stage(self, policy_version: int, transport: str, store: WeightStore | None) -> WeightUpdate | None:
         """See `Sender.stage`."""
-        return self._sender.stage(build_engine_weights(self._backend, self._spec), policy_version, transport)
+        return self._sender.stage(build_engine_weights(self._backend, self._spec), policy_version, transport, store)
 
     def send(self) -> dict[str, int]:
         return self._sender.send()
@@ -173,14 +173,18 @@ class RayTrainerGroup(TrainerGroup):
         )
 
     async def send_weights(
-        self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
+        self,
+        policy_version: int,
+        transport: str,
+        deliver: Callable[[WeightUpdate], Awaitable[None]],
+        store: WeightStore | None = None,
     ) -> Mapping[str, int]:
-        return await run_sync(self, policy_version, transport, deliver)
+        return await run_sync(self, policy_version, transport, deliver, store)
 
-    async def stage(self, policy_version: int, transport: str) -> WeightUpdate:
+    async def stage(self, policy_version: int, transport: str, store: WeightStore | None) -> WeightUpdate:
         return (
             await self._call_all_ranks(
-                lambda: [actor.stage.remote(policy_version, transport) for actor in self._actors]
+                lambda: [actor.stage.remote(policy_version, transport, store) for actor in self._actors]
             )
         )[0]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
+
+from pydantic import model_validator
 
 from roll.config.base import Section, option
 
@@ -36,8 +38,27 @@ class CheckpointConfig(Section):
 class WeightSyncConfig(Section):
     """Transfer of the trainer's weights to the engines, and its verification."""
 
-    transport: Literal["auto", "in_process", "shared_memory", "broadcast"] = option(
-        "auto", "Transport of the tensors; `auto` selects the fastest one that reaches every engine."
+    transport: Literal["auto", "in_process", "shared_memory", "broadcast", "store"] = option(
+        "auto",
+        "Transport of the tensors; `auto` selects the fastest of the first three that reaches every engine. `store`: "
+        "files in `store`, which engines fetch while they generate.",
+    )
+    store: str | None = option(
+        None,
+        "`transport: store`: directory that trainer and engines share, or URL of `fsspec` (`s3://bucket/path`).",
+        examples=["/mnt/shared/weights"],
+    )
+    full_copy_every_num_syncs: int = option(
+        20,
+        "`transport: store`: write all weights at every N-th sync. Other syncs write only the changes, if these are "
+        "smaller.",
+        ge=1,
+    )
+    local_copy_dir: str | None = option(
+        None,
+        "`transport: store`: directory on the engines' hosts for their copies of the weights; by default the system's "
+        "directory for temporary files.",
+        examples=["/local/weights"],
     )
     probe_every_num_steps: int = option(
         1,
@@ -50,6 +71,19 @@ class WeightSyncConfig(Section):
         "sync.",
         gt=0,
     )
+
+    @model_validator(mode="after")
+    def _check_store(self) -> Self:
+        if self.transport == "store" and not self.store:
+            raise ValueError(
+                "transport is store, but store is not set: set store to a directory that trainer and engines share, "
+                "or to a URL such as s3://bucket/path"
+            )
+        if self.transport != "store" and self.store is not None:
+            raise ValueError(
+                f"store is '{self.store}', but transport is {self.transport}: set transport to store, or remove store"
+            )
+        return self
 
 
 class TrackingConfig(Section):

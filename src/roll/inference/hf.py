@@ -39,6 +39,7 @@ import numpy as np
 from roll.errors import EngineDiedError, RollError, UserError, WeightSyncError
 from roll.inference.hf_requests import RequestQueue, Row, check_options, check_request, create_row
 from roll.inference.hf_thread import WorkerThread
+from roll.inference.prefetching import PrefetchMixin
 from roll.inference.spec import EngineSpec
 from roll.protocols import PauseMode
 from roll.running import run_detached, run_in_thread
@@ -71,7 +72,7 @@ SETTLE_ITERATIONS = 3
 """Number of event loop iterations without a new request after which a wave begins."""
 
 
-class HFEngine:
+class HFEngine(PrefetchMixin):
     """The `hf` engine; implements `InferenceEngine`. The module's docstring lists its guarantees."""
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -125,8 +126,8 @@ class HFEngine:
 
         A thread cannot be killed, so a step that exceeds `CLOSE_TIMEOUT_S` is abandoned and keeps its memory.
         """
-        if not self._death:
-            self._mark_dead("it was closed")
+        self._mark_dead("it was closed")
+        self.delete_local_weights()
         executor, self._executor = self._executor, None
         if executor is None:
             return

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from roll.errors import ConfigError, EngineError, RollError, find_raise_location, one_line_error
-from roll.protocols import InferenceEngine, PauseMode, SupportsReadback
+from roll.protocols import InferenceEngine, PauseMode, SupportsPrefetch, SupportsReadback
 from roll.types import (
     EngineLoad,
     FloatArray,
@@ -24,7 +24,10 @@ _METHODS = [name for name, value in vars(InferenceEngine).items() if not name.st
 
 
 class UserEngine:
-    """Forwards every call to the user-defined engine, and checks the results. Also implements `SupportsReadback`."""
+    """Forwards every call to the user-defined engine, and checks the results.
+
+    Also implements `SupportsPrefetch` and `SupportsReadback`.
+    """
 
     def __init__(self, kind: str, engine_id: str, build: Callable[[], Any]) -> None:
         """Build the user's engine.
@@ -90,6 +93,10 @@ class UserEngine:
 
     async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
         return self._check_result("update_weights", await self._call("update_weights", update), WeightReceipt)
+
+    async def prefetch_weights(self, update: WeightUpdate) -> None:
+        if isinstance(self._engine, SupportsPrefetch):
+            await self._call("prefetch_weights", update)
 
     async def applied_checksums(self) -> Mapping[str, int] | None:
         return await self._call("applied_checksums") if isinstance(self._engine, SupportsReadback) else None

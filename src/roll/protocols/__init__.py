@@ -1,7 +1,7 @@
 """The interfaces between packages, as `typing.Protocol` classes."""
 
 from roll.protocols.data import Draw, Items, PromptSource, Reward
-from roll.protocols.engines import InferenceEngine, PauseMode, SupportsReadback
+from roll.protocols.engines import InferenceEngine, PauseMode, SupportsPrefetch, SupportsReadback
 from roll.protocols.trainers import LossFn, Scorer, StateKind, TrainBackend, TrainerGroup, WeightSource
 from roll.protocols.workers import ActorHandle, WorkerPool
 
@@ -16,6 +16,7 @@ __all__ = [
     "Reward",
     "Scorer",
     "StateKind",
+    "SupportsPrefetch",
     "SupportsReadback",
     "TrainBackend",
     "TrainerGroup",

@@ -16,7 +16,7 @@ from roll.types import (
     WeightUpdate,
 )
 
-__all__ = ["InferenceEngine", "PauseMode", "SupportsReadback"]
+__all__ = ["InferenceEngine", "PauseMode", "SupportsPrefetch", "SupportsReadback"]
 
 PauseMode: TypeAlias = Literal["keep", "abort", "drain"]
 
@@ -91,6 +91,21 @@ class InferenceEngine(Protocol):
 
     async def close(self) -> None:
         """Shut down the engine and every process it started. Calling it twice is safe."""
+        ...
+
+
+@runtime_checkable
+class SupportsPrefetch(Protocol):
+    """An optional extension of `InferenceEngine`: an engine that can fetch new weights while it generates."""
+
+    async def prefetch_weights(self, update: WeightUpdate) -> None:
+        """Fetch the weights of an update to this host, so that a later `update_weights` only applies them.
+
+        Requests continue meanwhile, with the old weights. `roll.weights.store.WeightPrefetcher` implements this.
+
+        Raises:
+            WeightSyncError: The weights cannot be fetched; the message names the file and the store.
+        """
         ...
 
 

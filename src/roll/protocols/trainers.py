@@ -20,6 +20,7 @@ from roll.types import (
     Outputs,
     StepResult,
     TrainingBatch,
+    WeightStore,
     WeightUpdate,
 )
 
@@ -224,9 +225,19 @@ class TrainerGroup(ABC):
 
     @abstractmethod
     async def send_weights(
-        self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
+        self,
+        policy_version: int,
+        transport: str,
+        deliver: Callable[[WeightUpdate], Awaitable[None]],
+        store: WeightStore | None = None,
     ) -> Mapping[str, int]:
         """Stage the weights, then send them while `deliver` passes the update to the engines, then release them.
+
+        Args:
+            policy_version: The version of the weights.
+            transport: The name of the transport.
+            deliver: A function that passes the update to the engines.
+            store: The file store of the transport `store`.
 
         Returns:
             64-bit checksums of the sent bytes, by tensor name.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["EngineLoad", "EngineStepSpan", "TensorSpec", "WeightReceipt", "WeightUpdate"]
+__all__ = ["EngineLoad", "EngineStepSpan", "TensorSpec", "WeightReceipt", "WeightStore", "WeightUpdate"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +24,24 @@ class TensorSpec:
     def num_elements(self) -> int:
         """Number of elements, the product of the shape."""
         return int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightStore:
+    """The file store through which the weight transport `store` sends weights."""
+
+    url: str
+    """A directory, or a URL of `fsspec`."""
+    session: str
+    """Directory in the store of this session of the run; no other session or run uses it."""
+    previous_session: str = ""
+    """Directory of an earlier session of the run, which the trainer deletes; an empty string if there is none."""
+    full_copy_every: int = 20
+    """Number of weight syncs after which all weights are written again instead of the changes only."""
+    local_dir: str | None = None
+    """Directory for local copies on the engines' hosts; by default the system's directory for temporary files."""
+    adapter: str | None = None
+    """Adapter whose weights are sent; `None` for the policy's own weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

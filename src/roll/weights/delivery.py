@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from roll.errors import EngineDiedError, WeightSyncError
-from roll.protocols import InferenceEngine
+from roll.protocols import InferenceEngine, SupportsPrefetch
 from roll.types import WeightReceipt, WeightUpdate
 from roll.weights.broadcast import build_engine_update
 from roll.weights.plan import compute_total_bytes
 from roll.weights.probe import find_majority_dtype
 from roll.weights.quantization import find_quantized_dtype
+from roll.weights.store.handle import StoreHandle
 
 __all__ = ["Delivery", "call_with_timeout"]
 
@@ -35,7 +36,39 @@ class Delivery:
     errors: dict[str, Exception] = field(default_factory=dict)
     num_bytes: int = 0
     dtype: str = "float32"
+    transport_metrics: dict[str, float] = field(default_factory=dict)
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    def copy_settings(self) -> Delivery:
+        """Return a delivery of the same version for another attempt, without results."""
+        return Delivery(policy_version=self.policy_version, timeout_s=self.timeout_s, adapter=self.adapter)
+
+    async def prefetch(self, engines: Sequence[InferenceEngine], update: WeightUpdate) -> list[InferenceEngine]:
+        """Let engines fetch an update from a store while they generate; return the engines that are alive.
+
+        Raises:
+            WeightSyncError: an engine cannot fetch the update.
+        """
+        handle: StoreHandle = update.handle
+        begin = asyncio.get_running_loop().time()
+        self.timeout_s += handle.max_fetch_s
+        able = [engine for engine in engines if isinstance(engine, SupportsPrefetch)]
+        calls = (
+            call_with_timeout(self.timeout_s, engine, engine.prefetch_weights(update), "fetch the weights")
+            for engine in able
+        )
+        for engine, error in zip(able, await asyncio.gather(*calls, return_exceptions=True), strict=True):
+            if isinstance(error, EngineDiedError):
+                self.dead_engines[engine.engine_id] = error
+            elif isinstance(error, Exception):
+                self.errors[engine.engine_id] = error
+        if self.errors:
+            raise WeightSyncError("an engine cannot fetch the weights")
+        self.transport_metrics = {
+            **handle.compute_metrics(),
+            "sync/prefetch_s": asyncio.get_running_loop().time() - begin,
+        }
+        return [engine for engine in engines if engine.engine_id not in self.dead_engines]
 
     async def deliver(self, engines: Sequence[InferenceEngine], update: WeightUpdate) -> None:
         """Send the update to all engines; return when each engine has confirmed it or failed.

@@ -54,6 +54,7 @@ TRANSPORTS: Registry[TransportOpener] = Registry(
         "in_process": "roll.weights.in_process:receive",
         "shared_memory": "roll.weights.shared_memory:receive",
         "broadcast": "roll.weights.broadcast:receive",
+        "store": "roll.weights.store.receiver:receive",
     },
 )
 

@@ -38,17 +38,23 @@ class SyncReport:
     probe_s: float = 0.0
     adapter: str | None = None
     """The adapter whose weights were pushed; `None` for the policy's own weights."""
+    pause_s: float = 0.0
+    """Duration for which engines were paused: while they applied the weights and read them back."""
+    transport_metrics: Mapping[str, float] = field(default_factory=dict)
+    """Metrics that only the transport has."""
 
     def compute_metrics(self) -> dict[str, float]:
         """Return the metrics of the sync; probe metrics are the maxima over the engines."""
         values = {
             "sync/transfer_s": self.seconds,
+            "sync/pause_s": self.pause_s,
             "sync/bytes": float(self.num_bytes),
             "sync/tensors": float(self.num_tensors),
             "sync/engines": float(len(self.engines)),
             "sync/engines_dead": float(len(self.dead_engines)),
             "sync/checksums_read_back": float(self.num_read_back),
         }
+        values |= self.transport_metrics
         if self.probe:
             results = self.probe.values()
             values |= {

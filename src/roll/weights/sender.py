@@ -24,10 +24,11 @@ from typing import Any, Protocol, TypeVar
 
 from roll.errors import ConfigError, WeightSyncError
 from roll.protocols import WeightSource
-from roll.types import WeightUpdate
+from roll.types import WeightStore, WeightUpdate
 from roll.weights.broadcast_sender import BroadcastSender
 from roll.weights.in_process import InProcessSender
 from roll.weights.shared_memory import SharedMemorySender
+from roll.weights.store.sender import StoreSender
 
 __all__ = ["BUCKET_BYTES", "SendSteps", "Sender", "run_sync", "send_weights"]
 
@@ -73,6 +74,7 @@ class Sender:
         self._makers: dict[str, Callable[[], TransportSender]] = {
             "in_process": InProcessSender,
             "shared_memory": SharedMemorySender,
+            "store": StoreSender,
             "broadcast": lambda: BroadcastSender(bucket_bytes=bucket_bytes, host=host, timeout_s=timeout_s),
         }
         self._outgoing: dict[str, TransportSender] = {}
@@ -81,16 +83,19 @@ class Sender:
         self._staged: TransportSender | None = None
         """The transport in use from `stage` to `send`."""
 
-    def stage(self, source: WeightSource, policy_version: int, transport: str) -> WeightUpdate | None:
+    def stage(
+        self, source: WeightSource, policy_version: int, transport: str, store: WeightStore | None = None
+    ) -> WeightUpdate | None:
         """Prepare the weights for sending; return the update for the engines, or `None` on ranks other than 0.
 
         Args:
             source: The weights; its tensors must not change until `release`.
             policy_version: The version of the weights.
-            transport: `in_process`, `shared_memory` or `broadcast`.
+            transport: `in_process`, `shared_memory`, `broadcast` or `store`.
+            store: The file store of the transport `store`.
 
         Raises:
-            ConfigError: the transport is unknown.
+            ConfigError: the transport is unknown, or `store` is not set for the transport `store`.
             UnsupportedError: the transport is not supported on this system.
         """
         if transport not in self._makers:
@@ -98,8 +103,10 @@ class Sender:
             raise ConfigError(f"unknown weight transport '{transport}'. Known: {known}.")
         if transport not in self._outgoing:
             self._outgoing[transport] = self._makers[transport]()
-        self._current = self._staged = self._outgoing[transport]
-        return self._current.stage(source, policy_version)
+        self._current = self._staged = outgoing = self._outgoing[transport]
+        if isinstance(outgoing, StoreSender):
+            outgoing.select_store(store)
+        return outgoing.stage(source, policy_version)
 
     def send(self) -> dict[str, int]:
         """Transmit the staged weights while engines receive them; block until the last byte is sent.
@@ -132,7 +139,7 @@ class Sender:
 class SendSteps(Protocol):
     """The three steps of a sync, called by the controller; each runs on all ranks of a trainer at once."""
 
-    async def stage(self, policy_version: int, transport: str) -> WeightUpdate:
+    async def stage(self, policy_version: int, transport: str, store: WeightStore | None) -> WeightUpdate:
         """Call `Sender.stage` on every rank; return rank 0's update."""
         ...
 
@@ -145,7 +152,9 @@ class SendSteps(Protocol):
         ...
 
 
-async def run_sync(steps: SendSteps, policy_version: int, transport: str, deliver: DeliverFn) -> Mapping[str, int]:
+async def run_sync(
+    steps: SendSteps, policy_version: int, transport: str, deliver: DeliverFn, store: WeightStore | None = None
+) -> Mapping[str, int]:
     """Stage the weights, send them while `deliver` passes the update to the engines, then release them.
 
     If `deliver` or `send` fails, the other is aborted. This implements `TrainerGroup.send_weights`.
@@ -154,7 +163,7 @@ async def run_sync(steps: SendSteps, policy_version: int, transport: str, delive
     sending: asyncio.Task[Mapping[str, int]] | None = None
     delivering: asyncio.Task[None] | None = None
     try:
-        update = await steps.stage(policy_version, transport)
+        update = await steps.stage(policy_version, transport, store)
         sending = asyncio.create_task(_await_result(steps.send()), name="send-weights")
         delivering = asyncio.create_task(_await_result(deliver(update)), name="deliver-weights")
         done, _ = await asyncio.wait({sending, delivering}, return_when=asyncio.FIRST_EXCEPTION)
@@ -191,9 +200,11 @@ class _LocalSendSteps:
         self._source = source
         self._executor = executor
 
-    async def stage(self, policy_version: int, transport: str) -> WeightUpdate:
+    async def stage(self, policy_version: int, transport: str, store: WeightStore | None) -> WeightUpdate:
         loop = asyncio.get_running_loop()
-        update = await loop.run_in_executor(self._executor, self._sender.stage, self._source, policy_version, transport)
+        update = await loop.run_in_executor(
+            self._executor, self._sender.stage, self._source, policy_version, transport, store
+        )
         assert update is not None, "rank 0 always returns an update"
         return update
 
@@ -212,6 +223,7 @@ async def send_weights(
     *,
     sender: Sender,
     executor: Executor | None = None,
+    store: WeightStore | None = None,
 ) -> Mapping[str, int]:
     """Send the weights of a single-rank trainer in this process: see `TrainerGroup.send_weights`.
 
@@ -222,8 +234,9 @@ async def send_weights(
         deliver: A function that passes the update to every engine, and returns when all engines have confirmed it.
         sender: The sender, which the caller keeps between syncs.
         executor: The executor that runs `stage` and `send`, such as the trainer's thread; by default any thread.
+        store: See `Sender.stage`.
 
     Returns:
         The checksum of the sent bytes, by tensor name.
     """
-    return await run_sync(_LocalSendSteps(sender, source, executor), policy_version, transport, deliver)
+    return await run_sync(_LocalSendSteps(sender, source, executor), policy_version, transport, deliver, store)

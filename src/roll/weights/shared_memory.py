@@ -33,7 +33,7 @@ from roll.weights.collective_iteration import iterate_to_end
 from roll.weights.plan import ALIGNMENT, describe_tensor, get_dtype, plan_buckets
 from roll.weights.receiver import ReceiverLocation, TensorStream
 
-__all__ = ["SegmentHandle", "SharedMemorySender", "receive"]
+__all__ = ["SegmentHandle", "SharedMemorySender", "map_tensors", "receive"]
 
 NUM_COPY_THREADS = 2
 """Number of threads that copy tensors: a single core cannot use the whole memory bandwidth."""
@@ -146,7 +146,7 @@ def receive(update: WeightUpdate, location: ReceiverLocation) -> Generator[Tenso
     with _open_segment(handle, update.policy_version) as descriptor:
         # Copy-on-write: an engine cannot change the sender's memory. For read-only memory, `torch.frombuffer` warns.
         mapped = mmap.mmap(descriptor, handle.num_bytes, access=mmap.ACCESS_COPY) if handle.num_bytes else b""
-    yield _map_tensors(update, mapped)
+    yield map_tensors(update, mapped)
 
 
 @contextmanager
@@ -178,7 +178,8 @@ def _open_segment(handle: SegmentHandle, policy_version: int) -> Generator[int]:
         os.close(descriptor)
 
 
-def _map_tensors(update: WeightUpdate, mapped: mmap.mmap | bytes) -> TensorStream:
+def map_tensors(update: WeightUpdate, mapped: mmap.mmap | bytes) -> TensorStream:
+    """Yield the tensors of an update as views of memory that contains all of them as a single bucket."""
     for bucket in plan_buckets(update.manifest, bucket_bytes=2**63):
         for slot in bucket.slots:
             dtype, spec = get_dtype(slot.spec), slot.spec

@@ -10,8 +10,9 @@ Invariants:
     - One sync runs at a time: `push` and `push_to` wait for each other.
     - `push` returns only if every engine that is alive holds every tensor as the trainer sent it, as far as this can be
       verified (docs/weight-sync.md); otherwise it raises `WeightSyncError` with the names of engine and tensor.
-    - Engines are paused only while tensors arrive and are read back. The probe runs after they resume: it is an
-      ordinary request, which a paused engine would not answer.
+    - Engines are paused only while tensors arrive and are read back. With the transport `store`, they fetch the weights
+      before they are paused. The probe runs after they resume: it is an ordinary request, which a paused engine would
+      not answer.
     - If an engine dies or does not answer, the sync of the other engines still succeeds. The dead engine is reported
       before the others resume, so that the caller can replace it. It may hold a mixture of old and new weights, and
       gets no further calls.
@@ -22,17 +23,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Any, TypeVar
 
 from roll.config.operations import WeightSyncConfig
 from roll.errors import EngineDiedError, WeightSyncError
 from roll.protocols import InferenceEngine, SupportsReadback, TrainerGroup
 from roll.rollout.engine_group import EngineGroup
-from roll.types import IntArray, SequenceMedia
+from roll.types import IntArray, SequenceMedia, WeightStore
 from roll.weights.delivery import Delivery, call_with_timeout
 from roll.weights.probe import NOISE_BOUNDS, ProbeChecker, ProbeResult, build_probe_batch
 from roll.weights.report import SyncReport, find_checksum_problem, find_receipt_problem
+from roll.weights.transfer import transfer_weights
 
 __all__ = ["SyncReport", "WeightSync"]
 
@@ -52,6 +54,7 @@ class WeightSync:
         probe: Token sequences [L], which are the same for the whole run; if empty, engines are not probed.
         probe_media: Media spans of each sequence; empty if no sequence has media.
         transport: The transport for `auto`: the fastest transport that reaches every engine.
+        store: The file store, if the configured transport is `store`.
         weights_on_device: A context in which the trainer's weights are on its device.
         timeout_s: The time that an engine has to receive and confirm the weights, and to answer the probe.
     """
@@ -65,6 +68,7 @@ class WeightSync:
         probe: Sequence[IntArray] = (),
         probe_media: SequenceMedia = (),
         transport: str = "in_process",
+        store: WeightStore | None = None,
         weights_on_device: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
         timeout_s: float = SYNC_TIMEOUT_S,
     ) -> None:
@@ -76,6 +80,7 @@ class WeightSync:
         self._trainer = trainer
         self._engines = engines
         self._config = config
+        self._store = store
         self._weights_on_device = weights_on_device
         self._timeout_s = timeout_s
         kept = [index for index, sequence in enumerate(probe) if len(sequence) > 1]
@@ -111,7 +116,7 @@ class WeightSync:
         policy_version: int,
         *,
         adapter: str | None = None,
-        pause_generation: AbstractAsyncContextManager[object] | None = None,
+        pause_generation: AbstractAsyncContextManager[Any] | None = None,
         on_dead: Callable[[Collection[str]], object] | None = None,
     ) -> SyncReport:
         """Send the trainer's weights to every engine that is awake, and verify that they arrived.
@@ -193,14 +198,25 @@ class WeightSync:
         engines: Sequence[InferenceEngine],
         version: int,
         probed: bool,
-        pause_generation: AbstractAsyncContextManager[object] | None = None,
+        pause_generation: AbstractAsyncContextManager[Any] | None = None,
         on_dead: Callable[[Collection[str]], object] | None = None,
     ) -> SyncReport:
         report_dead = on_dead or (lambda dead: None)
         clock = asyncio.get_running_loop().time
-        async with pause_generation or nullcontext():
-            begin = clock()
-            delivery, sent, dead = await self._transfer(engines, version)
+        begin = pause_begin = clock()
+        async with AsyncExitStack() as paused:
+
+            async def pause() -> None:
+                nonlocal begin, pause_begin
+                await paused.enter_async_context(pause_generation or nullcontext())
+                pause_begin = clock()
+                if self._store is None:
+                    begin = pause_begin
+
+            delivery = Delivery(policy_version=version, timeout_s=self._timeout_s, adapter=self._adapter)
+            delivery, sent, dead = await transfer_weights(
+                self._trainer, engines, delivery, self.transport, self._store, pause
+            )
             for engine_id, receipt in delivery.receipts.items():
                 self._raise_if_problem(find_receipt_problem(receipt, version, sent, self._adapter), engine_id, version)
             arrived = clock()
@@ -230,38 +246,9 @@ class WeightSync:
             probe=results,
             probe_s=clock() - verified,
             adapter=self._adapter,
+            pause_s=verified - pause_begin if engines else 0.0,
+            transport_metrics=delivery.transport_metrics,
         )
-
-    async def _transfer(
-        self, engines: Sequence[InferenceEngine], version: int
-    ) -> tuple[Delivery, Mapping[str, int], dict[str, EngineDiedError]]:
-        """Send the weights to all engines that are alive. A broadcast is repeated without the engines that died in it.
-
-        Returns:
-            The last delivery, the checksums that were sent, and the engines that died.
-        """
-        dead: dict[str, EngineDiedError] = {}
-        left = list(engines)
-        delivery = Delivery(policy_version=version, timeout_s=self._timeout_s, adapter=self._adapter)
-        while left:  # without engines, for example while all sleep, a broadcast would wait forever
-            failure: WeightSyncError | None = None
-            sent: Mapping[str, int] = {}
-            try:
-                sent = await self._trainer.send_weights(
-                    version, self.transport, lambda update, to=delivery, some=tuple(left): to.deliver(some, update)
-                )
-            except WeightSyncError as error:
-                failure = error
-            finally:
-                await delivery.end()
-            dead |= delivery.dead_engines
-            if failure is None and not delivery.errors:
-                return delivery, sent, dead
-            if not delivery.dead_engines or self.transport != "broadcast":
-                raise _combine_errors(version, failure, delivery.errors)
-            left = [engine for engine in left if engine.engine_id not in dead]
-            delivery = Delivery(policy_version=version, timeout_s=self._timeout_s, adapter=self._adapter)
-        return delivery, {}, dead
 
     async def _read_back(
         self,
@@ -348,19 +335,6 @@ async def _await_all(calls: Mapping[str, Awaitable[Any]], dead: dict[str, Engine
         else:
             results[engine_id] = answer
     return results
-
-
-def _combine_errors(version: int, failure: WeightSyncError | None, errors: Mapping[str, Exception]) -> Exception:
-    """Combine the errors of the engines into one; return `failure` if there are none."""
-    if not errors:
-        assert failure is not None, "no error to report"
-        return failure
-    details = "; ".join(
-        f"engine '{engine_id}': {str(error) or type(error).__name__}" for engine_id, error in errors.items()
-    )
-    combined = WeightSyncError(f"weight sync of policy version {version} failed: {details}")
-    combined.__cause__ = next(iter(errors.values()))
-    return combined
 
 
 def _format_advice(result: ProbeResult, engine_id: str) -> str:

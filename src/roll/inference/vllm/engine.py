@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 
 from roll.errors import EngineDiedError, InfraError, ModelError, UnsupportedError, WeightSyncError
+from roll.inference.prefetching import PrefetchMixin
 from roll.inference.spec import EngineSpec, reject_adapter
 from roll.inference.vllm.conversion import (
     INITIAL_VERSION,
@@ -71,7 +72,7 @@ DEATH_POLL_S = 0.25
 _PAUSE_MODES = {"keep": "keep", "abort": "abort", "drain": "wait"}
 
 
-class VLLMEngine:
+class VLLMEngine(PrefetchMixin):
     """The `vllm` engine; implements `InferenceEngine`."""
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -179,7 +180,7 @@ class VLLMEngine:
         if update.transport == "in_process":
             raise WeightSyncError(
                 "transport in_process is not supported by the vllm engine, because its workers run in other "
-                "processes: set weight_sync.transport to shared_memory or broadcast."
+                "processes: set weight_sync.transport to shared_memory, broadcast or store."
             )
         if self._asleep:
             raise WeightSyncError(f"engine '{self.engine_id}' is asleep: call wake() before update_weights().")
@@ -248,16 +249,15 @@ class VLLMEngine:
 
     async def close(self) -> None:
         """End the engine's processes; running requests raise `EngineDiedError`."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._launch is None:
+        was_closed, self._closed = self._closed, True
+        if was_closed or self._launch is None:
             return
         try:
             with suppress(Exception):  # a dead engine cannot abort requests, and they have already failed
                 await self._llm.abort(list(self._running))
             await asyncio.sleep(0)  # lets aborted requests return before their queues are closed
         finally:  # even if this call is canceled: close is not called again
+            self.delete_local_weights()
             await asyncio.to_thread(self._launch.shutdown)
 
     async def _end_update(self) -> None:

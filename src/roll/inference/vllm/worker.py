@@ -35,7 +35,7 @@ __all__ = ["WeightReceiver", "check_manifest", "check_weights_applied", "read_ch
 
 logger = logging.getLogger("vllm.roll")
 """A child of vLLM's logger, so that its messages are written to vLLM's log."""
-PERSISTENT_TRANSPORTS = frozenset({"shared_memory"})
+PERSISTENT_TRANSPORTS = frozenset({"shared_memory", "store"})
 """Transports whose tensors stay valid until the sync ends."""
 
 

@@ -31,6 +31,7 @@ from roll.pipelines.registry import RunFacts
 from roll.pipelines.run import Run, Session, restore_state
 from roll.pipelines.served_policy import ServedPolicy
 from roll.pipelines.state import RunState
+from roll.pipelines.weight_store import check_weight_store, open_weight_store
 from roll.protocols import TrainerGroup
 from roll.rollout import AsyncController, LLMProxy
 from roll.rollout.engine_group import EngineGroup
@@ -125,6 +126,7 @@ async def _check_and_restore_state(
 ) -> LearningState:
     """Run all checks that need no role, and return the initial state of the session."""
     check_engines(config)
+    check_weight_store(config)
     check_back_end(config.training.backend)
     data, trainers = prepared.data, [each.spec for each in role_specs if isinstance(each.spec, TrainerSpec)]
     state = restore_state(
@@ -214,6 +216,7 @@ def build_weight_sync(
         probe=[draw.token_ids for draw in probes],
         probe_media=[draw.media for draw in probes],
         transport=cluster.choose_transport(resolve_engine_kind(config.inference.engine)),
+        store=open_weight_store(config),
         weights_on_device=devices.onload_for_sync if devices else nullcontext,
     )
 

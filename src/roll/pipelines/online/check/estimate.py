@@ -19,6 +19,7 @@ from roll.config.estimate import (
     estimate_frozen_bytes,
     estimate_heap_bytes,
     estimate_kernel_bytes,
+    estimate_sync_bytes,
     estimate_training_bytes,
 )
 from roll.config.judge import JudgeConfig
@@ -188,6 +189,7 @@ def estimate_memory_by_role(
     workers = RoleMemory(
         role="rewards", count=config.rollout.reward_workers, parts={"worker processes": REWARD_WORKER_BYTES}
     )
+    roles += _estimate_store_memory(config, sizes)
     roles = add_host_memory(roles, config, reads_images=sizes.tower is not None)
     return [*roles, workers, *([writer] if config.tracking.rollouts else [])]
 
@@ -234,6 +236,14 @@ def _estimate_micro_batch_tokens(config: RolloutRunConfig, batch: RunSizes, rank
     return min(
         math.ceil(batch.trained_tokens * training.parallel.ranks_per_share / ranks), training.max_tokens_per_micro_batch
     )
+
+
+def _estimate_store_memory(config: RolloutRunConfig, sizes: ModelSizes) -> list[RoleMemory]:
+    """Estimate the memory of the trainer's copy of the weights, which the weight transport `store` needs for deltas."""
+    if config.weight_sync.store is None:
+        return []
+    copied = estimate_sync_bytes(config.inference, sizes, get_element_bytes(config.model.dtype))
+    return [RoleMemory(role="weight store", count=1, parts={"copy of the weights": copied})]
 
 
 def _estimate_judge_memory(

@@ -24,6 +24,7 @@ from roll.pipelines.online.check.estimate import (
     estimate_memory_by_role,
     estimate_rollout_bytes,
 )
+from roll.pipelines.weight_store import check_weight_store
 from roll.preflight.inspection import check_backend_and_placement, check_disk, check_memory, inspect_model, run_checks
 from roll.preflight.layout import check_layout
 from roll.preflight.machine import inspect_machine
@@ -61,6 +62,7 @@ def inspect_run(
         Report(config=config, method=f"{method}, {config.training.num_steps} steps", machine=inspect_machine()),
         config,
         _check_roles,
+        lambda _, config: check_weight_store(config),
         _check_model,
         *checks,
         check_layout,
