@@ -17,7 +17,7 @@ _HEAD = """\
 
 This page describes the RL algorithms of the pipelines `rlvr` and `agentic`: how to choose one, what each computes, and
 how to add your own. An algorithm in ROLL is a combination of independent parts. `algorithm.type` names a preset, which
-sets some of their keys. A preset is only a starting point: every key in your file overrides the preset's.
+sets some of their keys. A preset is only a starting point: every key in your file overrides the same key of the preset.
 
 ```yaml
 algorithm: {type: dapo, gate: {high: 0.3}, kl: {coefficient: 0.001}}
@@ -27,9 +27,9 @@ algorithm: {type: dapo, gate: {high: 0.3}, kl: {coefficient: 0.001}}
 |---|---|---|
 | reward | `algorithm.reward` | scaling, shifting and clipping of rewards; penalties for long or malformed answers |
 | advantage | `algorithm.advantage` | baseline, division by a deviation, returns over tokens or turns, whitening |
-| filters | `algorithm.filters` | which groups and rollouts are trained; whether new prompts replace filtered prompts |
+| filters | `algorithm.filters` | which groups and rollouts are used for training; replacing filtered prompts |
 | ratio | `algorithm.ratio` | whether probability ratios are taken per token, per chunk, or per answer |
-| gate | `algorithm.gate` | how ratio and advantage become an objective: which clip, if any |
+| gate | `algorithm.gate` | how ratio and advantage become an objective, for example with a clip |
 | aggregation | `algorithm.aggregation` | how the token losses are averaged |
 | correction | `algorithm.correction` | importance-sampling correction if engine and trainer probabilities differ |
 | KL, entropy | `algorithm.kl`, `algorithm.entropy` | penalty for divergence from the reference; bonus for entropy |
@@ -49,11 +49,11 @@ The formulas below use these symbols:
 | mu (called `rollout` in keys) | probability of a token under the engine's policy, which sampled it |
 | r | probability ratio pi / old; some presets define another ratio |
 | R, A | reward of an answer, and advantage of an answer or token |
-| o_i | the i-th answer; its number of tokens is written between bars, and log pi(o_i) is the sum over its tokens |
+| o_i | the i-th answer; bars around it mean its number of tokens; log pi(o_i) is the sum of its tokens' log-probs |
 | G; n, N | number of answers in a group; number of answers in an update |
 | mean_g, std_g | mean and standard deviation over a group |
 | e; eps | clip range; a small constant |
-| KL_k1, KL_k2, KL_k3 | estimators of the KL divergence from the reference, with the coefficient beta |
+| KL_k1, KL_k2, KL_k3 | estimators of the KL divergence from the reference model; beta is the coefficient |
 | sg | stop-gradient: the value is treated as a constant |
 
 The following conventions hold in every formula:
@@ -61,25 +61,26 @@ The following conventions hold in every formula:
 - R is the reward after shaping by `algorithm.reward`. Filters use the same reward, unless `filters.metric` is
   `accuracy`.
 - With `kl.apply_to: reward`, R is the penalized reward, R - beta sum_t KL_t over an answer's tokens. The penalty is
-  subtracted before baseline and deviation, and filters do not use it. If turns or tokens have their own returns
-  (`rebn`; `reinforce_pp`, `remax`, `ppo`, `asy_ppo`), the KL of each turn or token is subtracted from its own reward.
-  A rollout that is not trained has no penalty of its own. For baselines, its penalty is the mean penalty per token of
-  the trained rollouts.
+  subtracted before the baseline and the standard deviation are computed; filters ignore it. If turns or tokens have
+  their own returns (`rebn`; `reinforce_pp`, `remax`, `ppo`, `asy_ppo`), the KL of each turn or token is subtracted from
+  its own reward. No KL is computed for rollouts that are not used for training. In baselines, each of their tokens gets
+  the mean penalty per token of the rollouts that are used for training.
 - The length limit of an answer is `rollout.max_new_tokens` times the number of turns of its prompt.
 - Log-ratios are clamped to ± 20 before they are exponentiated.
 - Sums cover only the tokens that the policy generated.
 - Counts cover all samples of one update, so the gradient does not depend on micro-batches, packing, order, or ranks.
-  Filtered rollouts are part of baselines, but not of these counts. Rollouts with an infrastructure error are not part
-  of baselines or counts.
+  Baselines include filtered rollouts, but these counts do not. Rollouts with an infrastructure error are excluded from
+  both.
 - The correction for the difference between `old` and `mu` is on by default (`correction`: per token, truncated at 2),
-  unless the ratio itself is relative to the engine. The metrics `training/mismatch/…` and `agreement/…` always report
-  the difference. It consists of mismatch and staleness; see [Mismatch and staleness](#mismatch-and-staleness).
+  unless the ratio already has the engine's probabilities as its denominator. The metrics `training/mismatch/…` and
+  `agreement/…` always report the difference. It consists of mismatch and staleness; see [Mismatch and
+  staleness](#mismatch-and-staleness).
 - With `rollout.top_p` or `top_k`, the engine normalizes probabilities over the tokens that it can sample, so old / mu
   is below 1 at every token. ROLL therefore does not support ratios that are products over an answer in this case.
   `roll check` reports other consequences.
 
-The benchmarks compare [all algorithms](benchmarks/algorithms.md) on the quickstart task, and
-[algorithms for multi-turn episodes](benchmarks/multi_turn.md) on tasks of two turns.
+The benchmarks compare [all algorithms](benchmarks/algorithms.md) on the quickstart task, and [algorithms for multi-turn
+episodes](benchmarks/multi_turn.md) on tasks with two turns.
 
 ## Which algorithm to choose
 """
@@ -95,7 +96,7 @@ algorithm: {type: ipa, imitation: {weight: 1.0, when: unsolved}}
 ```
 
 ROLL converts a demonstration to a rollout: it tokenizes the text, executes the actions in the environment (if there is
-one), and scores the result with the same rewards. The objective for the tokens is weight x G log pi, where G is the
+one), and scores the result with the same rewards. The objective of its tokens is weight x G log pi, where G is the
 return of the demonstration. G is discounted per turn if the estimator works on turns. Demonstrations are excluded from
 baselines, filters and critic losses, and from KL penalties that are estimated from samples, because the policy did not
 sample them. A demonstration with a reward of 0 is not used. With `when: unsolved`, a demonstration is used only if no
@@ -174,11 +175,11 @@ In this comparison, the learning speed of the policy does not depend on the crit
 are as good as those of a separate critic. A coefficient of 1 doubles the gradient norm. Because
 `training.max_grad_norm` limits the gradient of both losses together, the policy's share of the gradient decreases. A
 learning rate of 1e-5, which is usual for large models and long runs, is too low for a separate critic in so few steps:
-its mean value is 0.28, while the mean return is 0.96. With `advantage.gae_lambda: 1`, whitening removes an error that
-is equal for all tokens. In short runs, and with a smaller lambda, raise `critic.learning_rate` or `critic.num_epochs`,
-and compare `critic/value/mean` with `critic/value/return`.
+the mean of its values is 0.28, while the mean return is 0.96. With `advantage.gae_lambda: 1`, whitening removes an
+error that is equal for all tokens. In short runs, and with a smaller lambda, raise `critic.learning_rate` or
+`critic.num_epochs`, and compare `critic/value/mean` with `critic/value/return`.
 
-## Your own
+## Your own loss, advantage or gate
 
 To use your own loss, advantage or gate, name the function or class by its import path or its file.
 

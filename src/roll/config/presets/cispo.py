@@ -1,6 +1,6 @@
 """CISPO (MiniMax-M1, arXiv 2506.13585).
 
-    r_t = pi / mu, mu the engine's policy that sampled the token
+    r_t = pi / mu;   mu is the engine's policy, which sampled the token
     loss = - sum_t sg(clip(r_t, 0, 1 + e_high)) A_i log pi / sum_i |o_i|
 
 The clip bounds a token's weight but never removes its gradient; as in the paper, there is no lower bound. The paper

@@ -2,8 +2,8 @@
 
     s_{i,t} = sg(s_i) pi_t / sg(pi_t)
 
-Value and gradient equal those of GSPO if all tokens of an answer have the same advantage. The method also supports
-advantages per token.
+The loss and its gradient are the same as in GSPO if all tokens of an answer have the same advantage. The method also
+supports advantages per token.
 """
 
 USE_CASE = "Like gspo, if advantages differ within an answer."

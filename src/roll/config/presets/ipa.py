@@ -1,15 +1,15 @@
 """IPA: interaction-perceptive agentic policy optimization (ROME, arXiv 2512.24873, eq. 7-10).
 
     chunk = the policy's tokens between two interactions;   G_c = gamma^{chunks to the end} (R - mean_g R)
-    rho_c = geometric mean of pi/mu over the chunk, mu the engine's policy;   m_c = 1[ geometric mean of old/mu <= H ]
+    rho_c = geometric mean of pi/mu over the chunk (mu: the engine's policy);   m_c = 1[ geometric mean of old/mu <= H ]
     G > 0: -m G log pi;   G <= 0: -m sg(clip(rho, 0, 1)) G log pi;   expert rollouts: -lambda_IL G log pi
 
-The paper gives no constants. gamma = 0.95 halves the return of a chunk 14 steps before the end; H = 1.2 is ROLL's bound
-for engine mismatch. rho is relative to the policy that sampled the chunk, as in topr. Relative to the trainer's policy
-before the update, it would be 1 in the only update of a batch, however stale the batch is. The paper's R is the final
-reward, which has no effect if a failure has reward 0. Here R is the rollout's total reward over all turns, centered
-over the group, so failures get the negative sign that the split needs. The paper's chunk-level initialized resampling
-is `anchors` of the pipeline `agentic`.
+The paper gives no constants. gamma = 0.95 halves the return of a chunk 14 chunks before the end. H = 1.2 is ROLL's
+bound for the mismatch between engine and trainer. As in `topr`, the denominator of rho is the policy that sampled the
+chunk. With the trainer's policy before the update as the denominator, rho would always be 1 if a batch has one update,
+even for a stale batch. In the paper, R is the final reward, so failed rollouts with reward 0 contribute no gradient.
+Here R is the total reward of all turns, and the mean of the group is subtracted, so failed rollouts have a negative G
+and use the second case. The pipeline `agentic` implements the paper's chunk-level initialized resampling as `anchors`.
 """
 
 USE_CASE = "Episodes of many turns with tools; mismatch between engine and trainer."

@@ -3,7 +3,7 @@
     A_i = (R_i - mean_g R) / (std_batch R + eps);   loss = -sum_i sum_t min(r A, clip(r, 0.8, 1.2) A) / sum_i |o_i|
 
 There is no critic and no KL term. std_batch is computed over all rollouts of a domain. With a single group, the
-advantages equal GRPO's.
+advantages are the same as in GRPO.
 """
 
 USE_CASE = "Base models; rewards of any scale."

@@ -2,8 +2,8 @@
 
     A_i = R_i - sum_g |o_j| R_j / sum_g |o_j|;   loss = -1/N sum_i A_i sum_t log pi(o_t)
 
-The length-weighted mean minimizes the gradient's variance if a rollout's squared score grows with its length. The
-method is exactly on-policy: one update per batch, no clip, no KL term, no entropy bonus.
+The length-weighted mean minimizes the gradient's variance if the squared norm of the gradient of log pi(o_i) grows with
+the length of the answer. The method is exactly on-policy: one update per batch, no clip, no KL term, no entropy bonus.
 """
 
 USE_CASE = "Answers of very different lengths, trained strictly on-policy."

@@ -5,9 +5,9 @@
 
 The reward is at the last token (with turns, at the last token of each turn). V is 0 after the end of the answer, even
 if the answer was truncated: the length limit is a part of the task, so nothing is bootstrapped. The time t counts only
-the policy's tokens, not the environment's. gamma = lambda = 1 makes the return unbiased for outcome rewards (arXiv
-2503.24290 finds it best); a lower lambda reduces variance and adds bias. PPO works with one rollout per prompt, and
-needs a second model.
+tokens of the policy, not tokens of the environment. gamma = lambda = 1 makes the return unbiased for outcome rewards
+(arXiv 2503.24290 finds it best); a lower lambda reduces variance and adds bias. PPO works with one rollout per prompt,
+and needs a second model.
 """
 
 USE_CASE = "Dense or delayed rewards, one rollout per prompt, long episodes."

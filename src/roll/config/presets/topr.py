@@ -1,12 +1,12 @@
 """TOPR: tapered off-policy REINFORCE (arXiv 2503.14286; per token as in ROLL Flash, arXiv 2510.11345).
 
-    r_t = pi / mu, mu the engine's policy that sampled the token
+    r_t = pi / mu;   mu is the engine's policy, which sampled the token
     A > 0: -A log pi;   A <= 0: -sg(clip(r, 0, 1)) A log pi;   mean over an answer's tokens, then over answers
 
-Correct answers are imitated without a ratio or correction, so old answers still train the policy. The weight of a wrong
-answer decreases as the policy makes it less likely than it was at sampling. Here the sign of the advantage
-selects the case; in the paper, the sign of the reward minus a baseline. The paper uses the ratio of the whole answer:
-`ratio.level: sequence` with `ratio.reduce: product`.
+Correct answers are imitated without a ratio or correction, so the policy still learns from stale correct answers. The
+weight of a wrong answer decreases as the policy makes it less likely than it was at sampling. The case depends on the
+sign of the advantage here, and on the sign of the reward minus a baseline in the paper. The paper uses the ratio of the
+whole answer; for this, set `ratio.level: sequence` and `ratio.reduce: product`.
 """
 
 USE_CASE = "Stale rollouts; correct answers are rare."
