@@ -46,7 +46,7 @@ _loaded: set[Path] = set()
 def load_function(path: str, kind: str) -> Callable[..., Any]:
     """Import a user's function: `package.module:name`, or `path/to/file.py:name`.
 
-    Files and modules are searched from the current directory, then from the directory in which the run was started. A
+    Files and modules are searched first in the current directory, then in the directory in which the run was started. A
     file may import other files of its directory.
 
     Args:
@@ -94,7 +94,7 @@ def check_factory(factory: Callable[..., Any], description: str, methods: Iterab
         factory: The class or function.
         description: Description of the factory, for messages: `inference.engine 'mine.py:Engine'`.
         methods: Names of the methods that a class must have; the object that a function builds is not checked.
-        arguments: Names of the arguments that the factory is called with, for messages.
+        arguments: Names of the arguments with which the factory is called, for messages.
 
     Raises:
         ConfigError: The factory does not accept the arguments, or lacks a method.
@@ -139,7 +139,9 @@ def _load(path: str, kind: str, directory: str) -> Callable[..., Any]:
 
 
 def _restore_directory(directory: str, path: str) -> None:
-    """Change back to the directory of the configuration's relative paths, if the user's module changed it."""
+    """Change back to `directory`, to which the configuration's paths are relative, if the user's module changed the
+    directory.
+    """
     with contextlib.suppress(OSError):  # the new directory no longer exists
         if os.getcwd() == directory:
             return
@@ -150,8 +152,8 @@ def _restore_directory(directory: str, path: str) -> None:
 
 
 def list_loaded_modules() -> list[ModuleType]:
-    """Return the user's own modules that this process has imported: files named in a configuration, and the local
-    modules that they import. Other processes cannot import these modules by name.
+    """Return the user modules that this process has imported: files named in a configuration, and local modules that
+    these files import. Other processes cannot import these modules by name.
     """
     modules = list(sys.modules.values())
     return [each for each in modules if (file := getattr(each, "__file__", None)) and Path(file).resolve() in _loaded]
@@ -171,7 +173,7 @@ def _load_from_file(file: Path, name: str, kind: str) -> object:
 
 
 def _warn_about_shadowed_import(path: str, directory: str) -> None:
-    """Warn if the user's code imports a module that is not the file of this name next to it."""
+    """Warn if the user's code imports a module by the name of a file next to it, but gets a different module."""
     for file in find_source_files(path, directory):
         for name in sorted({name.partition(".")[0] for name in _list_imports(file)}):
             here = _find_module_file(file.parent, name) or _find_module_file(Path(directory), name)
@@ -190,7 +192,8 @@ def _warn_about_shadowed_import(path: str, directory: str) -> None:
 
 
 def find_source_files(path: str, directory: str | None = None) -> list[Path]:
-    """Return the source files of a user's function: its own file, and local files that it imports, even indirectly.
+    """Return the source files of a user's function: the file that defines it, and all local files that this file
+    imports, directly or indirectly.
 
     Args:
         path: See `load_function`.
@@ -226,7 +229,7 @@ def compute_code_fingerprint(paths: Iterable[str]) -> dict[str, str]:
         paths: See `load_function`.
 
     Returns:
-        Hexadecimal digests by path, without functions of installed packages.
+        Hexadecimal digests by path. Functions of installed packages are omitted.
     """
     found: dict[str, str] = {}
     for path in paths:

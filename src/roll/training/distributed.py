@@ -68,7 +68,8 @@ def choose_num_threads(ranks_on_node: int) -> int:
 
 
 def pick_device(spec: TrainerSpec) -> torch.device:
-    """Return a rank's device and make it current; ranks that see several devices take one each, in order.
+    """Return this rank's device and make it the current device. If ranks see several devices, each rank uses a
+    different device, in rank order.
 
     Raises:
         PlacementError: There are more ranks on this machine than visible devices.
@@ -99,7 +100,7 @@ def merge_metrics(metrics: dict[str, T], new: Mapping[str, T], combine: Callable
 
 
 class MeshSizes(NamedTuple):
-    """The number of ranks along each dimension, in the order of dimensions."""
+    """The number of ranks along each dimension of the device mesh, in mesh order."""
 
     pp: int
     dp_replicate: int
@@ -227,14 +228,14 @@ class Ranks:
         return float(value if self.stage is None else self.stage.sum(value.to(self.device)))
 
     def reduce(self, values: Mapping[str, Tensor], combine: Callable[[float, float], float]) -> dict[str, float]:
-        """Combine the scalars of all data ranks by name, two at a time, with `combine`; some ranks may lack a name."""
+        """Reduce scalars by name over all data ranks with the binary function `combine`; a rank may lack some names."""
         result: dict[str, float] = {}
         for part in self.gather({name: float(value) for name, value in values.items()}):
             merge_metrics(result, part, combine)
         return result
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the Python objects of all data ranks, in the order of ranks, on every rank."""
+        """Gather a Python object from every data rank; return the list, in rank order, on every rank."""
         if self.mesh is None:
             return [value]
         values: list[Any] = [None] * self.data_size
@@ -242,7 +243,9 @@ class Ranks:
         return values
 
     def gather_stages(self, value: Any) -> list[Any]:
-        """Return the Python objects of all pipeline stages of this data rank, first stage first, on each stage."""
+        """Gather a Python object from every pipeline stage of this data rank; return the list, in stage order, on every
+        stage.
+        """
         return [value] if self.stage is None else self.stage.gather(value)
 
     def merge_stages(self, values: Mapping[str, T]) -> dict[str, T]:
@@ -270,9 +273,9 @@ def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
     """Shard a network in place: matrices over `tp`, then layers, blocks of towers, embeddings and projection with
     FSDP2.
 
-    Weights may be on the meta device and be read afterwards. Shards have the master dtype; weights are gathered in the
-    compute dtype, gradients are reduced in the master dtype. Each rank's gradient is its share, so FSDP sums gradients
-    instead of averaging them.
+    Weights may be on the meta device and be loaded afterwards. Shards have the master dtype. Weights are gathered in
+    the compute dtype, and gradients are reduced in the master dtype. Each rank computes its share of the gradient, so
+    FSDP sums gradients instead of averaging them.
 
     Raises:
         ModelError: The model's decoder has no `layers`, or its sizes cannot be sharded with this layout.
@@ -327,7 +330,7 @@ def _apply_expert_parallel_to_models(network: Any, frozen: Iterable[Any], ranks:
 
 
 def _shard_experts(module: nn.Module, mesh: DeviceMesh | None, policy: MixedPrecisionPolicy) -> None:
-    """Shard a module of experts with FSDP2 by expert, or by the next dimension if only that one divides evenly."""
+    """Shard a module of experts with FSDP2 by expert, or by the next dimension if the experts do not divide evenly."""
     assert mesh is not None
     size = mesh["efsdp"].size()
 

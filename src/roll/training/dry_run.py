@@ -62,7 +62,7 @@ class Collective(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """The memory and communication of one rank's step."""
+    """The memory and communication of one rank in a training step."""
 
     between_steps: int
     """Bytes allocated between steps: weights and optimizer states."""
@@ -196,7 +196,7 @@ def _patch_for_dry_run(tracker: _MemoryTracker) -> Iterator[None]:
 
 
 class _MetaWeights:
-    """Stands in for `DeferredWeights` where there are no weight files."""
+    """Replaces `DeferredWeights` for a model without weight files."""
 
     @contextlib.contextmanager
     def materialize_weights(self) -> Iterator[None]:
@@ -242,8 +242,8 @@ def _build_grouped_mm_result(x: Tensor, weight: Tensor, counts: Tensor, *, trans
 
 
 def _build_balanced_routing(experts: Any, group: ProcessGroup) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return an expert-parallel `forward` with balanced routing: every rank gets equally many tokens, and each token
-    goes to as many ranks as possible.
+    """Return an expert-parallel `forward` with balanced routing: every rank receives the same number of tokens, and
+    each token goes to as many ranks as possible.
     """
 
     def forward(states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
@@ -317,14 +317,14 @@ class _MemoryTracker(TorchDispatchMode):
         return bool(storages) and self._on_host.issuperset(storages)
 
     def on_resize(self, storage: torch.UntypedStorage) -> None:
-        """Record the new size of a storage that was resized: FSDP frees gathered weights this way."""
+        """Record the new size of a resized storage. FSDP frees gathered weights by resizing their storage."""
         before = self._sizes.get(storage._cdata)
         if before is not None:
             self._sizes[storage._cdata] = storage.nbytes()
             self._add_live_bytes(storage.nbytes() - before, storage._cdata in self._on_host)
 
     def copy(self, tensor: Tensor, *, on_host: bool) -> Tensor:
-        """Return a copy that counts as host memory if `on_host` is true, else as memory of the device."""
+        """Return a copy that is counted as host memory if `on_host` is true, and as device memory otherwise."""
         self._placed = on_host
         try:
             return tensor.clone()
@@ -353,7 +353,7 @@ class _MemoryTracker(TorchDispatchMode):
             self.peak = max(self.peak, self.live)
 
     def reset(self) -> None:
-        """Set the device's peak to the bytes that are live now, and clear the counts and bytes of collectives."""
+        """Reset the device's peak to the currently live bytes, and clear the counts and bytes of collectives."""
         self.peak = self.live
         self.counts.clear()
         self.bytes.clear()
@@ -386,7 +386,7 @@ def _flatten_tensors(tree: Any) -> list[Tensor]:
 
 
 def _find_group(leaf: Any) -> ProcessGroup | None:
-    """Return the process group of a collective's argument, a group or its name; `None` for other arguments."""
+    """Return the process group if a collective's argument is a group or the name of a group, otherwise `None`."""
     if isinstance(leaf, torch.ScriptObject):
         with contextlib.suppress(RuntimeError):
             return ProcessGroup.unbox(leaf)

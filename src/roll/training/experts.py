@@ -20,12 +20,12 @@ __all__ = ["compute_expert_outputs", "find_experts", "use_grouped_gemm"]
 
 
 def find_experts(model: nn.Module) -> dict[str, Any]:
-    """Return the modules of a model, by name, that store experts in the form that `compute_expert_outputs` supports."""
+    """Return, by name, a model's expert modules whose weight layout `compute_expert_outputs` supports."""
     return {name: module for name, module in model.named_modules() if _is_supported(module)}
 
 
 def use_grouped_gemm(model: nn.Module) -> None:
-    """Make the experts of a model compute with `compute_expert_outputs`, all experts of a layer at once."""
+    """Make a model compute all experts of a layer at once, with `compute_expert_outputs`."""
     for module in find_experts(model).values():
         module.forward = _build_grouped_forward(module)
 
@@ -35,7 +35,7 @@ def compute_expert_outputs(
 ) -> Tensor:
     """Compute the outputs [P, H] of P token-expert pairs, multiplied by the router's weights.
 
-    The result has the wider of two dtypes: that of the experts' outputs, and that of `weights`.
+    The result has the wider of the dtypes of the experts' outputs and of `weights`.
 
     Args:
         experts: A module that `find_experts` found.
@@ -101,8 +101,8 @@ def _grouped_matmul(x: Tensor, weight: Tensor, counts: Tensor, *, transposed: bo
 
 
 def _has_kernel(weight: Tensor) -> bool:
-    """Return whether `grouped_mm` supports the matrices: on an accelerator (NVIDIA: Ampere or newer), with rows of a
-    multiple of 16 bytes.
+    """Return whether `grouped_mm` supports the matrices. They must be on an accelerator (for NVIDIA, Ampere or newer),
+    and the size of a row must be a multiple of 16 bytes.
     """
     if weight.device.type == "cpu" or weight.dtype == torch.float64:
         return False

@@ -34,7 +34,7 @@ class LanguageModelRank(TrainerRank[TrainingBatch, LossFn]):
     """The base class of the training back-ends of language models, in any role.
 
     Args:
-        spec: The spec of the rank. A back-end's own `__init__` then builds its network and the passes.
+        spec: The spec of the rank. The `__init__` of a subclass then builds its network and its passes.
     """
 
     network: PolicyNetwork | ValueNetwork
@@ -48,7 +48,7 @@ class LanguageModelRank(TrainerRank[TrainingBatch, LossFn]):
     def forward(
         self, batch: TrainingBatch, outputs: Outputs, options: ForwardOptions | None = None
     ) -> dict[Output, list[Any]]:
-        """Return the outputs for a batch under the current weights, or under a snapshot; see `PassRunner.forward`."""
+        """Compute the outputs for a batch with the current weights or with a snapshot; see `PassRunner.forward`."""
         options = options or ForwardOptions()
         using = contextlib.nullcontext() if options.version is None else self._use_snapshot(options.version)
         with self._get_library_context(), using:
@@ -69,7 +69,7 @@ class LanguageModelRank(TrainerRank[TrainingBatch, LossFn]):
         )
 
     def _use_snapshot(self, version: int) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which the network has the weights of a snapshot."""
+        """Return a context manager within which the network uses the weights of a snapshot."""
         raise UnsupportedError(
             f"training.backend {self.spec.training.backend} does not support snapshots: set training.backend to 'torch'"
         )

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def is_on_host(states: Collection[StateKind], device: torch.device) -> bool:
-    """Return whether states need no offloading because the device is a CPU; if so, log it."""
+    """Return whether the device is a CPU, so that states are already in host memory; log a message in this case."""
     if device.type == "cpu":
         logger.debug("nothing to offload: %s are in host memory already", ", ".join(states))
     return device.type == "cpu"
@@ -39,7 +39,7 @@ class StateOffloader:
         self._device = device
 
     def offload(self, states: Collection[StateKind]) -> None:
-        """Move states to host memory; return once the device's memory is free."""
+        """Move states to host memory, and wait until the device memory is free."""
         if not is_on_host(states, self._device):
             if "optimizer" in states:
                 self._masters.clear_grads()

@@ -36,11 +36,11 @@ class WeightState(NamedTuple):
 
 
 class Optimizer:
-    """AdamW with decoupled weight decay (arXiv 1711.05101) of matrices only: norms and biases are never decayed.
+    """AdamW with decoupled weight decay (arXiv 1711.05101) for matrices only; norms and biases have no weight decay.
 
     It works on local tensors: AdamW is element-wise, so shards are independent except for the gradient norm. Weights
-    are updated where they are stored. If they are offloaded, they are updated on the host, and only gradients and new
-    weights are transferred, never masters and moments.
+    are updated in the memory in which they are stored. Offloaded weights are updated on the host; only gradients and
+    new weights are transferred then, never master weights and moments.
 
     Args:
         weights: The trained weights.
@@ -67,7 +67,9 @@ class Optimizer:
         self.bind()
 
     def bind(self) -> None:
-        """Build AdamW for this rank's current tensors, with its state so far. Call it again after weights move."""
+        """Build AdamW for this rank's current tensors and its current state. Call this method again after weights have
+        moved.
+        """
         moments = dict(self.get_moments()) if self._locals else {}
         steps = self.get_steps() if self._locals else {}
         self._locals = {n: nn.Parameter(self._weights.get_local(n)) for n in self._weights.parameters}
@@ -100,7 +102,7 @@ class Optimizer:
 
     @torch.no_grad()
     def compute_grad_norm(self) -> float:
-        """Return the global norm of the gradients; not finite if any gradient is not."""
+        """Return the global norm of the gradients; it is not finite if any gradient is not finite."""
         grads: dict[bool, list[Tensor]] = {True: [], False: []}
         for name in self._locals:
             # A tied weight has the same gradient in two pipeline stages and counts once.
@@ -187,9 +189,9 @@ class Optimizer:
                 self._adamw.state[parameter]["step"].fill_(float(steps[name]))
 
     def pop_states(self) -> dict[str, WeightState]:
-        """Return the state of every weight, by name, to be followed by `put_states`.
+        """Return the state of every weight, by name. Call `put_states` afterwards.
 
-        The tensors are not copied: until `put_states` replaces them, updates of the weights change them.
+        The tensors are not copied: updates of the weights change the tensors until `put_states` replaces them.
         """
         moments, steps = self.get_moments(), self.get_steps()
         return {name: WeightState(moments[name], steps[name]) for name in self._locals}

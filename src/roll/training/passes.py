@@ -78,7 +78,7 @@ class BackwardFn(Protocol):
     """A back-end's backward pass of a micro-batch's loss."""
 
     def __call__(self, loss: Tensor, *, last: bool) -> None:
-        """Backpropagate the scalar `loss` and add to the gradients.
+        """Backpropagate the scalar `loss` and accumulate the gradients.
 
         `last` is true for the last micro-batch before the optimizer update.
         """
@@ -103,7 +103,7 @@ class PassRunner:
         ranks: The ranks that share the work.
         device: The device of the network.
         random_states: The random generators of the rank.
-        call: A function to call instead of the network, where a library has wrapped it.
+        call: A function to call instead of the network, if a library has wrapped the network.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class PassRunner:
             batch: The samples.
             loss: The loss function.
             backward: A function that runs the backward pass of each micro-batch's loss.
-            counts: The counts that the loss divides by; those of the batch by default.
+            counts: The counts by which the loss is divided; by default the counts of the batch.
             last: True if this is the last batch before the update.
 
         Raises:
@@ -183,8 +183,8 @@ class PassRunner:
         counts: BatchCounts,
         results: _Results,
     ) -> Tensor | None:
-        """Compute the loss of a micro-batch and add its results to `results`; return `None` where the active chunk
-        has no loss.
+        """Compute the loss of a micro-batch and add its results to `results`; return `None` if the active chunk has no
+        loss.
         """
         needs = loss.needs
         observed = needs.attention if any(s.attention is None for s in batch.samples) else None
@@ -207,7 +207,7 @@ class PassRunner:
         return outputs.loss
 
     def _build_result(self, batch: TrainingBatch, results: _Results) -> ForwardBackwardResult:
-        """Return the result of a batch on every rank, combined from what the last stage's ranks have in `results`."""
+        """Return the result of a batch on every rank, combined from the `results` of the last stage's ranks."""
         ranks, routing = self._ranks, self._routing
         metrics, maxima = ranks.reduce(results.sums, operator.add), ranks.reduce(results.maxima, max)
         logprobs, num_tokens = merge_outputs(ranks.gather(results.logprobs)), sum(ranks.gather(results.num_tokens))
@@ -225,13 +225,13 @@ class PassRunner:
 
     @torch.no_grad()
     def forward(self, batch: TrainingBatch, outputs: Outputs, options: ForwardOptions) -> dict[Output, list[Any]]:
-        """Return the outputs of the current weights for a batch, on every rank; see `TrainBackend.forward`.
+        """Compute outputs for a batch with the current weights, on every rank; see `TrainBackend.forward`.
 
         Raises:
             UnsupportedError: This role's network does not compute a requested output.
             ModelError: A sample has a token ID or an expert index that is out of the model's range.
-            ValueError: `adapter` is false and the policy has none, attention is requested without its range, or top-k
-                log-probs without k.
+            ValueError: `adapter` is false but the policy has no adapter, attention is requested without a range, or
+                top-k log-probs are requested without k.
         """
         self._check_outputs(outputs, options)
         attention, num_top = options.attention, options.num_top
@@ -271,7 +271,7 @@ class PassRunner:
 
     @torch.no_grad()
     def _prepare_load_balancing_loss(self, routing: Routing, share: Sequence[MicroBatch], temperature: float) -> None:
-        """Prepare the auxiliary loss: extra forward passes count how often the whole batch chooses each expert.
+        """Prepare the auxiliary loss: extra forward passes count how often each expert is chosen in the whole batch.
 
         The loss depends on the counts of the whole batch, which are not known during a micro-batch.
         """
@@ -309,7 +309,7 @@ class PassRunner:
         return replace(batch, samples=add_positions(self._network.decoder, batch.samples, self._spec.model_path))
 
     def _check_tokens(self, batch: TrainingBatch) -> None:
-        """Check that the model has all token IDs and experts of a batch: later code does not check indices."""
+        """Check that the model has all token IDs and experts of a batch, because later code does not check them."""
         count = self._network.vocab_size
         for sample in batch.samples:
             tokens = sample.token_ids
@@ -335,7 +335,7 @@ class PassRunner:
             raise ValueError(f"top_logprobs: num_top must be at least 1, got {options.num_top}")
 
     def _build_layout(self, micro_batch: MicroBatch, **settings: bool) -> PackedLayout:
-        """Build the layout of a micro-batch; without blocks, an idle layout that only takes part in collectives."""
+        """Build the layout of a micro-batch, or an idle layout for collectives if the micro-batch has no blocks."""
         blocks, teacher = micro_batch.blocks, micro_batch.teacher
         layout = build_layout(blocks, teacher=teacher, **settings) if blocks else build_idle_layout(teacher=teacher)
         layout = replace(layout, encodes_media=micro_batch.encodes_media)
@@ -372,7 +372,7 @@ class PassRunner:
     def _build_micro_batches(
         self, samples: Sequence[TrainingSample], *, every_token: bool, needs: Needs
     ) -> list[MicroBatch]:
-        """Return this rank's micro-batches; all ranks have equally many."""
+        """Return this rank's micro-batches; every rank has the same number."""
         config, rank = self._spec.training, self._ranks.data_rank
         settings: dict[str, Any] = {
             "max_tokens": config.max_tokens_per_micro_batch,
@@ -392,7 +392,7 @@ class PassRunner:
 def _build_zero_loss(predicted: Predictions) -> Tensor:
     """Return a loss of 0 that depends on every output of the network.
 
-    FSDP reduces the gradients only of parameters that have one, so a rank without work needs the same gradients as the
-    other ranks.
+    FSDP reduces gradients only for parameters that have a gradient, so a rank without work needs gradients for the same
+    parameters as the other ranks.
     """
     return torch.stack([0.0 * tensor.sum() for tensor in predicted.tensors]).sum()

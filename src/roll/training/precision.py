@@ -33,7 +33,7 @@ class Precision:
 
     @classmethod
     def from_name(cls, name: str) -> Precision:
-        """Return the precision for a dtype of the configuration: `bfloat16`, `float32`; tests also use `float64`."""
+        """Return the precision for a configured dtype: `bfloat16` or `float32`, and in tests also `float64`."""
         compute = getattr(torch, name)
         return cls(compute=compute, master=torch.promote_types(compute, torch.float32))
 
@@ -43,7 +43,7 @@ class MasterWeights:
 
     Args:
         parameters: The network's trainable parameters by name: DTensor shards, or plain tensors in any dtype.
-        precision: The dtypes. Parameters in another dtype than `precision.master` have separate masters.
+        precision: The dtypes. Parameters whose dtype is not `precision.master` have separate master weights.
         copies: The names of tied parameters that the gradient norm counts in another pipeline stage.
         memory: Host memory for masters and gradients; by default they are on the device.
     """
@@ -160,7 +160,7 @@ class MasterWeights:
         return taken
 
     def put_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Replace the current gradients with those that `pop_gradients` returned."""
+        """Replace the current gradients with the result of `pop_gradients`."""
         self.clear_grads()
         for name, grad in gradients.items():
             if name in self._masters:
@@ -179,8 +179,9 @@ class MasterWeights:
     def clear_grads(self) -> None:
         """Drop the gradients.
 
-        On an accelerator their memory is freed, so that the next gradients can use memory that activations free in the
-        backward pass. On a CPU it is kept, because the kernel clears every newly allocated page.
+        On an accelerator, the memory of the gradients is freed, so that the next gradients can use memory that
+        activations free in the backward pass. On a CPU, the memory is kept, because the operating system clears every
+        newly allocated page.
         """
         if self._memory is not None:
             self._memory.finish()
@@ -205,5 +206,5 @@ class MasterWeights:
 
 
 def _get_local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor, a plain tensor."""
+    """Return this rank's part of a tensor as a plain tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -30,7 +30,7 @@ class RandomStates:
         self.restart(seed)
 
     def restart(self, seed: int) -> None:
-        """Reset the states to those of a seed."""
+        """Reset the states to the initial states for a seed."""
         outer = self._read_states()
         torch.manual_seed(seed)
         self.states = self._read_states()
@@ -62,7 +62,7 @@ class RandomStates:
 
     @contextlib.contextmanager
     def restore_on_error(self) -> Iterator[None]:
-        """Restore the states if the `with` block raises, as if it had not used any random numbers."""
+        """Restore the states if the `with` block fails, as if the block had not used any random numbers."""
         before = self.states
         try:
             yield

@@ -52,7 +52,7 @@ class TrainerRank(ABC, Generic[B, L]):
     `B` is the type of a batch, `L` that of a loss.
 
     Args:
-        spec: The spec of the rank. A subclass's own `__init__` then builds its network and the passes.
+        spec: The spec of the rank. The `__init__` of a subclass then builds its network and its passes.
     """
 
     network: Any
@@ -107,7 +107,8 @@ class TrainerRank(ABC, Generic[B, L]):
     def forward_backward(
         self, batch: B, loss: L, counts: BatchCounts | None = None, *, last: bool = False
     ) -> ForwardBackwardResult:
-        """Run the passes of a batch and add its gradient to the accumulated one; see `TrainBackend.forward_backward`.
+        """Run the forward and backward passes of a batch and accumulate the gradient; see
+        `TrainBackend.forward_backward`.
 
         Raises:
             ValueError: No token of the batch is in the loss, and `counts` is not given, or a sample lacks an input of
@@ -187,8 +188,9 @@ class TrainerRank(ABC, Generic[B, L]):
         """
 
     def is_save_written(self, *, wait: bool) -> bool:
-        """Return True, because `save` returns once the state is on disk. Back-ends that write in the background
-        override this method."""
+        """Return True, because `save` waits until the state is on disk. Back-ends that write in the background override
+        this method.
+        """
         return True
 
     def load(self, path: Path) -> None:
@@ -204,7 +206,7 @@ class TrainerRank(ABC, Generic[B, L]):
 
     @abstractmethod
     def offload(self, states: Collection[StateKind]) -> None:
-        """Move states to host memory, between steps. On a CPU they are in host memory already.
+        """Move states to host memory between steps. On a CPU, states are already in host memory.
 
         Offloading the optimizer drops the gradients accumulated since the last update.
 
@@ -222,7 +224,7 @@ class TrainerRank(ABC, Generic[B, L]):
 
     @abstractmethod
     def _clear_grads(self) -> None:
-        """Drop the gradients of an earlier step, before the passes of a new one."""
+        """Discard the gradients of an earlier step before the passes of a new step."""
 
     def _backward(self, loss: Tensor, *, last: bool) -> None:
         """Run the backward pass of a micro-batch; see `roll.training.passes.BackwardFn`."""
@@ -256,7 +258,9 @@ class TrainerRank(ABC, Generic[B, L]):
 
     @abstractmethod
     def _compute_grad_norm(self) -> float:
-        """Reduce the gradients over the ranks and return their global norm; not finite if any gradient is not."""
+        """Reduce the gradients over the ranks and return the global norm; it is not finite if any gradient is not
+        finite.
+        """
 
     @abstractmethod
     def _step_optimizer(self, rate: float, grad_norm: float, params: OptimParams) -> None:
@@ -267,7 +271,7 @@ class TrainerRank(ABC, Generic[B, L]):
         """Load a saved state in place and return the saved counters."""
 
     def _get_library_context(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context that the back-end's library needs around every call."""
+        """Return the context manager that the back-end's library requires around every call."""
         return contextlib.nullcontext()
 
     def _check_trained(self, problem: str) -> None:

@@ -53,9 +53,8 @@ class Schedule:
     def compute_rate(self, update: int) -> float:
         """Return the learning rate of optimizer step `update` (0, 1, …); only steps that changed the weights count.
 
-        The rate rises linearly over `num_warmup` steps (the first step has peak / num_warmup) and is at its peak right
-        after. Then it is constant, or decays linearly or along a half cosine such that it would reach 0 at
-        `num_updates`.
+        The rate rises linearly to the peak over `num_warmup` steps (the first step has the rate peak / num_warmup).
+        Then it is constant, or decays linearly or along a half cosine such that it would reach 0 at `num_updates`.
         """
         if update < self.num_warmup:
             return self.peak * (update + 1) / self.num_warmup

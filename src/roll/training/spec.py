@@ -69,7 +69,9 @@ class TrainerSpec:
     def for_teacher(
         cls, model_path: str | Path, model: ModelConfig, training: TrainingConfig, seed: int
     ) -> TrainerSpec:
-        """Return the spec of a frozen teacher: as `for_frozen_model`, but without FP8, which only the student uses."""
+        """Return the spec of a frozen teacher, like `for_frozen_model` but without FP8, because only the student uses
+        FP8.
+        """
         return cls.for_frozen_model(model_path, model, disable_fp8(training), seed)
 
     @property

@@ -25,7 +25,7 @@ __all__ = ["TorchRank"]
 
 
 class TorchRank(TrainerRank[B, L]):
-    """A rank that updates its weights with `MasterWeights` and `Optimizer`, sharded with FSDP2 if there are several.
+    """A rank that updates its weights with `MasterWeights` and `Optimizer`; several ranks shard the weights with FSDP2.
 
     A subclass builds its network, and then calls `_prepare_updates`.
     """
@@ -95,7 +95,7 @@ class TorchRank(TrainerRank[B, L]):
         self.masters.clear_grads()
 
     def _check_params(self, params: OptimParams, scale: float) -> None:
-        """Accept any parameters: torch's updates can change all of them from one update to the next."""
+        """Accept any parameters, because all of them may change between two updates with torch."""
 
     def _scale_grads(self, scale: float) -> None:
         self.masters.scale_grads(scale)

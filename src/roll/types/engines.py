@@ -46,7 +46,7 @@ class WeightStore:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightUpdate:
-    """A weight sync as announced to an engine: the tensors, and how the engine fetches them."""
+    """A description of a weight sync for an engine: the tensors, and the way in which the engine fetches them."""
 
     policy_version: int
     manifest: tuple[TensorSpec, ...]

@@ -60,7 +60,7 @@ class Generation:
     """An engine's answer to a request; partial if `finish_reason` is `abort`.
 
     Raises:
-        InfraError: A log-prob is not finite. A loss computed from it would not be finite either.
+        InfraError: A log-prob is not finite, so a loss computed from it would not be finite either.
     """
 
     request_id: str

@@ -33,8 +33,8 @@ class SequenceAttention(NamedTuple):
 class LossInputs:
     """The loss tokens of one micro-batch; all [N] tensors are aligned.
 
-    Sequences and counts are always present; the other columns are present if the network predicts them, or if all
-    samples of the batch have them.
+    Sequences and counts are always present. Any other column is present if the network predicts it or if all samples of
+    the batch have it.
     """
 
     sequence_ids: Tensor

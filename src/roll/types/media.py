@@ -82,10 +82,10 @@ def check_spans(media: Sequence[MediaSpan], num_tokens: int, label: str) -> None
 
 
 def build_sequence_key(token_ids: NDArray[np.integer[Any]], media: Sequence[MediaSpan] = ()) -> NDArray[Any]:
-    """Build the key of a sequence: integers [L] that are equal exactly where tokens and media content are equal.
+    """Build the key of a sequence: integers [L] that are equal if and only if tokens and media content are equal.
 
-    Text tokens are their own key. Placeholders of media become negative numbers, which are not token IDs:
-    62 bits of a hash of kind, digest, grid and length, incremented from token to token.
+    The key of a text token is the token ID. The keys of a media placeholder are negative numbers, which cannot be token
+    IDs: 62 bits of a hash of kind, digest, grid and length, incremented from token to token.
 
     Args:
         token_ids: Tokens, shape [L].

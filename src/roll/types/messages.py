@@ -50,7 +50,7 @@ Speaker: TypeAlias = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextPart:
-    """Text in a message that also has parts of other kinds.
+    """Text in a message that also contains media.
 
     Raises:
         ValueError: The text is not a `str`.
@@ -69,7 +69,7 @@ class TextPart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaPart:
-    """An image, an audio clip or a video, identified by its digest; each kind has its own class.
+    """An image, an audio clip or a video, identified by its digest. There is one subclass for each kind.
 
     Raises:
         ValueError: The digest is not hexadecimal, or digest, source or grid has another type.

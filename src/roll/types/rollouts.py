@@ -43,7 +43,7 @@ HistoryKind: TypeAlias = Literal["full", "window", "thinking_stripped", "stepwis
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class History:
-    """The choice of earlier turns in the model's context; see `roll.config.episodes`."""
+    """The selection of earlier turns for the model's context; see `roll.config.episodes`."""
 
     kind: HistoryKind = "full"
     turns: int = 0
@@ -112,7 +112,9 @@ class Prompt:
 
     @property
     def prefill(self) -> str:
-        """Start of the answer, which the model continues: the last message if it is the assistant's, or empty."""
+        """Start of the answer, which the model continues: the last message if it is from the assistant, otherwise
+        empty.
+        """
         return self.messages[-1].text if self.messages and self.messages[-1].role == "assistant" else ""
 
     @property
@@ -218,7 +220,7 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Branch:
-    """A point at which a rollout's history was rewritten: by a sliding window, stripped thinking, or a summary.
+    """A point at which a rollout's history was rewritten by a sliding window, by removing thinking, or by a summary.
 
     A branch extends to the start of the next branch, or to the rollout's last token.
     """
@@ -249,7 +251,7 @@ class Trajectory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Anchor:
-    """A point between two turns of an earlier episode at which rollouts begin: the turns before it are replayed."""
+    """A point between two turns of an earlier episode at which rollouts begin. Earlier turns are replayed."""
 
     trajectory: Trajectory
     num_turns: int
@@ -306,7 +308,7 @@ class Rollout:
 
     @property
     def spans(self) -> tuple[Turn, ...]:
-        """All turns; a single turn over all tokens if `turns` is empty."""
+        """All turns, or a single turn with all tokens if `turns` is empty."""
         return self.turns or (Turn(start=0, end=len(self.token_ids)),)
 
     @property
@@ -325,17 +327,17 @@ class Rollout:
 
     @property
     def rollout_id(self) -> RolloutId:
-        """Id that is unique in the run."""
+        """ID that is unique in the run."""
         return RolloutId(purpose=self.purpose, draw_id=self.draw_id, index=self.index)
 
     @property
     def sample_id(self) -> str:
-        """Id of the rollout's training sample, also used in rollout tables; unique among rollouts of one purpose."""
+        """ID of the rollout's training sample, also used in rollout tables; unique among rollouts of one purpose."""
         return f"{self.draw_id}.{self.index}"
 
     @property
     def is_finished(self) -> bool:
-        """True if the model ended its answer itself."""
+        """True if the model ended the answer, and no limit cut it off."""
         return self.finish_reason == "stop"
 
 

@@ -39,7 +39,7 @@ before the loss tokens, `attention` as `AttentionStatistics`, `top_logprobs` as 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionRange:
-    """Token distances that attention statistics take into account; see `roll.algorithms.credit`."""
+    """Range of token distances that attention statistics include; see `roll.algorithms.credit`."""
 
     window: int
     """Window of WAAD, to which greater distances are clamped."""
@@ -114,8 +114,8 @@ class TopLogprobs:
 class TrainingSample:
     """One flat token sequence for the trainer. All arrays are [L], aligned with `token_ids`.
 
-    Every sample has the fields up to `positions`; the others are columns that some losses need. Entry i of a log-prob
-    array belongs to token i, given tokens 0 … i-1. Entry 0 is never trained on.
+    Every sample has the fields up to `positions`; the other fields are columns that some losses need. Entry i of a
+    log-prob array belongs to token i, given tokens 0 … i-1. Entry 0 is never trained on.
     """
 
     sample_id: str

@@ -38,10 +38,11 @@ _RETRY_S = 0.1
 
 
 class StoreServer:
-    """The server of a key-value store; until `close`, threads of this process serve `AuthenticatedStore` clients.
+    """The server of a key-value store. Until `close`, threads of this process handle requests of `AuthenticatedStore`
+    clients.
 
     Args:
-        host: The address to listen on; the server listens on no other one.
+        host: The only address on which the server listens.
     """
 
     def __init__(self, host: str) -> None:
@@ -148,7 +149,9 @@ class StoreServer:
         return [b"1"] if self._values.pop(key, None) is not None else []
 
     def _get(self, wait_ms: bytes, *keys: bytes) -> list[bytes]:
-        """Wait until all keys are set; return an empty status field and their values, or an empty list on timeout."""
+        """Wait until all keys are set. Return an empty status field followed by the values, or an empty list after a
+        timeout.
+        """
         there = self._changed.wait_for(lambda: all(key in self._values for key in keys), int(wait_ms) / 1000)
         return [b"", *(self._values[key] for key in keys)] if there else []
 
@@ -163,7 +166,7 @@ class AuthenticatedStore(dist.Store):
         timeout: The timeout for connecting, and for waiting for a value.
 
     Raises:
-        DistError: the server does not answer, or does not prove that it knows the secret.
+        DistError: the server does not respond, or does not prove that it knows the secret.
     """
 
     def __init__(self, host: str, port: int, secret: str, *, timeout: timedelta) -> None:

@@ -60,7 +60,7 @@ _groups: dict[tuple[str, int, BroadcastMember], BroadcastGroup] = {}
 
 
 def build_engine_update(update: WeightUpdate, engine_id: str, engine_ids: tuple[str, ...]) -> WeightUpdate:
-    """Return the update for one engine: for a broadcast, its handle gets `engine_id` and `engine_ids`."""
+    """Return the update for one engine. In a broadcast update, set the handle's `engine_id` and `engine_ids`."""
     if not isinstance(update.handle, BroadcastHandle):
         return update
     return replace(update, handle=replace(update.handle, engine_id=engine_id, engine_ids=engine_ids))

@@ -11,18 +11,19 @@ DEVICE_CHUNK_BYTES = 64 * 2**20
 
 
 def to_flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's bytes in row-major order, `uint8` [bytes]; a view unless the tensor is not contiguous."""
+    """Return a tensor's bytes in row-major order, as `uint8` [bytes]. For a contiguous tensor, the result is a view."""
     flat = tensor.detach().contiguous().reshape(-1)
     # A tensor with a single element counts as contiguous with any stride, but needs stride 1 to be viewed as bytes.
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
 
 
 def compute_checksum(tensor: torch.Tensor) -> int:
-    """Return the XXH3-64 (https://xxhash.com) of the elements' bytes in row-major order.
+    """Return the XXH3-64 hash (https://xxhash.com) of the elements' bytes in row-major order.
 
-    The checksum depends only on the bytes and their order: not on strides, device or storage, nor on shape and dtype,
-    which are in the manifest. On a CPU it runs at memory speed (31 GB/s measured, where a copy ran at 16 GB/s) and
-    releases the GIL. From other devices, the bytes are copied to the host chunk by chunk, and the bus limits the speed.
+    The checksum depends only on the bytes and their order, not on strides, device or storage. Shape and dtype are not
+    included, because the manifest contains them. On a CPU it runs at memory speed (31 GB/s measured, where a copy ran
+    at 16 GB/s) and releases the GIL. From other devices, the bytes are copied to the host chunk by chunk, and the bus
+    limits the speed.
     """
     data = to_flat_bytes(tensor)
     if data.device.type == "cpu":

@@ -74,7 +74,7 @@ class Delivery:
         """Send the update to all engines; return when each engine has confirmed it or failed.
 
         Raises:
-            WeightSyncError: an engine failed during a broadcast, so the others cannot finish it.
+            WeightSyncError: an engine failed during a broadcast, so the other engines cannot finish the broadcast.
         """
         self.num_bytes = compute_total_bytes(update.manifest)
         self.dtype = find_quantized_dtype(update.manifest) or find_majority_dtype(update.manifest)
@@ -102,8 +102,9 @@ class Delivery:
             self.errors[engine_id] = error
 
     async def end(self) -> None:
-        """Wait until the calls to all engines have ended. Late calls are canceled, and their engines added to
-        `dead_engines`."""
+        """Wait until the calls to all engines have ended. Cancel late calls, and add the engines of these calls to
+        `dead_engines`.
+        """
         if not self.tasks:
             return
         _, late = await asyncio.wait(self.tasks.values(), timeout=CANCEL_GRACE_S)

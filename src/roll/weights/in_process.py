@@ -41,7 +41,7 @@ _numbers = itertools.count()
 class InProcessSender:
     """The trainer's end of the transport `in_process`.
 
-    It holds references to tensors; only tensors that the source casts or merges are copies.
+    It stores references to tensors; a tensor is copied only if the source casts or merges it.
     """
 
     def __init__(self) -> None:

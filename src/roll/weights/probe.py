@@ -63,7 +63,7 @@ NOISE_BOUNDS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeResult:
-    """The comparison of one engine's log-probs with the trainer's after one sync, in nats."""
+    """The differences between one engine's and the trainer's log-probs after one sync, in nats."""
 
     mean_abs: float
     max_abs: float
@@ -87,7 +87,7 @@ class _ProbeLogprobs:
 
 @dataclass(eq=False)
 class ProbeChecker:
-    """Checks each engine's log-probs against the trainer's, with a tolerance derived from the first sync."""
+    """Compares each engine's log-probs with the trainer's log-probs, with a tolerance derived from the first sync."""
 
     noise: NoiseBounds
     """The noise of the dtype that the engines compute in."""
@@ -114,7 +114,7 @@ class ProbeChecker:
         *,
         weights_changed: bool = True,
     ) -> ProbeResult:
-        """Compare one engine's log-probs with the trainer's; store both for the next probe if there is no problem.
+        """Compare the log-probs of one engine and of the trainer; store both for the next probe if there is no problem.
 
         Args:
             engine_id: The id of the engine.
@@ -175,11 +175,12 @@ class ProbeChecker:
         return min(self.noise.ceiling, max(self.noise.floor, TOLERANCE_FACTOR * self._first) * growth)
 
     def _compute_change_tolerance(self, change: float) -> float | None:
-        """Return the tolerance of `change_missed` when the trainer's log-probs change by `change`; `None` for no check.
+        """Return the tolerance of `change_missed` if the trainer's log-probs changed by `change`; `None` if there is no
+        check.
 
-        The tolerance is `TOLERANCE_FACTOR` times the first `change_missed`, times `change` relative to the first
-        change, and at least the noise floor. Before the first change it is twice the noise floor, if the first
-        difference between engine and trainer was at most the floor; otherwise the change is not checked.
+        The tolerance is `TOLERANCE_FACTOR` times the first `change_missed` times the ratio of `change` to the first
+        change, and at least the noise floor. Before the first change, the tolerance is twice the noise floor if the
+        first difference between engine and trainer was at most the noise floor; otherwise the change is not checked.
         """
         if not self.noise.smooth:
             return None
@@ -195,7 +196,7 @@ def _flatten(logprobs: Sequence[FloatArray]) -> NDArray[np.float64]:
 
 
 def find_majority_dtype(manifest: Sequence[TensorSpec]) -> str:
-    """Return the name of the dtype that most elements of a manifest have."""
+    """Return the name of the most common dtype among the elements of a manifest."""
     counts: dict[str, int] = {}
     for spec in manifest:
         counts[spec.dtype] = counts.get(spec.dtype, 0) + spec.num_elements

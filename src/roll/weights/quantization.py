@@ -90,7 +90,7 @@ def quantize(weight: Tensor, format: str) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the weight [outputs, inputs] that `quantize` turned into codes and scales."""
+    """Dequantize codes and scales from `quantize`; return the weight [outputs, inputs]."""
     return codes.float().mul_(scales).to(dtype)
 
 
@@ -100,7 +100,7 @@ def find_quantized_dtype(manifest: Sequence[TensorSpec]) -> str | None:
 
 
 def drop_scales(manifest: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return the manifest without the scales of quantized weights: only tensors of the HF checkpoint."""
+    """Return the manifest without the scales of quantized weights, which are not tensors of the HF checkpoint."""
     scales = _list_scales(manifest)
     return tuple(spec for spec in manifest if spec.name not in scales)
 
@@ -108,7 +108,7 @@ def drop_scales(manifest: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
 def dequantize_stream(
     tensors: Iterable[tuple[str, Tensor]], manifest: Sequence[TensorSpec], dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield received tensors, with codes and scales combined to dequantized weights.
+    """Yield received tensors; combine codes and scales into dequantized weights.
 
     Args:
         tensors: The received tensors, in order.

@@ -116,8 +116,9 @@ class BroadcastGroup:
     def abort(self) -> None:
         """Abort running broadcasts. Other members get an error at once, because their connections are closed.
 
-        gloo's `abort` does nothing: it closes connections only when the last reference to the group is dropped. A
-        traceback may keep the variables of callers alive, so only this object holds references, and drops them here.
+        gloo's `abort` does nothing: gloo closes connections only when the last reference to the group is deleted. A
+        traceback may keep callers' variables alive, so only this object stores references, and this method deletes
+        them.
         """
         if self.backend == "nccl":
             self.process_group.abort()
@@ -182,7 +183,7 @@ class Rendezvous:
         self._last_check = time.monotonic()
 
     def check_verdict(self, verdict: Mapping[str, str]) -> None:
-        """Raise a `WeightSyncError` if the sender's verdict says that it aborted the sync."""
+        """Raise a `WeightSyncError` if the verdict shows that the sender has aborted the sync."""
         if "abandoned" in verdict:
             raise WeightSyncError(f"{self.sync_name}: the trainer aborted the sync: {verdict['abandoned']}.")
 
@@ -257,11 +258,11 @@ def build_group(
 
 
 def _build_nccl_group(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
-    """Build an NCCL group whose failure ends no process: trainer and engines survive, and build a new group.
+    """Build an NCCL group whose failure does not end any process, so that trainer and engines can build a new group.
 
-    By default, a watchdog ends the process of every member that waits for a lost member. PyTorch reads the variable
-    that prevents this when a group is created. `BroadcastGroup.finish_oldest` enforces the timeout instead. The
-    watchdog only aborts broadcasts that no code waits for.
+    By default, a watchdog ends the process of every member that waits for a lost member. An environment variable, which
+    PyTorch reads when a group is created, prevents this. `BroadcastGroup.finish_oldest` enforces the timeout instead.
+    The watchdog only aborts broadcasts that no code waits for.
     """
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = 2 * timeout

@@ -73,7 +73,7 @@ def find_receipt_problem(
     """Check a receipt against the checksums that the trainer sent.
 
     Returns:
-        A description of the problem whose subject is "it", the engine; empty if there is no problem.
+        A description of the problem, with "it" (the engine) as the subject; an empty string if there is no problem.
     """
     if receipt.adapter != adapter:
         return f"it confirmed {_describe_owner(receipt.adapter)} instead of {_describe_owner(adapter)}"
@@ -93,7 +93,7 @@ def _describe_owner(adapter: str | None) -> str:
 
 
 def find_checksum_problem(checksums: Mapping[str, int], sent: Mapping[str, int], action: str) -> str:
-    """Return "it {action} …" with the tensors whose checksums differ from the sent ones; empty if all are equal."""
+    """Return "it {action} …" with the tensors whose checksums differ from `sent`, or "" if there are none."""
     wrong = [name for name, checksum in checksums.items() if name in sent and sent[name] != checksum]
     return f"it {action} {_list_names(wrong)}" if wrong else ""
 

@@ -51,7 +51,7 @@ class TransportSender(Protocol):
         ...
 
     def release(self, failed: bool) -> None:
-        """Release the weights. May be called while `send` runs in another thread, which then raises."""
+        """Release the weights. May be called while `send` runs in another thread; `send` then raises an error."""
         ...
 
     def close(self) -> None:
@@ -60,7 +60,8 @@ class TransportSender(Protocol):
 
 
 class Sender:
-    """Sends the weights of one trainer rank over any transport. Keep it between syncs: groups and memory are reused.
+    """Sends the weights of one trainer rank over any transport. Reuse it for all syncs, because it keeps groups and
+    memory.
 
     Args:
         bucket_bytes: The bucket size of `broadcast`; a larger tensor gets its own bucket.
@@ -157,7 +158,7 @@ async def run_sync(
 ) -> Mapping[str, int]:
     """Stage the weights, send them while `deliver` passes the update to the engines, then release them.
 
-    If `deliver` or `send` fails, the other is aborted. This implements `TrainerGroup.send_weights`.
+    If `deliver` or `send` fails, the other call is aborted. This implements `TrainerGroup.send_weights`.
     """
     failed = True
     sending: asyncio.Task[Mapping[str, int]] | None = None

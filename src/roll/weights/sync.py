@@ -55,7 +55,7 @@ class WeightSync:
         probe_media: Media spans of each sequence; empty if no sequence has media.
         transport: The transport for `auto`: the fastest transport that reaches every engine.
         store: The file store, if the configured transport is `store`.
-        weights_on_device: A context in which the trainer's weights are on its device.
+        weights_on_device: A context manager within which the trainer's weights are on its device.
         timeout_s: The time that an engine has to receive and confirm the weights, and to answer the probe.
     """
 
@@ -97,7 +97,7 @@ class WeightSync:
     async def begin_update(self) -> AsyncIterator[None]:
         """Block `push_to` in a `with` block that changes the trainer's weights.
 
-        An engine that joins in the meantime waits until the block has ended, or for the next `push`. If the block fails
+        An engine that joins in the meantime waits for the end of the block or for the next `push`. If the block fails
         or is canceled, the engine waits for the next `push`, because the trainer's weights are unknown and may still
         change.
         """
@@ -126,17 +126,18 @@ class WeightSync:
             adapter: The adapter whose weights the trainer currently holds, if engines serve several adapters
                 (`GenerationRequest.adapter`). Its weights are confirmed, but neither read back nor probed, because
                 engines compute log-probs with the policy's own weights.
-            pause_generation: A context that is active while weights arrive and are read back. It ends before the probe.
-            on_dead: A function called with the ids of engines that died or did not answer, if possible while the
-                others are still paused. Their weights may be a mixture of old and new ones, so they must be replaced
-                and synced by `push_to` before they serve.
+            pause_generation: A context manager that is active while weights are received and read back. It ends before
+                the probe.
+            on_dead: A function called with the IDs of engines that died or did not respond, if possible while the other
+                engines are still paused. The weights of these engines may be a mixture of old and new weights. The
+                engines must be replaced, and the new engines synced with `push_to`, before they serve requests.
 
         Returns:
             The report.
 
         Raises:
-            WeightSyncError: a tensor was not received as sent, an engine does not hold it, or the probe shows that an
-                engine does not compute with it. The message names the engine and, if known, the tensor.
+            WeightSyncError: a tensor was received with wrong content, an engine does not have it, or the probe shows
+                that an engine does not use it. The message names the engine and, if known, the tensor.
         """
         async with self._lock:
             every = self._config.probe_every_num_steps
@@ -158,11 +159,12 @@ class WeightSync:
             yield
 
     async def push_to(self, engine: InferenceEngine) -> SyncReport:
-        """Send the weights of the last push, which the trainer must still hold, to one new engine.
+        """Send the weights of the last push to one new engine. The trainer must still have these weights.
 
         Raises:
             EngineDiedError: the engine died during the sync.
-            WeightSyncError: as in `push`; or no weights were pushed yet, or weights of several adapters were pushed.
+            WeightSyncError: see `push`. Also raised if no weights have been pushed yet, or if weights of several
+                adapters have been pushed.
         """
         async with self._lock_weights():
             if not self.versions:
@@ -185,7 +187,7 @@ class WeightSync:
 
     @asynccontextmanager
     async def _lock_weights(self) -> AsyncIterator[None]:
-        """Wait until no sync runs and the weights do not change; block both in the `with` block."""
+        """Wait until no sync runs and the weights do not change; block syncs and weight changes in the `with` block."""
         while True:
             await self._unchanged.wait()
             async with self._lock:

@@ -116,11 +116,11 @@ class Sandbox:
     async def execute(self, program: Program) -> ExecutionResult:
         """Run a program with this sandbox's files and network, wait for it, and return its result.
 
-        When the program ends, all processes that it has started are killed; for processes that outlive a command, open
-        a `session`.
+        When the program ends, all processes that it has started are killed. To run processes that outlive a command,
+        open a `session`.
 
         Raises:
-            SandboxError: the sandbox broke, through no fault of the program.
+            SandboxError: the sandbox failed, and the program is not the cause.
         """
         return await self._wait_or_kill(self.begin(program))
 
@@ -133,8 +133,8 @@ class Sandbox:
     async def start(self, program: Program) -> Job:
         """Start a program in this sandbox, next to other programs.
 
-        When the program ends, all processes that it has started are killed; for processes that outlive a command, open
-        a `session`.
+        When the program ends, all processes that it has started are killed. To run processes that outlive a command,
+        open a `session`.
         """
         return self.begin(program)
 
@@ -146,7 +146,7 @@ class Sandbox:
             raise
 
     def begin(self, program: Program, *, alone: bool = False) -> Job:
-        """Start a program without `await`: as `start` does, or as `start_fresh` does if `alone` is set."""
+        """Start a program without `await`, like `start_fresh` if `alone` is true, otherwise like `start`."""
         request = make_run_request(program, self.spec.limits, alone=alone, fresh=alone and self._has_namespaces)
         stdin = b"" if program.interactive else program.stdin
         agent_job = self._connection.submit("run", request, stdin, request["output_bytes"])
@@ -159,7 +159,7 @@ class Sandbox:
     async def session(self, *, env: dict[str, str] | None = None, cwd: str | None = None) -> Session:
         """Open a shell; several can be open at once.
 
-        Background jobs of its commands keep running between commands, and end with the session.
+        Background jobs of the shell keep running between commands, and end with the session.
         """
         request = {"env": dict(env or {}), "cwd": cwd}
         check_texts(request)
@@ -185,7 +185,7 @@ class Sandbox:
         """Return the CPU time and memory of everything in the sandbox.
 
         Raises:
-            SandboxError: the sandbox broke.
+            SandboxError: the sandbox failed.
         """
         result = await Job(self, self._connection.submit("measure", {}, b"", 0), AGENT_GRACE_S).wait()
         return Usage(cpu_s=result.cpu_s, memory_bytes=result.peak_memory_bytes)
@@ -207,14 +207,14 @@ class Sandbox:
         await self._run_file_program(file_programs.WRITE, (path, str(mode)), stdin=data)
 
     async def snapshot(self) -> Snapshot:
-        """Return the current files of home and /tmp; without isolation, only those of home."""
+        """Return the current files of home and /tmp; without isolation, only the files of home."""
         # A tar archive has a header for each file, and pads files to whole blocks.
         most = 2 * self.spec.limits.disk_bytes + 4096 * self.spec.limits.max_files
         archive = await self._run_file_program(file_programs.SAVE, self._snapshot_roots, output_bytes=most)
         return Snapshot(archive=archive)
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """Replace the files of home and /tmp with those of the snapshot. Running processes are not affected."""
+        """Replace the files of home and /tmp with the files of the snapshot. Running processes are not affected."""
         await self._run_file_program(file_programs.LOAD, self._snapshot_roots, stdin=snapshot.archive)
 
     async def _run_file_program(
@@ -281,7 +281,7 @@ class Session:
         `wall_time`; the session stays open.
 
         Raises:
-            SandboxError: the sandbox broke, or the session has already ended.
+            SandboxError: the sandbox failed, or the session has already ended.
         """
         job = await self.start(command, wall_s=wall_s)
         try:
@@ -305,12 +305,12 @@ class Session:
         self._background.clear()
 
     async def start(self, command: str, *, wall_s: float | None = None) -> Job:
-        """Start a command, as soon as the previous command has ended; return the job of the new command.
+        """Start a command as soon as the previous command has ended; return the job of the new command.
 
         A command that takes longer than `wall_s` (by default, the spec's limit) is interrupted.
 
         Raises:
-            SandboxError: the sandbox broke, or the session has already ended.
+            SandboxError: the sandbox failed, or the session has already ended.
         """
         if "\0" in command:
             raise ValueError("a command must not contain a zero byte")
@@ -334,7 +334,7 @@ class Session:
         The job keeps running while the session runs other commands, and ends with the session.
 
         Raises:
-            SandboxError: the sandbox broke, or the session has ended before or during this call.
+            SandboxError: the sandbox failed, or the session has ended before or during this call.
         """
         state = await self.run('builtin export -p; builtin printf "cd %q\\n" "$PWD"')
         text = state.stdout.decode("utf-8", "surrogateescape")

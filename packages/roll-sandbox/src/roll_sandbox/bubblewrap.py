@@ -241,7 +241,9 @@ class BubblewrapRuntime:
         )
 
     async def _test_overlays(self, spec: SandboxSpec, image: Image) -> None:
-        """Start a test sandbox with `image`, and record whether sandboxes can mount overlays, unless this is known."""
+        """Start a test sandbox with `image`, and record whether sandboxes can mount overlays; do nothing if this is
+        already known.
+        """
         async with self._overlay_lock:
             if self._supports_overlays is not None:
                 return

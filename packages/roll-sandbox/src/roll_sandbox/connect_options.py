@@ -42,7 +42,7 @@ def make_token_header(token: str) -> dict[str, str]:
 
 
 def load_tls_context(ca_file: str | None) -> ssl.SSLContext | bool:
-    """Return a TLS context that trusts the CA file, or `True` without a file, for the system's certificates.
+    """Return a TLS context that trusts the CA file; without a file, return `True` to use the system's certificates.
 
     Raises:
         ConfigError: the file does not exist, or contains no certificate.
@@ -57,7 +57,7 @@ def load_tls_context(ca_file: str | None) -> ssl.SSLContext | bool:
 
 
 def make_unreachable_error(url: str, error: Exception) -> SandboxUnavailableError:
-    """Build the error for a service that could not be reached, with advice."""
+    """Build the error for a service that could not be reached, with advice for the user."""
     import aiohttp
 
     inner = getattr(error, "os_error", None) or getattr(error, "certificate_error", None)

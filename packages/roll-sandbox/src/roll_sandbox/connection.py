@@ -61,7 +61,7 @@ class Connection(Protocol):
 
 
 class AgentJob:
-    """A request to the agent, such as to run a program: its output, and the future `end` of the final message."""
+    """A request to the agent, such as to run a program, with its output and a future `end` for the final message."""
 
     def __init__(self, connection: Connection, channel: Any, output_bytes: int) -> None:
         self.channel = channel
@@ -90,14 +90,14 @@ class AgentJob:
             self._output_event.set()
 
     def drop(self) -> None:
-        """Drop the output so far, and all later output."""
+        """Discard the output so far and all later output."""
         self.chunks.clear()
         self._output_bytes_left = self._kept_bytes = self._num_emptied = 0
 
     def finish(self, end: dict[str, Any] | None, reason: str | Exception = "") -> None:
         """Resolve the future `self.end` with the agent's final message `end`; called once per job, after all output.
 
-        If the agent reports an error, fail the future with it. If there is no final message, fail it with `reason`.
+        If the agent reports an error, the future raises this error. If there is no final message, it raises `reason`.
         """
         if not self.end.done():
             if end is not None and "error" not in end:
@@ -126,7 +126,7 @@ class AgentJob:
             await self._output_event.wait()
 
     def set_limits(self, wall_s: float, cpu_s: float | None) -> asyncio.Future[float | None]:
-        """Send new limits; return a future of the CPU seconds used so far, or of None if the job has ended."""
+        """Send new limits. The returned future gets the CPU seconds used so far, or None if the job has ended."""
         cpu_used: asyncio.Future[float | None] = asyncio.get_running_loop().create_future()
         self._limit_requests.append(cpu_used)
         if self.end.done():
@@ -162,7 +162,7 @@ class AgentConnection(asyncio.Protocol):
     """The framed connection to an agent.
 
     Args:
-        on_lost: returns the error message for the jobs that are running when the connection is lost.
+        on_lost: function that returns the error message for the jobs that are running when the connection is lost.
     """
 
     def __init__(self, on_lost: Callable[[], str]) -> None:
@@ -178,7 +178,7 @@ class AgentConnection(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        """Dispatch all complete frames, and close the connection at a malformed one; called by the event loop."""
+        """Dispatch all complete frames, and close the connection at a malformed frame; called by the event loop."""
         buffer = self._buffer
         buffer += data
         start = 0

@@ -166,7 +166,7 @@ class DockerRuntime:
             await asyncio.to_thread(client.close)
 
     def _remove_leftovers(self, client: DockerClient) -> None:
-        """Remove the containers of this runtime that still exist, since their start was canceled."""
+        """Remove the containers of this runtime that still exist because their start was canceled."""
         import docker.errors
 
         with contextlib.suppress(docker.errors.DockerException, OSError):  # the engine has ended, with its containers
@@ -272,7 +272,7 @@ def _connect() -> tuple[DockerClient, str]:
 
 
 def _remove_stale_containers(client: DockerClient) -> None:
-    """Remove containers that were never started, since their ROLL process was killed `STALE_AFTER_S` ago or earlier."""
+    """Remove containers older than `STALE_AFTER_S` that were never started because their ROLL process was killed."""
     import docker.errors
 
     with contextlib.suppress(docker.errors.DockerException, OSError, ValueError):
@@ -322,7 +322,7 @@ async def _wait_and_remove(container: Container, ended: asyncio.Future[None]) ->
 
 
 class _DockerConnection(AgentConnection):
-    """A connection to an agent that unwraps Docker's frames: stream(1) zeros(3) length(4, big-endian) data."""
+    """A connection to an agent; unwraps Docker's frames: stream(1) zeros(3) length(4, big-endian) data."""
 
     def __init__(self, on_lost: Any) -> None:
         super().__init__(on_lost)

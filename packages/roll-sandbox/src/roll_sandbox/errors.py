@@ -53,7 +53,7 @@ class UserError(RollSandboxError, ValueError):
 
 
 class ConfigError(UserError):
-    """A setting that cannot be used: an address, a token, a file, an option."""
+    """A setting is invalid, such as an address, a token, a file or an option."""
 
 
 class SandboxUnavailableError(UserError):
@@ -65,19 +65,19 @@ class UnknownImageError(SandboxUnavailableError):
 
 
 class BadImageError(UserError):
-    """An image is broken or hostile, or of a kind that sandboxes cannot use."""
+    """An image is broken or malicious, or sandboxes do not support it."""
 
 
 class UntrustedCodeError(UserError):
-    """A runtime without isolation was given untrusted code."""
+    """A runtime without isolation was asked to run untrusted code."""
 
 
 class SandboxError(RollSandboxError, RuntimeError):
-    """A sandbox broke or could not be started, through no fault of the program. The work may be retried."""
+    """A sandbox failed or could not be started, and the program is not the cause. The work may be retried."""
 
 
 class SandboxLostError(SandboxError):
-    """A service lost a sandbox, or the result of a program in it. The program may have run, and is not run again."""
+    """A service lost a sandbox, or the result of a program in it. The program may have run, so it is not run again."""
 
 
 class SandboxExpiredError(SandboxError):
@@ -89,18 +89,18 @@ class SandboxSessionError(SandboxError):
 
 
 class SandboxDatabaseError(SandboxError):
-    """A service's database does not answer, or fails in another way: it is full, locked or read-only, for example.
+    """A service's database does not respond or fails, for example because it is full, locked or read-only.
 
     Nothing was started, and the request may be retried.
     """
 
 
 class UnknownSandboxError(SandboxError):
-    """The service has no sandbox of this name for this owner: it never existed, or was stopped."""
+    """The owner has no sandbox of this name in the service: it never existed, or was stopped."""
 
 
 class SandboxAccessError(UserError):
-    """A service refuses a token, or an operation that the token does not allow."""
+    """A service rejects a token, or the token does not allow an operation."""
 
 
 class SandboxQuotaError(UserError):
@@ -112,7 +112,7 @@ class SandboxRequestError(UserError):
 
 
 class SandboxPathError(RollSandboxError, OSError):
-    """A file in the sandbox cannot be read or written; `errno` says why."""
+    """A file in the sandbox cannot be read or written; `errno` contains the reason."""
 
 
 class OversizedUploadError(RollSandboxError, ValueError):

@@ -77,7 +77,7 @@ class Demand:
 
 
 def compute_burst_timeout_s(demand: Demand) -> float:
-    """Return the seconds without arrivals after which `burst` begins to fade."""
+    """Return the seconds without arrivals after which `burst` begins to decay."""
     return min(HOLD_S + 2 * demand.gap_s, MAX_HOLD_S)
 
 
@@ -91,7 +91,7 @@ def update_shortage(shortage: float, elapsed_s: float, per_s: float) -> float:
     The result is a leaky bucket: every request adds 1, and `per_s` starts per second drain it.
 
     Args:
-        shortage: the number that was missing after the previous request.
+        shortage: number of missing sandboxes after the previous request.
         elapsed_s: seconds since the previous request.
         per_s: number of sandboxes that can be started per second.
     """
@@ -109,7 +109,7 @@ def compute_poisson_quantile(mean: float, probability: float, maximum: int) -> i
 
 
 def compute_target(demand: Demand, lead_s: float, maximum: int) -> int:
-    """Return how many idle sandboxes of a kind to keep.
+    """Return the number of idle sandboxes of a kind to keep.
 
     Args:
         demand: recent arrivals of the kind.
@@ -139,7 +139,7 @@ def compute_max_idle(*, free_bytes: int | None, idle: int, cores: int, start_s: 
 def scale_to_total(targets: Mapping[_K, int], maximum: int) -> dict[_K, int]:
     """Return the targets, scaled down in proportion if their total exceeds `maximum`.
 
-    Scaled targets are rounded down, and the rest of the total is added to those with the largest remainders.
+    Scaled targets are rounded down, and the targets with the largest remainders are then increased to reach the total.
     """
     total = sum(targets.values())
     if total <= maximum:

@@ -33,7 +33,7 @@ class JobHost(Protocol):
 
 
 class Job:
-    """A program, or a command of a session, running or ended."""
+    """A running or ended program or session command."""
 
     def __init__(self, sandbox: JobHost, job: AgentJob, wall_s: float) -> None:
         self._sandbox = sandbox
@@ -81,7 +81,7 @@ class Job:
             the CPU seconds that the program and everything that it started have used so far.
 
         Raises:
-            SandboxError: the sandbox broke.
+            SandboxError: the sandbox failed.
         """
         counted = self._job.set_limits(wall_s, cpu_s)
         self._set_deadline(None if self.done() else wall_s)
@@ -118,7 +118,7 @@ class Job:
         """Wait for the end of the job, and return its result.
 
         Raises:
-            SandboxError: the sandbox broke.
+            SandboxError: the sandbox failed.
         """
         if self._result is None:
             limits: set[Limit] = set()
@@ -144,7 +144,7 @@ class Job:
         A `Job` on another host builds the same result from this report.
 
         Raises:
-            SandboxError: the sandbox broke.
+            SandboxError: the sandbox failed.
         """
         result = await self.wait()
         reported = self._job.end.result() if self._job.end.exception() is None else {}
@@ -162,6 +162,8 @@ class Job:
 
     @property
     def has_closed_session(self) -> bool:
-        """True if the session's shell ended with this command. Also true before the end, and if the sandbox broke."""
+        """True if the session's shell ended with this command. Also true before the command has ended, and if the
+        sandbox failed.
+        """
         job = self._job.end
         return not job.done() or job.exception() is not None or bool(job.result().get("closed"))

@@ -102,22 +102,22 @@ class SandboxManager:
             self._resize_task = asyncio.create_task(self._resize_pools())
 
     async def execute(self, program: Program, *, spec: SandboxSpec | None = None) -> ExecutionResult:
-        """Run one program in a clean environment of its own, and return its result.
+        """Run one program in its own clean environment, and return its result.
 
         Raises:
-            SandboxError: the sandbox broke, through no fault of the program; a retry may succeed.
-            UntrustedCodeError: the runtime has no isolation and the spec says `untrusted`.
-            OversizedUploadError: the program's files or input do not fit into such a sandbox.
+            SandboxError: the sandbox failed, and the program is not the cause; a retry may succeed.
+            UntrustedCodeError: the runtime has no isolation, and the spec is `untrusted`.
+            OversizedUploadError: the program's files or input do not fit into the sandbox.
         """
         async with self.running(program, spec=spec) as job:
             return await job.wait()
 
     @asynccontextmanager
     async def running(self, program: Program, *, spec: SandboxSpec | None = None) -> AsyncIterator[Job]:
-        """Start an interactive program as `execute` does, and yield its job; the program is killed when the block ends.
+        """Start an interactive program, like `execute`, and yield its job; the program is killed when the block ends.
 
         Raises:
-            As `execute`.
+            See `execute`.
         """
         spec = self.runtime.resolve(spec or self._spec)
         async with self._slots:
@@ -171,8 +171,8 @@ class SandboxManager:
         return sandbox
 
     async def _acquire(self, spec: SandboxSpec, *, fresh: bool) -> tuple[Sandbox, int]:
-        """Return a sandbox, and the number of programs it has run: an idle sandbox (with `fresh`, one that has run no
-        program), or a new sandbox if there is none.
+        """Return a sandbox and the number of programs that it has run. Use an idle sandbox if possible (with `fresh`,
+        an idle sandbox that has run no program); otherwise start a new sandbox.
         """
         if not self._is_open:
             raise SandboxError("the sandbox manager was not started, or is closed")
@@ -191,8 +191,8 @@ class SandboxManager:
         return self._pools[key]
 
     def _compute_max_kept(self, pool: Pool) -> int:
-        """Return how many idle sandboxes a pool may have if used sandboxes are returned to it; further ones are closed.
-        With a forecast, this may be more than the pool's target.
+        """Return how many idle sandboxes a pool may have if used sandboxes are returned to it; further sandboxes are
+        closed. With a forecast, this may be more than the pool's target.
         """
         return pool.target if self._warm is not None else max(pool.target, self._cores)
 
@@ -257,7 +257,7 @@ class SandboxManager:
             await sandbox.close()
 
     async def _resize_pools(self) -> None:
-        """Resize the pools by the forecast after each window, until canceled."""
+        """Resize the pools according to the forecast after each window, until canceled."""
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
@@ -300,7 +300,7 @@ class SandboxManager:
         return {"idle": sum(len(pool.idle) for pool in self._pools.values()), **counts}
 
     async def close(self) -> None:
-        """End every sandbox, including those that callers hold. Calling it twice is safe."""
+        """End every sandbox, including sandboxes that callers still use. Calling it twice is safe."""
         self._is_open = False
         # Tasks are canceled first: a task that is starting a sandbox would add it to a pool that was already emptied.
         tasks = [*self._tasks, *([self._resize_task] if self._resize_task is not None else ())]

@@ -43,7 +43,7 @@ def is_this_machine(host: str) -> bool:
 
 
 def find_proxy(url: str) -> str | None:
-    """Return the URL of the proxy for requests to `url`; `None` if they need no proxy.
+    """Return the URL of the proxy for requests to `url`; `None` if no proxy is needed.
 
     Raises:
         ConfigError: the environment names a proxy of an unsupported kind.
@@ -109,7 +109,7 @@ def make_client_session(url: str, **options: Any) -> aiohttp.ClientSession:
 
 
 def describe_proxy(url: str) -> str:
-    """Return a note for error messages that names the proxy for requests to `url`; empty if they need no proxy."""
+    """Return a note for error messages that names the proxy for requests to `url`; empty if no proxy is needed."""
     proxy = find_proxy(url)
     if proxy is None:
         return ""
@@ -122,7 +122,7 @@ def exempt_this_machine(environment: Mapping[str, str] | None = None) -> dict[st
     """Return an environment in which other programs reach this machine without a proxy.
 
     Args:
-        environment: the environment to copy; by default that of this process.
+        environment: the environment to copy; by default the environment of this process.
 
     Returns:
         a copy of the environment; if it names a proxy, this machine is added to `NO_PROXY`.

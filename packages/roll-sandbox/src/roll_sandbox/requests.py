@@ -17,7 +17,7 @@ _UNLIMITED_BYTES = 2**52
 def make_agent_settings(
     spec: SandboxSpec, *, home: str, env: dict[str, str], image: dict[str, Any] | None = None, **flags: Any
 ) -> dict[str, Any]:
-    """Return the settings of a sandbox, the first message to its agent.
+    """Return the settings of a sandbox, which are the first message to its agent.
 
     Args:
         spec: the sandbox's spec.
@@ -44,7 +44,7 @@ def make_run_request(program: Program, limits: Limits, *, alone: bool, fresh: bo
         program: the program.
         limits: the sandbox's limits.
         alone: true if no other program runs in the sandbox at the same time.
-        fresh: true to run the program with namespaces and files of its own.
+        fresh: true if the program gets its own namespaces and files.
 
     Raises:
         TypeError: `program` is not a program, or its input or a file is not bytes.

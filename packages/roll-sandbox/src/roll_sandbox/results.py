@@ -44,12 +44,12 @@ def is_valid_end_report(end: object) -> bool:
 def parse_result(
     end: Mapping[str, Any], kernel_limits: Iterable[Limit] = (), output: Callable[[str], bytes] = lambda _: b""
 ) -> ExecutionResult:
-    """Return the result of a program from the agent's report of its end.
+    """Build the result of a program from the agent's report of its end.
 
     Args:
         end: the agent's report.
         kernel_limits: limits that the kernel has enforced.
-        output: returns all output of a stream, by the stream's name.
+        output: function that takes the name of a stream and returns all output of the stream.
     """
     limits = {*kernel_limits, *(Limit(name) for name in end.get("limits", ()))}
     code = int(end.get("code", 255))

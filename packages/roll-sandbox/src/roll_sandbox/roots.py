@@ -43,7 +43,7 @@ class RootFileSystem:
 
 
 class RootFileSystems:
-    """Builds, shares and drops root file systems."""
+    """Builds, shares and removes root file systems."""
 
     def __init__(self, cache: ImageCache) -> None:
         self._cache = cache
@@ -59,7 +59,7 @@ class RootFileSystems:
 
         Raises:
             SandboxError: the file system cannot be built.
-            UnknownImageError: the image was removed meanwhile.
+            UnknownImageError: the image was removed in the meantime.
         """
         key = (None if image is None else image.digest, spec.mounts, merged)
         async with self._build_lock:

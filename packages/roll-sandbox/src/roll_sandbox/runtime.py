@@ -12,17 +12,17 @@ __all__ = ["Runtime"]
 
 @runtime_checkable
 class Runtime(Protocol):
-    """An isolation runtime: starts sandboxes. All calls must come from one event loop."""
+    """An isolation runtime, which starts sandboxes. All calls must come from one event loop."""
 
     name: str
     fresh_programs: bool
     """True if one sandbox can run many programs in turn, each with its own namespaces and files."""
 
     async def start(self) -> None:
-        """Check that the runtime works here.
+        """Check that the runtime works on this machine.
 
         Raises:
-            SandboxUnavailableError: the runtime does not work here; the message says why and what to do.
+            SandboxUnavailableError: the runtime does not work on this machine; the message says why and what to do.
         """
         ...
 
@@ -36,7 +36,7 @@ class Runtime(Protocol):
         ...
 
     async def launch(self, spec: SandboxSpec) -> Sandbox:
-        """Start a sandbox. Programs can be sent to it at once.
+        """Start a sandbox. Programs can be started in it immediately.
 
         Raises:
             SandboxError: the sandbox did not start.

@@ -44,7 +44,7 @@ class SandboxProcess:
 
 
 class SpawnerClient:
-    """Starts sandboxes through the spawner; belongs to one event loop."""
+    """Starts sandboxes through the spawner. All calls must come from one event loop."""
 
     def __init__(self, process: subprocess.Popen[Any], control: socket.socket) -> None:
         self.facts: dict[str, Any] = {}
@@ -144,7 +144,7 @@ class SpawnerClient:
             child.ended.set_result(None)
 
     def _on_lost(self) -> None:
-        """Mark the spawner, and with it every sandbox, as ended."""
+        """Mark the spawner and every sandbox as ended."""
         self.is_lost = True
         self._loop.remove_reader(self._control.fileno())
         self._fail_all()
@@ -202,7 +202,7 @@ class SpawnerClient:
         """Start a sandbox, and return its outermost process; `SandboxProcess.socket` is connected to the agent.
 
         Args:
-            tree: directory of the sandbox's file system, if the zygote forks it; otherwise `None`.
+            tree: directory of the sandbox's file system, if the zygote forks the sandbox; otherwise `None`.
             arguments: bwrap's command line, if `tree` is `None`.
             layers: source and target of each layer of an image; the sandbox's user owns the layers' files.
             limits: limits of the control group.
@@ -234,7 +234,7 @@ class SpawnerClient:
         return child
 
     async def close(self) -> None:
-        """End the spawner, with every sandbox."""
+        """End the spawner and every sandbox."""
         self.is_lost = True  # no further requests
         with contextlib.suppress(OSError, ValueError):
             self._loop.remove_reader(self._control.fileno())
@@ -271,7 +271,7 @@ def _describe_exit(code: int | None) -> str:
 
 
 def _resolve(future: asyncio.Future[Any], value: Any, error: str) -> None:
-    """Resolve the future of a request with `value`, or fail it with a `SandboxError` if `error` is not empty."""
+    """Set the result of a request's future to `value`, or its exception to a `SandboxError` if `error` is not empty."""
     if future.done():  # the caller was canceled
         return
     if error:

@@ -219,7 +219,7 @@ class SyncSandboxes:
     """A synchronous `SandboxManager`.
 
     Args:
-        make: creates the manager; called in the loop's thread.
+        make: function that creates the manager; called in the loop's thread.
     """
 
     def __init__(self, make: Callable[[], SandboxManager]) -> None:
@@ -282,6 +282,6 @@ def connect_sync(url: str, token: str, **settings: Any) -> SyncSandboxes:
         settings: further arguments of `connect`.
 
     Raises:
-        The errors of `connect`, when `with` begins.
+        The errors of `connect`, when the `with` block is entered.
     """
     return SyncSandboxes(lambda: connect(url, token, **settings))

@@ -96,7 +96,9 @@ mq_timedsend 242 182, mq_timedreceive 243 183, mq_notify 244 184, mq_getsetattr 
 
 
 def list_allowed_calls(architecture: str) -> list[int]:
-    """Return, in ascending order, the numbers on `architecture` of the system calls allowed with any arguments."""
+    """Return the numbers, in ascending order, of the system calls that are allowed with any arguments on
+    `architecture`.
+    """
     column = 1 + _ARCHITECTURES.index(architecture)
     lines = [line for line in _ALLOWED.splitlines() if not line.startswith("#")]
     entries = [entry.split() for line in lines for entry in line.split(",") if entry.strip()]
@@ -104,5 +106,5 @@ def list_allowed_calls(architecture: str) -> list[int]:
 
 
 def get_call_number(name: str, architecture: str) -> int:
-    """Return the number that the system call `name`, one of `CHECKED_CALLS`, has on an architecture."""
+    """Return the number of the system call `name` on an architecture; `name` must be in `CHECKED_CALLS`."""
     return CHECKED_CALLS[name][_ARCHITECTURES.index(architecture)]

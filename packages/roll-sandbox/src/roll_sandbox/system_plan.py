@@ -44,13 +44,15 @@ _ACCOUNTS = {
 
 @functools.cache
 def find_interpreter() -> Path:
-    """Return the path of the Python interpreter for sandboxes: this one, outside its virtual environment."""
+    """Return the path of the Python interpreter for sandboxes: the current interpreter, outside its virtual
+    environment.
+    """
     # The interpreter of a virtual environment needs its pyvenv.cfg, which sandboxes do not see.
     return Path(getattr(sys, "_base_executable", "") or sys.executable).resolve()
 
 
 def make_environment() -> dict[str, str]:
-    """Return the environment variables that every program gets in a sandbox without an image."""
+    """Return the environment variables of every program in a sandbox without an image."""
     return {
         "PATH": f"{find_interpreter().parent}:/usr/local/bin:/usr/bin:/bin",
         "HOME": HOME,

@@ -38,7 +38,7 @@ class Limit(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a program ended. If a limit ended it, the outcome has the name of that `Limit`."""
+    """The outcome of a program. If the program hit a limit, the outcome has the name of that `Limit`."""
 
     EXITED = "exited"
     """The program exited by itself, with an exit code."""
@@ -123,7 +123,7 @@ class SandboxSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class _ProgramSettings:
-    """Settings that all kinds of programs have."""
+    """The settings of all kinds of programs."""
 
     stdin: bytes = b""
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class _ProgramSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Command(_ProgramSettings):
-    """A program given by its arguments; the first is looked up in PATH."""
+    """A program given by its arguments; the first argument is looked up in PATH."""
 
     argv: tuple[str, ...]
 

@@ -39,7 +39,7 @@ _SCHEME = "upload:"
 
 
 def read_directory(directory: str | os.PathLike[str]) -> dict[str, bytes]:
-    """Return the content of the files below a directory, by relative path. Links and compiled Python are left out.
+    """Return the content of the files below a directory, by relative path. Links and compiled Python files are omitted.
 
     Raises:
         OversizedUploadError: there are too many files, or they are too large.
@@ -135,7 +135,7 @@ class UploadStore:
 
         Raises:
             SandboxRequestError: a directory was not uploaded.
-            RollSandboxError: the upload of a directory was refused; this error says why.
+            RollSandboxError: the upload of a directory was rejected; this error contains the reason.
         """
         for digest in list_uploads(spec):
             if digest in self._files.get(owner, {}):
@@ -154,7 +154,7 @@ class UploadStore:
 
 
 class UploadDirectories:
-    """Uploaded directories on a worker's disk, until `close`."""
+    """Stores uploaded directories on a worker's disk until `close`."""
 
     def __init__(self) -> None:
         self._root: Path | None = None
@@ -187,10 +187,11 @@ class UploadDirectories:
             raise SandboxRequestError("an uploaded directory uses one name for a file and a directory.") from None
 
     def resolve_mount(self, mount: Mount) -> Mount | None:
-        """Return the mount with the written directory as its source; `None` if `mount` is not of an uploaded directory.
+        """Return the mount with the written directory as its source; `None` if `mount` does not refer to an uploaded
+        directory.
 
         Raises:
-            SandboxError: the directory did not reach this worker.
+            SandboxError: this worker has not received the directory.
         """
         if not mount.source.startswith(_SCHEME):
             return None

@@ -24,12 +24,12 @@ __all__ = ["ZeroStateOffloader"]
 
 
 class ZeroStateOffloader:
-    """Moves the states of a trained role between its device and host memory, at stages 1 to 3.
+    """Moves a role's training states between its device and host memory, at ZeRO stages 1 to 3.
 
     Args:
         engine: DeepSpeed's engine.
         weights: The engine's weights and states.
-        moves_states: Whether this class moves masters and moments itself; otherwise DeepSpeed moves them.
+        moves_states: True if this class moves master weights and moments itself; if False, DeepSpeed moves them.
     """
 
     def __init__(self, engine: Any, weights: ZeroWeights, *, moves_states: bool) -> None:

@@ -22,7 +22,7 @@ _STATE_NAMES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
 
 
 class ZeroWeights:
-    """Access to the trained weights of a DeepSpeed engine and their AdamW moments, as full tensors by name.
+    """Reads and writes a DeepSpeed engine's trained weights and AdamW moments as full tensors, by name.
 
     Args:
         engine: The engine, with an optimizer.
@@ -56,7 +56,7 @@ class ZeroWeights:
 
     @property
     def names(self) -> list[str]:
-        """All names, in the order of the network."""
+        """The names of all trained weights, in the order of the network."""
         return list(self.parameters)
 
     @property
@@ -126,7 +126,7 @@ class ZeroWeights:
             safe_set_local_optimizer_state(parameter, part, key)
 
     def move_states(self, device: torch.device) -> None:
-        """Move masters and moments to a device, as the same tensor objects, so that references to them stay valid."""
+        """Move master weights and moments to a device in place, so that references to the tensors stay valid."""
         for part in self._flat:
             part.data = part.data.to(device)
             state = self._adamw.state[part]
@@ -142,14 +142,14 @@ class ZeroWeights:
 
 
 def _gather_parameter_context(parameter: nn.Parameter, *, write: bool = False) -> Any:
-    """Return a context in which a stage 3 parameter is gathered; with `write`, changes made by rank 0 are kept."""
+    """Return a context manager that gathers a stage 3 parameter; with `write`, all ranks receive rank 0's changes."""
     from deepspeed import zero
 
     return zero.GatheredParameters([parameter], modifier_rank=0 if write else None)
 
 
 def gather_parameter(parameter: nn.Parameter) -> Tensor:
-    """Return a full parameter of the network. Collective if it is partitioned."""
+    """Return a full parameter of the network. Collective for a partitioned parameter."""
     if not hasattr(parameter, "ds_id"):
         return parameter.detach()
     with _gather_parameter_context(parameter):

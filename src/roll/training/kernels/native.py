@@ -113,7 +113,7 @@ def _build(compiler: str) -> Path:
 
 
 def _read_processor_features() -> str:
-    """Return the CPU features that affect `-march=native`; machines may share a cache."""
+    """Return the CPU features that affect `-march=native`, because different machines may share the build cache."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")

@@ -23,8 +23,8 @@ Network = PolicyNetwork | ValueNetwork
 
 
 def convert_from_hf(hf: Network, training: TrainingConfig, ranks: Ranks) -> tuple[Network, Any, WeightPlacement]:
-    """Return the network on this rank's device, Megatron's configuration of its layers, and the placement of all
-    weights.
+    """Convert an HF network to Megatron. Return the network on this rank's device, Megatron's configuration of its
+    layers, and the placement of all weights.
 
     Args:
         hf: The loaded network on the host. Its weights are freed; only its configuration can be used afterwards.
@@ -94,10 +94,10 @@ def _materialize(network: nn.Module, device: torch.device) -> None:
 
 
 def _set_parallel_attributes(parameters: dict[str, nn.Parameter], placement: WeightPlacement) -> None:
-    """Set Megatron's attributes of parameters that are sharded over tp, or that another pipeline stage has too.
+    """Set Megatron's attributes of parameters that are sharded over tp or shared with another pipeline stage.
 
-    Sharded parameters count on every rank in the gradient norm, all others once. Megatron itself sets these attributes
-    only when it initializes weights.
+    The gradient norm counts sharded parameters on every rank, and all other parameters once. Megatron itself sets these
+    attributes only when it initializes weights.
     """
     copies = () if placement.pipeline_split is None else placement.pipeline_split.copies
     for location in placement.locations.values():

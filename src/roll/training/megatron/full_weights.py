@@ -51,7 +51,7 @@ class WeightPlacement:
 
         Args:
             name: The HF name of the weight.
-            part: This rank's parameter, or a tensor shaped like it; `None` if another stage has the weight.
+            part: This rank's parameter, or a tensor of the same shape; `None` if another stage has the weight.
             dtype: The dtype of the result if another stage has the weight.
             device: The device of the result if another stage has the weight.
         """
@@ -70,7 +70,7 @@ class WeightPlacement:
 
 
 class MegatronWeights:
-    """Access to the weights of a Megatron network and their AdamW moments, as full tensors by HF name.
+    """Reads and writes a Megatron network's weights and AdamW moments as full tensors, by HF name.
 
     Args:
         parameters: The parameters of the network, by Megatron's names.
@@ -102,7 +102,7 @@ class MegatronWeights:
 
     @property
     def names(self) -> list[str]:
-        """All names, in the order of the HF model."""
+        """The names of all weights, in the order of the HF model."""
         return list(self._placement.locations)
 
     @property
@@ -174,7 +174,7 @@ class MegatronWeights:
     def _get_local_values(self, parameter: nn.Parameter, state: str | None) -> tuple[Tensor, slice] | None:
         """Return this rank's values of a master weight or moment, and the slice of the flat parameter that they cover.
 
-        `None` if this rank's optimizer does not have the parameter.
+        Return `None` if this rank's optimizer does not have the parameter.
         """
         optimizer = self._optimizer
         if parameter not in optimizer.model_param_gbuf_map:
@@ -192,7 +192,7 @@ class MegatronWeightSource:
     Args:
         weights: All weights of the network.
         names: The names of the model's weights, in order.
-        is_first: Whether this is rank 0. Iterating is collective; other ranks get `None`s.
+        is_first: True on rank 0. Iteration is collective; other ranks receive `None` for every weight.
     """
 
     def __init__(self, weights: MegatronWeights, names: Sequence[str], *, is_first: bool) -> None:

@@ -41,7 +41,7 @@ def suppress_import_warnings() -> Iterator[None]:
 
 
 def check_spec(spec: TrainerSpec, device: torch.device) -> None:
-    """Reject a spec that cannot be trained, before anything is loaded.
+    """Raise an error if Megatron cannot train a spec, before anything is loaded.
 
     Raises:
         ModelError: Megatron is not installed, the device is not supported, or adapters are configured.
@@ -124,7 +124,7 @@ def reduce_tied_gradients(split: PipelineSplit, parameters: Mapping[str, Any]) -
 
 
 def all_reduce_gradients(ddp: Any) -> None:
-    """Sum the gradients over all data ranks, and gradients of replicated weights over the tp ranks too. Collective."""
+    """Sum all gradients over the data ranks, and gradients of replicated weights also over the tp ranks. Collective."""
     from megatron.core.distributed.finalize_model_grads import finalize_model_grads
 
     finalize_model_grads([ddp])

@@ -34,7 +34,7 @@ class _PackedParams:
 
 
 class _PackedCoreAttention(nn.Module):
-    """The attention of one layer, computed with the plan of the row."""
+    """The attention of one layer, computed with the attention plan of the packed row."""
 
     def __init__(self, config: Any, layer_number: int, windows: list[int | None], **kwargs: Any) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class _PackedCoreAttention(nn.Module):
 
 
 class _Norm(nn.RMSNorm):
-    """An RMS norm whose weight is marked so that Megatron sums its gradients over the tp ranks."""
+    """An RMS norm with a marked weight: Megatron sums the gradients of marked weights over the tp ranks."""
 
     def __init__(self, config: Any, hidden_size: int, eps: float, **kwargs: Any) -> None:
         super().__init__(hidden_size, eps, dtype=config.params_dtype)
@@ -59,7 +59,7 @@ class _Norm(nn.RMSNorm):
 
 
 class _Layer(nn.Module):
-    """Wraps a Megatron layer, which computes hidden states [n, 1, H], for hidden states [1, n, H]."""
+    """Wraps a Megatron layer, which expects hidden states [n, 1, H], so that it accepts hidden states [1, n, H]."""
 
     def __init__(self, config: Any, spec: Any, number: int) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class MegatronModel(nn.Module):
         config: Megatron's configuration.
         hf_config: The configuration of the corresponding HF model.
         has_separate_projection: Whether the vocabulary projection is separate from the embeddings.
-        score: The head of an HF classifier, of which only the shape is used; `None` without one.
+        score: The head of an HF classifier; only the shape of the head is used. `None` if the model has no head.
     """
 
     base_model_prefix = "model"
@@ -180,7 +180,7 @@ def build_transformer_config(decoder: Any, training: TrainingConfig, dtype: torc
     """Return Megatron's configuration of the layers of an HF model's decoder.
 
     Raises:
-        ModelError: The model has a feature that the Megatron layers, as built here, do not support.
+        ModelError: The model has a feature that ROLL's Megatron layers do not support.
     """
     from megatron.core.transformer import TransformerConfig
 

@@ -37,10 +37,11 @@ def checkpoint_layers(model: Any) -> None:
 
 
 def tile_mlps(model: nn.Module, num_tokens: int) -> None:
-    """Make the MLPs of a model compute `num_tokens` tokens at a time and keep only their inputs.
+    """Make a model's MLPs compute `num_tokens` tokens at a time and save only their inputs for the backward pass.
 
-    Only modules that compute each token separately are replaced: gated MLPs, including shared experts. Call it after
-    the weights are sharded: each rank then tiles its own tokens, and all ranks have equally many tokens.
+    Only modules that compute each token separately are replaced: gated MLPs, including shared experts. Call this
+    function after the weights are sharded: each rank then tiles its own tokens, and every rank has the same number of
+    tokens.
 
     A weight's gradient is the sum over the tiles, in the dtype of the weights.
 
@@ -80,7 +81,7 @@ def _build_tiled_forward(original_forward: Callable[[Tensor], Tensor], num_token
 def _create_recompute_contexts() -> tuple[
     contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]
 ]:
-    """Return two contexts: for a checkpointed layer's first run, and for the recomputation of the layer."""
+    """Return two context managers: one for a checkpointed layer's first run, and one for its recomputation."""
     return contextlib.nullcontext(), _mark_recomputing()
 
 

@@ -31,7 +31,7 @@ MIN_OFFLOAD_BYTES = 2**20
 
 @dataclass(kw_only=True, slots=True)
 class _Storage:
-    """The host copy of a storage's content, shared by all saved tensors that view it."""
+    """The host copy of a storage, shared by all saved tensors that are views of this storage."""
 
     on_host: Tensor
     num_unread: int = 0
@@ -42,7 +42,7 @@ class _Storage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _View:
-    """A saved tensor, as a view of a moved storage."""
+    """A saved tensor, represented as a view of an offloaded storage."""
 
     storage: _Storage
     dtype: torch.dtype
@@ -75,8 +75,8 @@ class ActivationOffloader:
 
     @contextlib.contextmanager
     def offload_saved_tensors(self) -> Iterator[None]:
-        """Move tensors that a `with` block saves for the backward pass to host memory, except weights and small
-        tensors.
+        """Offload the tensors that are saved for the backward pass within a `with` block to host memory, except weights
+        and small tensors.
         """
         self._weights.clear()
         self._record_weights(self._network)

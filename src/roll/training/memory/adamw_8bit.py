@@ -55,7 +55,7 @@ def is_stored_in_8_bits(shape: torch.Size) -> bool:
 
 
 def create_moments(weight: Tensor) -> dict[str, Tensor]:
-    """Create both quantized moments of a rank's part of a weight, all 0.
+    """Create both quantized moments, filled with 0, for a rank's part of a weight.
 
     Codes have the weight's shape; scales are [..., number of blocks in a row].
     """
@@ -89,7 +89,7 @@ def update(
         weight: A rank's part of a weight: whole rows, in float32 or better.
         gradient: The gradient, in the weight's shape and dtype.
         moments: The result of `create_moments`.
-        step: The number of this update of the weight, from 1 on.
+        step: The number of this update; the first update of a weight has number 1.
         constants: AdamW's hyperparameters.
     """
     if not weight.numel():
@@ -126,7 +126,7 @@ def update(
 def _build_quantization_values(*, signed: bool) -> Tensor:
     """Return the 256 quantization values, ascending, in [-1, 1] or [0, 1].
 
-    The values are 0, 1, and in every decade (0.1 to 1, 0.01 to 0.1, …) the centers of equal intervals.
+    The values are 0, 1, and the centers of equal intervals in every decade (0.1 to 1, 0.01 to 0.1, …).
     """
     values = [0.0, 1.0]
     for decade in range(_NUM_DECADES):
@@ -147,8 +147,9 @@ def _compute_midpoints(*, signed: bool) -> Tensor:
 def _build_search_tables(*, signed: bool) -> tuple[Tensor, Tensor]:
     """Return the two tables with which `fused.c` finds the nearest quantization value of a non-negative number.
 
-    The first table has the index of the value nearest to the smallest number of each group of float32 numbers that
-    share the exponent and the first 8 bits of the mantissa. The second table has the midpoints between values.
+    Float32 numbers with the same exponent and the same first 8 bits of the mantissa form a group. For each group, the
+    first table contains the index of the quantization value that is nearest to the group's smallest number. The second
+    table contains the midpoints between quantization values.
     """
     middles = _compute_midpoints(signed=signed)
     middles = torch.cat([middles[middles > 0], torch.tensor([torch.inf])])
@@ -166,7 +167,8 @@ def dequantize_blocks(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
 def quantize_blocks(numbers: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
     """Quantize numbers [..., width] to codes [..., width] and scales [..., blocks].
 
-    Without `signed`, a number above 0 is never rounded to 0: with a second moment of 0, AdamW would divide by epsilon.
+    If `signed` is false, a positive number is never rounded to 0, because AdamW would divide by epsilon if a second
+    moment were 0.
     """
     numbers = numbers.float()
     width = numbers.shape[-1]

@@ -48,10 +48,9 @@ class DeferredWeights:
 
     @contextmanager
     def materialize_weights(self, extra_modules: Iterable[nn.Module] = ()) -> Iterator[None]:
-        """Read the models' weights within a `with` block; the weights of a layer are read only while the layer is
-        called.
+        """Load the models' weights for a `with` block; a layer has its weights only while it is called.
 
-        Modules outside of layers, and the modules in `extra_modules`, have their weights during the whole block.
+        Modules outside of layers and the modules in `extra_modules` have their weights during the whole block.
         """
         inside = {part for model in self._models for layer in _get_layers(model) for part in layer.modules()}
         outside = self._materialize([*(module for module in self._places if module not in inside), *extra_modules])
@@ -69,7 +68,7 @@ class DeferredWeights:
             _release(outside)
 
     def apply_by_layer(self, model: nn.Module, function: Callable[[nn.Module], object]) -> None:
-        """Call `function` on each layer of a model; the layer's weights are read before and released afterwards."""
+        """Call `function` on each layer of a model. The layer's weights are loaded before and freed after the call."""
         for layer in _get_layers(model):
             materialized = self._materialize(layer.modules())
             try:
@@ -78,7 +77,7 @@ class DeferredWeights:
                 _release(materialized)
 
     def read_shards(self, network: nn.Module, device: torch.device) -> None:
-        """Read this rank's shard of every weight, to `device`; the network must have been split and sharded already."""
+        """Read this rank's shard of every weight to `device`. The network must already be split and sharded."""
         read: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
         """Pairs of a parameter without data and its replacement with data, by the first one's id, which stays valid
         because the pair keeps the parameter alive."""

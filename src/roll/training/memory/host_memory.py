@@ -56,7 +56,8 @@ class HostMemory:
         return tensor.to(self.device, non_blocking=True)
 
     def to_host_with_callback(self, tensor: Tensor, callback: Callable[[Tensor], None]) -> None:
-        """Copy a tensor from the device to host memory and call `callback` with the copy, at the latest in `finish`.
+        """Start to copy a tensor from the device to host memory. `callback` is called with the copy, at the latest in
+        `finish`.
 
         Callbacks are called in the order of the copies.
         """

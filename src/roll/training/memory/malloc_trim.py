@@ -30,7 +30,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Heap:
-    """Measures the heap memory of this process and the part in use, and trims the heap.
+    """Measures the total and the used heap memory of this process, and trims the heap.
 
     Args:
         library: Glibc.
@@ -49,8 +49,8 @@ class Heap:
         """Trim the heaps if too much of their memory is free; return whether they were trimmed.
 
         Args:
-            ignore_peak: Whether to count all memory that is currently unused as free, instead of only memory beyond the
-                peak. Set it before an allocation that is too large for any free piece of a heap.
+            ignore_peak: If True, all memory that is currently unused counts as free, not only memory beyond the peak.
+                Set it before an allocation that is too large for any free piece of a heap.
         """
         in_pieces, mapped = self._measure_bytes_in_use()
         self._max_in_heaps = max(self._max_in_heaps, in_pieces)
@@ -74,11 +74,12 @@ class Heap:
 
 
 def trim_heap_after_layers(layers: Iterable[nn.Module], embeddings: nn.Module | None = None) -> Heap | None:
-    """Register hooks that trim the heap after each layer's forward pass with gradients, if too much of it is free.
+    """Register hooks that trim the heap after each layer's forward pass with gradients, if too much of the heap is
+    free.
 
     Two allocations are too large for any free piece of a heap: the logits, after the last layer, and the gradient of
-    the embeddings, at the end of the backward pass. Before these two, all memory that is not in use now counts as free;
-    elsewhere, only memory beyond the peak so far counts as free.
+    the embeddings, at the end of the backward pass. Before these two allocations, all memory that is currently unused
+    counts as free; elsewhere, only memory beyond the peak so far counts as free.
 
     Returns:
         The heap, or `None` if the C library is not supported.
@@ -107,7 +108,7 @@ def trim_heap_after_layers(layers: Iterable[nn.Module], embeddings: nn.Module | 
 
 
 class _MallocInfo(ctypes.Structure):
-    """`struct mallinfo2`."""
+    """The C struct `mallinfo2`."""
 
     _fields_ = [
         *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks")),

@@ -104,7 +104,7 @@ class _Linear(torch.autograd.Function):
 
 
 def quantize_base(model: nn.Module) -> None:
-    """Quantize the weights under a model's adapters to 4 bits, one by one; layers without an adapter stay unchanged.
+    """Quantize the weights of a model's adapted layers to 4 bits, one by one; layers without an adapter stay unchanged.
 
     Raises:
         ModelError: No adapter is on a linear layer.

@@ -39,7 +39,7 @@ class Snapshots:
 
     @torch.no_grad()
     def keep(self, version: int, versions: Collection[int]) -> None:
-        """Copy the current weights as a snapshot of `version`, and keep only the snapshots of `versions`."""
+        """Save the current weights as the snapshot of `version`, and delete snapshots that are not in `versions`."""
         self._kept = {known: copy for known, copy in self._kept.items() if known in versions and known != version}
         if version in versions:
             self._kept[version] = {
@@ -70,7 +70,9 @@ class Snapshots:
             _get_local(tensor).copy_(source[name])
 
     def _get_copy_dtype(self, tensor: Tensor) -> torch.dtype:
-        """Return the dtype of a tensor in a snapshot: the compute dtype for an FSDP shard, which is float32."""
+        """Return the dtype in which a snapshot stores a tensor: the compute dtype for an FSDP shard, although the shard
+        is float32.
+        """
         return self._dtype if isinstance(tensor, DTensor) else tensor.dtype
 
 

@@ -208,7 +208,7 @@ def iter_logit_chunks(
 ) -> Iterator[tuple[slice, list[Tensor]]]:
     """Yield each chunk of predictions as a slice, with the logits of the policy and of the model `other`, if given.
 
-    `stored_logits` contains the logits of an earlier call, in order, which are yielded instead of being computed again.
+    If given, `stored_logits` must be the logits of an earlier call, in order; they are yielded and not computed again.
     """
     again = iter(stored_logits)
     pairs = [(hidden, weight), *([tuple(other)] if other else [])]
@@ -260,7 +260,7 @@ def get_softcaps(policy: Projection, other: Projection | None) -> Softcaps:
 
 
 def _shift_logits(logits: Tensor, temperature: float, largest: Tensor) -> Tensor:
-    """Return a copy of the logits divided by the temperature, minus their maximum, which is written to `largest`."""
+    """Return a copy of the logits, divided by the temperature, minus their maximum; write the maximum to `largest`."""
     scaled = compute_scaled_logits(logits, temperature, largest.dtype)
     torch.amax(scaled, dim=1, out=largest)
     return scaled.sub_(largest[:, None])
@@ -281,7 +281,8 @@ def compute_token_statistics(
         targets: The tokens [M], int64.
         temperature: The temperature of the policy's and the reference's distributions, above 0.
         entropy: Whether to compute entropies.
-        reference: The reference's hidden states at the same positions, and its projection. `None`: no divergence.
+        reference: The reference's hidden states at the same positions, and its projection. If `None`, no divergence is
+            computed.
     """
     if not entropy and reference is None:
         hidden, weight, softcap, vocab_shard = policy

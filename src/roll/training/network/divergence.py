@@ -117,12 +117,12 @@ def log_softmax(logits: Tensor, temperature: float, largest: Tensor, total: Tens
 
 
 def recompute_log_softmax(logits: Tensor, temperature: float, largest: Tensor, total: Tensor) -> Tensor:
-    """Return the log-probs that `log_softmax` returned, from the `largest` and `total` that it wrote."""
+    """Recompute the log-probs that `log_softmax` returned, from the `largest` and `total` of that call."""
     return compute_scaled_logits(logits, temperature, largest.dtype).sub_(largest[:, None]).sub_(total[:, None])
 
 
 def _compute_divergence(divergence: Divergence, logp: Tensor, logq: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the divergence [n], and the number [n] that `_compute_gradient` takes as `inner`: D, or D_p for jsd."""
+    """Return the divergence [n], and the values [n] that `_compute_gradient` needs as `inner`: D, or D_p for jsd."""
     if divergence.kind == "reverse":
         found = torch.sub(logp, logq).mul_(logp.exp()).sum(1)
         return found, found
@@ -158,7 +158,7 @@ def compute_teacher_divergence(
         policy: The hidden states at the predicting positions, and the projection; differentiable in both.
         teacher: The teacher's hidden states at the same positions and its projection, over the same vocabulary.
         targets: The tokens [M], int64.
-        divergence: Kind and beta of the divergence; its temperature is not used here.
+        divergence: The divergence. Its kind and beta are used; its temperature is ignored.
         temperature: The temperature of both distributions, above 0.
     """
     results = _TeacherDivergence.apply(

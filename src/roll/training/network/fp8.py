@@ -73,8 +73,8 @@ class _QuantizedTensor(NamedTuple):
 def use_fp8(model: Any, recipe: Fp8Recipe, tp: int = 1) -> int:
     """Make the linear layers of a bfloat16 model's decoder use an FP8 recipe, in place. Call it before adding adapters.
 
-    Modules keep their identity, names and weights: only their `forward` changes. Layers whose sizes, divided by `tp`,
-    are not multiples of 16 stay as they are. So do experts, which are not linear layers.
+    Modules keep their identity, names and weights: only their `forward` changes. Layers whose sizes divided by `tp` are
+    not multiples of 16 stay unchanged, and so do experts, which are not linear layers.
 
     Args:
         model: An HF model.
@@ -201,8 +201,9 @@ def _scaled_matmul(
     """Return the product a b^T in bfloat16, from a [rows, k] and b [columns, k].
 
     Args:
-        by_row: Whether the kernel applies the factors by row; otherwise they are applied afterwards. Use it only with
-            `fast_accum`: row-wise kernels without fast accumulation are slow according to torchao.
+        by_row: If True, the kernel applies the factors by row; if False, they are applied afterwards. Set it only
+            together with `fast_accum`, because row-wise kernels without fast accumulation are slow according to
+            torchao.
         fast_accum: Whether tensor cores may accumulate with less precision than float32, as is usual in forward passes.
     """
     left, right, kinds = a.values, b.values.t(), functional.ScalingType

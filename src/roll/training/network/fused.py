@@ -84,7 +84,7 @@ def _are_fused_kernels_supported(*tensors: Tensor) -> bool:
 
 @torch.no_grad()
 def _has_same_result(module: Any, replacement: Callable[[Tensor], Tensor]) -> bool:
-    """Return whether module and replacement give the same result on random inputs of two magnitudes."""
+    """Return whether a module and its replacement compute the same result for random inputs of two magnitudes."""
     weight = module.gate_proj.weight if hasattr(module, "gate_proj") else module.weight
     if not _are_fused_kernels_supported(weight):
         return False

@@ -26,10 +26,10 @@ def compute_hidden_states(
     observer: AttentionObserver | None = None,
     share: TokenShare = WHOLE_ROW,
 ) -> Tensor:
-    """Return hidden states [M, H] after the last norm, at the rows of the layout's predictions that this rank computes.
+    """Compute the hidden states [M, H] after the last norm for this rank's predictions of the layout.
 
-    Row `rows[m]` has attended to all tokens before `targets[m]` and not to that token itself. It is the state in which
-    the token was chosen, both for the policy's distribution and for the critic's value.
+    The state at `rows[m]` depends on all tokens before `targets[m]`, but not on that token. The policy's distribution
+    over the token and the critic's value are both computed from this state.
 
     Args:
         decoder: The decoder of an HF model loaded with the attention `roll_packed`.

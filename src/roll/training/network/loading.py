@@ -72,7 +72,7 @@ def _set_up_load_balancing(spec: TrainerSpec, network: PolicyNetwork, config: An
     """Set up load balancing of a policy's routers as configured.
 
     Raises:
-        ModelError: The model has no routers that support it.
+        ModelError: The model has no routers that support load balancing.
     """
     training, routing = spec.training, network.routing
     if training.router_aux_loss:
@@ -113,8 +113,8 @@ def _load_teacher(spec: TrainerSpec, path: str, dtype: torch.dtype, deferred: De
 def _load_model(spec: TrainerSpec, dtype: torch.dtype, deferred: DeferredWeights | None) -> Any:
     """Load the HF causal language model of a role; for a reward model, the sequence classifier.
 
-    The model's own dropout is off: log-probs must be those of the policy that sampled. An adapter's dropout stays as
-    configured.
+    Dropout of the model is disabled, so that log-probs match those of the sampling policy. Dropout of an adapter stays
+    as configured.
     """
     load = load_scorer if spec.role == "reward_model" else load_causal_lm
     trust, meta_init = spec.model.trust_remote_code, None if deferred is None else deferred.add

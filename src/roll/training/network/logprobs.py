@@ -46,8 +46,8 @@ class _TokenLogprobs(torch.autograd.Function):
     """Computes the targets' log-probs, one chunk of logits z at a time.
 
     The gradient is d logprob / d z = (onehot - softmax(z / temperature)) / temperature. The largest logit and the sum
-    of exponentials are stored separately, because one log-sum-exp would lose digits of large logits. The backward pass
-    overwrites stored logits with their gradients, so it can run only once.
+    of exponentials are stored separately, because a single log-sum-exp would lose precision for large logits. The
+    backward pass overwrites stored logits with their gradients, so it can run only once.
     """
 
     @staticmethod
@@ -168,7 +168,7 @@ def _get_native_library(logits: Tensor) -> NativeLibrary | None:
 
 
 class ProjectionGradient:
-    """Accumulates the gradients of hidden states and vocabulary projection from those of the logits, chunk by chunk.
+    """Computes the gradients of hidden states and vocabulary projection from the logits' gradients, chunk by chunk.
 
     Args:
         hidden: The hidden states [M, H].
@@ -194,9 +194,9 @@ class ProjectionGradient:
         self._grad_weight: Tensor | None = None
 
     def add(self, part: slice, grad_logits: Tensor, slope: Tensor | None = None) -> None:
-        """Add the gradients of a chunk, the predictions in `part`, from the logits' gradients [n, V].
+        """Add the gradients of the predictions in `part`, computed from the gradients [n, V] of their logits.
 
-        `slope` is the result of `compute_softcap_slope`, by which the gradients are multiplied in place.
+        If given, `slope` must be the result of `compute_softcap_slope`; `grad_logits` is multiplied by it in place.
         """
         if slope is not None:
             grad_logits.mul_(slope)
@@ -223,8 +223,8 @@ def split_into_blocks(logits: Tensor, start: int, max_elements: int | None = Non
     Args:
         logits: The logits [n, V]; the first row belongs to prediction `start`.
         start: The first prediction of the chunk.
-        max_elements: The largest number of elements in a block; by default all. Devices with a small cache have
-            a lower limit.
+        max_elements: The maximum number of elements in a block; unlimited by default. On devices with a small cache,
+            the limit is lower.
     """
     rows = len(logits) if max_elements is None else max(max_elements // logits.shape[1], 1)
     if has_small_cache(logits.device):
@@ -264,7 +264,7 @@ def compute_token_logprobs(
         targets: The tokens [M], int64.
         temperature: The temperature, above 0.
         softcap: The soft cap of the logits before the temperature.
-        vocab_shard: The vocabulary shard of the projection; `None`: the projection has the whole vocabulary.
+        vocab_shard: The vocabulary shard of the projection; `None` if the projection has the whole vocabulary.
 
     Returns:
         The log-probs [M], float32 (float64 for a float64 model); differentiable in `hidden` and `weight`.

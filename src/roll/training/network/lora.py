@@ -49,8 +49,8 @@ def add_adapters(model: Any, config: LoRAConfig, seed: int, vision: VisionConfig
     Adapters are initialized as in peft, but only from `seed`, so they are equal on every rank.
 
     Raises:
-        ModelError: `target_modules` names a module that is not a linear layer of this model, or the rank is larger than
-            that of every adapted layer.
+        ModelError: `target_modules` names a module that is not a linear layer of this model, or the LoRA rank is larger
+            than the size of every adapted layer.
     """
     # Inside another module peft does not recognize the family, and does not rename the experts' weights.
     inject_adapters(
@@ -61,7 +61,7 @@ def add_adapters(model: Any, config: LoRAConfig, seed: int, vision: VisionConfig
 def inject_adapters(
     model: Any, targets: list[str] | str, config: LoRAConfig, seed: int, *, is_wrapped: bool = False
 ) -> None:
-    """Freeze the weights of a module and add adapters to the linear layers that `targets` names for peft.
+    """Freeze the weights of a module and add adapters to the linear layers that `targets` selects.
 
     Args:
         model: The module.
@@ -153,7 +153,7 @@ def disable_adapters(model: Any, *, allow_missing: bool = False) -> Iterator[Non
 
     Args:
         model: A model with adapters.
-        allow_missing: Whether the adapters may all be in pipeline stages of other ranks.
+        allow_missing: If True, this rank's pipeline stage may have no adapters.
 
     Raises:
         ValueError: The model has no adapters.
@@ -179,7 +179,7 @@ def get_checkpoint_name(parameter_name: str) -> str:
 
 
 def find_adapters(model: Any) -> dict[str, Adapter]:
-    """Return all adapters of a model, by the checkpoint name of the weight that each one changes."""
+    """Return all adapters of a model, keyed by the checkpoint name of the adapted weight."""
     from peft.tuners.lora import LoraLayer
 
     return {

@@ -138,12 +138,12 @@ def _gather_by_sequence(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tensor | None:
-    """Return the field `name` of `samples`, one per sequence, as a tensor [S].
+    """Return the values of the field `name` as a tensor [S]; `samples` contains one sample per sequence.
 
-    Return `None` if all `values`, the values of this field in the batch, are `None`.
+    Return `None` if all `values` (the field's values in the whole batch) are `None`.
 
     Raises:
-        ValueError: Some samples of the batch have the number and others do not.
+        ValueError: Some samples of the batch have a value and others do not.
     """
     if all(value is None for value in values):
         return None
@@ -161,7 +161,7 @@ def _gather_column(
 
     Args:
         name: The sample's field.
-        batch: The global batch, so that all of its micro-batches have the column or none has it.
+        batch: The global batch. It determines whether the column exists, so that all micro-batches agree.
         layout: The layout of the micro-batch.
         like: A tensor with the device and dtype of the result.
         required_for_experts: Whether expert samples must have the array too; otherwise expert samples without the array
@@ -229,8 +229,8 @@ def _gather_attention(
 
 
 def _gather_old_logprobs(current: Tensor, samples: list[TrainingSample], layout: PackedLayout) -> Tensor:
-    """Return the samples' old log-probs [N]. A sample without them gets the current log-probs, which are equal before
-    the first update.
+    """Return the samples' old log-probs [N]. A sample without old log-probs gets the current log-probs, which are equal
+    before the first update.
     """
     # With one update per batch a separate forward pass would compute the same numbers again.
     if all(s.old_logprobs is None for s in samples):
@@ -243,7 +243,7 @@ def _gather_old_logprobs(current: Tensor, samples: list[TrainingSample], layout:
 
 
 def _gather_behavior_logprobs(old: Tensor, samples: list[TrainingSample], layout: PackedLayout) -> Tensor:
-    """Return the samples' behavior log-probs [N], and `old` where a sample has none."""
+    """Return the samples' behavior log-probs [N]; a sample without behavior log-probs gets the values of `old`."""
     if all(s.behavior_logprobs is None for s in samples):
         return old
     parts = []

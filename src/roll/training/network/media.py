@@ -41,12 +41,12 @@ def attach_media(model: Any, inputs: MediaInputs) -> None:
 
 
 def get_model_media(decoder: Any) -> ModelMedia | None:
-    """Return the media support that `attach_media` added to a decoder, or `None` without it."""
+    """Return the media support that `attach_media` added to a decoder, or `None` if it added none."""
     return vars(decoder).get(_ATTRIBUTE)
 
 
 def add_positions(decoder: Any, samples: Sequence[TrainingSample], model: str) -> tuple[TrainingSample, ...]:
-    """Return samples with the model's RoPE positions for media; unchanged if the model has no such positions.
+    """Add the model's RoPE positions for media to samples; return them unchanged if the model has no such positions.
 
     Args:
         decoder: The decoder of the model.
@@ -54,7 +54,7 @@ def add_positions(decoder: Any, samples: Sequence[TrainingSample], model: str) -
         model: The name of the model, for messages.
 
     Raises:
-        UnsupportedError: A sample has media that the model does not read.
+        UnsupportedError: A sample has media that the model does not support.
     """
     media = get_model_media(decoder)
     for sample in samples:
@@ -68,7 +68,7 @@ def add_positions(decoder: Any, samples: Sequence[TrainingSample], model: str) -
 
 
 def add_sample_positions(media: ModelMedia, sample: TrainingSample) -> TrainingSample:
-    """Return a sample with the model's RoPE positions for media; unchanged if the model has no such positions."""
+    """Add the model's RoPE positions for media to a sample; return it unchanged if the model has no such positions."""
     if not sample.media or sample.positions is not None:
         return sample
     return replace(sample, positions=media.compute_positions(sample.token_ids, sample.media))
@@ -77,7 +77,9 @@ def add_sample_positions(media: ModelMedia, sample: TrainingSample) -> TrainingS
 def embed_row(
     media: ModelMedia, layout: PackedLayout, share: TokenShare, device: torch.device, dtype: torch.dtype
 ) -> AbstractContextManager[None]:
-    """Return a context in which the decoder uses the features of a row's media; see `ModelMedia.insert_features`."""
+    """Return a context manager within which the decoder uses the features of a row's media; see
+    `ModelMedia.insert_features`.
+    """
     local = share.select_local_tokens(layout, np.arange(layout.num_tokens)).numpy()
     # Only in micro-batches, which all ranks run at the same time, not in the checks of a model.
     agree = _compute_maxima if layout.encodes_media and torch.distributed.is_initialized() else None

@@ -106,10 +106,11 @@ def _build_embedding_stand_in(
 
 
 def _select_layers(layers: nn.ModuleList, own: range, boundary: _BoundaryStates) -> nn.ModuleList:
-    """Return the layers with those outside `own` replaced by pass-through modules, so that a decoder runs one chunk.
+    """Return the layers with every layer outside `own` replaced by a pass-through module, so that a decoder runs one
+    chunk.
 
-    The module before `own` returns the received hidden states; the module after `own` stores the hidden states to pass
-    on.
+    The module before `own` returns the received hidden states; the module after `own` stores the hidden states for the
+    next chunk.
     """
     chosen = nn.ModuleList(layer if i in own else PassThrough(layer) for i, layer in enumerate(layers))
     if own.start > 0:
@@ -177,7 +178,7 @@ def _set_modules(view: _Replacements) -> None:
 
 
 def _find_child_slots(root: nn.Module, module: nn.Module) -> list[_ChildSlot]:
-    """Return all slots below `root` that contain a module."""
+    """Return all child slots in the module tree of `root` that contain `module`."""
     return [(parent, name) for parent in root.modules() for name, child in parent._modules.items() if child is module]
 
 

@@ -37,7 +37,7 @@ def make_packable(model: Any) -> None:
     """Prepare a freshly loaded model for packed rows. Call it once, before adding adapters.
 
     Recurrent layers start with an empty state for every sequence. Routers run without training noise, so that log-probs
-    equal those of the policy that sampled.
+    match those of the sampling policy.
     """
     for module in model.modules():
         for name in ("jitter_noise", "input_jitter_noise"):
@@ -111,8 +111,8 @@ def check_packing(model: Any, logits: Logits) -> None:
 def check_stages(decoder: Any, starts: Iterable[int]) -> None:
     """Check that a decoder can be split before each layer in `starts`: only hidden states may pass from layer to layer.
 
-    For each of these layers, the decoder runs on a second sequence, but the layer gets its input from the first
-    sequence. The output must then be that of the first sequence.
+    For each of these layers, the decoder runs on a second sequence, but the layer's input is replaced by its input for
+    the first sequence. The output must then equal the output for the first sequence.
 
     Raises:
         ModelError: The outputs differ.
@@ -164,7 +164,7 @@ def check_stages(decoder: Any, starts: Iterable[int]) -> None:
 
 
 def _find_difference(model: Any, logits: Logits) -> str:
-    """Return a description of the first difference found; empty if there is no difference."""
+    """Return a description of the first difference, or an empty string if there is no difference."""
     one, other = _generate_tokens(0, 9), _generate_tokens(1, 7)
     branch = np.concatenate([one[:6], _generate_tokens(2, 4)])
     alone = {len(sequence): sequence for sequence in (one, other, branch)}

@@ -66,7 +66,7 @@ class PipelineSplit:
         ]
 
     def gather_tensors(self, local_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the whole model's tensors by name: from `local_tensors` if this stage has them, else on the meta
+        """Return the tensors of the whole model by name; tensors that are not in `local_tensors` are on the meta
         device.
         """
         return {name: local_tensors.get(name, tensor) for name, tensor in self.tensors.items()}
@@ -86,7 +86,7 @@ class PipelineSplit:
 
 
 def check_split(network: Any, stage: Stage) -> None:
-    """Check that a network, whole on every rank, can be split into as many chunks as all stages have.
+    """Check that a network can be split into the chunks of all stages. Every rank must have the whole network.
 
     Raises:
         ModelError: The network has fewer layers than chunks, or passes more than hidden states between layers.

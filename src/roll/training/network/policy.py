@@ -44,7 +44,7 @@ _LOGIT_FACTORS = {"logit_scale": 1, "lm_head_multiplier": 1, "logits_scaling": -
 
 
 class PolicyNetwork(nn.Module):
-    """Wraps an HF causal language model, so that one `forward` covers all its parameters (which FSDP needs).
+    """Wraps an HF causal language model, so that one `forward` uses all parameters, as FSDP requires.
 
     Args:
         model: An HF model loaded with the attention `roll_packed`; with LoRA, the model inside the peft wrapper.
@@ -157,8 +157,8 @@ class PolicyNetwork(nn.Module):
         return found._replace(values=policy.divide_gradient(compute_values(self.value_head, policy.hidden)))
 
     def _run_stage(self, split: PipelineSplit, layout: PackedLayout, needs: Needs) -> Predictions:
-        """Run this stage's layers of all models whose outputs `needs` requests, in the order of the last stage; return
-        the policy's hidden states.
+        """Run this stage's layers of all models whose outputs `needs` requests, in the same order as the last stage.
+        Return the policy's hidden states.
         """
 
         def states(model: Any, packed: PackedLayout) -> Tensor:
@@ -215,7 +215,7 @@ class PolicyNetwork(nn.Module):
 
     @property
     def heads(self) -> dict[str, nn.Parameter]:
-        """The trained parameters outside the model, by name; engines and exports do not have them."""
+        """The trained parameters outside the model, by name; engines and exports do not include these parameters."""
         return {} if self.value_head is None else dict(self.value_head.named_parameters("value_head"))
 
     @property

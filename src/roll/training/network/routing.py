@@ -188,7 +188,8 @@ class Routing:
     def collect_choices(
         self, collected: dict[int, Any], blocks: Iterable[Block], batch: TrainingBatch, share: TokenShare = WHOLE_ROW
     ) -> None:
-        """Add the experts of a micro-batch's last forward pass to `collected`, by sample index: [L, layers, k], int16.
+        """Add the experts chosen in a micro-batch's last forward pass to `collected`: one int16 array [L, layers, k]
+        per sample index.
 
         Entries are -1 for tokens that did not go through the network, and for layers of other ranks.
         """
@@ -318,7 +319,7 @@ def compute_load_metrics(loads: Sequence[tuple[Int64Array, np.ndarray]]) -> dict
 
     The result is empty if no tokens were routed.
 
-    `experts/load_ratio` is the largest load divided by the mean load, 1 where all loads are equal;
+    `experts/load_ratio` is the largest load divided by the mean load (1 if all loads are equal);
     `experts/load_ratio_worst` is the same ratio in the worst layer. `experts/largest_share` is the share of choices of
     the most loaded expert. `experts/entropy` is the normalized entropy of the loads: 1 if all loads are equal, 0 if one
     expert is always chosen. `experts/idle` is the share of experts that no token chose. `experts/balance_loss` is E

@@ -27,7 +27,8 @@ T = TypeVar("T")
 def collect_token_outputs(
     collected: dict[int, FloatArray], layout: PackedLayout, batch: TrainingBatch, predicted: Tensor
 ) -> None:
-    """Add an array [L] of outputs per sample of a micro-batch to `collected`, by index in the batch.
+    """Add one array [L] of outputs for each sample of a micro-batch to `collected`, keyed by the sample's index in the
+    batch.
 
     The array is 0 at tokens that are not predicted.
     """

@@ -42,9 +42,10 @@ def compute_values(head: nn.Linear, hidden: Tensor) -> Tensor:
 class ValueNetwork(nn.Module):
     """A critic's own network: V(s_t) = w h_t + b on the backbone of an HF causal language model; w and b start at 0.
 
-    h_t is the hidden state from which the policy would predict token t: it depends on all earlier tokens and not on t.
-    The vocabulary projection is dropped; embeddings that are tied to it stay. Parameters are named as in HF's token
-    classification models, but there is no dropout. The backbone of a vision-language model includes its vision tower.
+    h_t is the hidden state from which the policy would predict token t; it depends on all earlier tokens, but not on
+    token t. The vocabulary projection is removed; embeddings that are tied to it stay. Parameters are named as in HF's
+    token classification models, but there is no dropout. The backbone of a vision-language model includes its vision
+    tower.
 
     If the model is an HF sequence classifier, the network is a reward model: it uses the classifier's own head, without
     a bias. The score of a sequence is the value of the state after its last token, so samples end with a dummy token.
@@ -113,11 +114,11 @@ class ValueNetwork(nn.Module):
         return get_decoder(self.backbone) if has_media_tower(self.backbone) else self.backbone
 
     def get_decoder(self) -> Any:
-        """Return the decoder, as models of `transformers` do."""
+        """Return the decoder, with the interface of `transformers` models."""
         return self.decoder
 
     def get_output_embeddings(self) -> None:
-        """Return `None`, as models of `transformers` without a vocabulary projection do."""
+        """Return `None`, like `transformers` models without a vocabulary projection."""
 
     @property
     def vocab_size(self) -> int:

@@ -22,7 +22,7 @@ __all__ = ["build_part_finder", "compute_learning_rate_factors", "freeze_parts",
 
 
 def build_part_finder(model: Any) -> Callable[[str], VisionPart]:
-    """Return a function that returns the part to which a module or parameter belongs, by its name.
+    """Return a function that maps the name of a module or parameter to its part of the model.
 
     Raises:
         ModelError: The model has no vision tower.
@@ -42,7 +42,7 @@ def build_part_finder(model: Any) -> Callable[[str], VisionPart]:
 
 
 def list_tower_blocks(model: Any) -> list[nn.Module]:
-    """Return the blocks of a model's towers for images, audio and video; empty without a tower.
+    """Return the blocks of a model's towers for images, audio and video; an empty list if the model has no tower.
 
     The blocks are the elements of every `ModuleList` outside the decoder; lists inside a block are skipped.
     """

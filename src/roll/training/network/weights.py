@@ -28,11 +28,11 @@ class TrainerWeights:
     write to it.
 
     Args:
-        names: The names of the model's parameters and persistent buffers, in order; tied parameters appear once.
-        read: A function that returns the tensor of a name; a DTensor under FSDP.
+        names: The names of the model's parameters and persistent buffers, in order; of tied parameters, only one name.
+        read: A function that takes a name and returns the tensor, under FSDP as a DTensor.
         adapters: The adapters to merge, by checkpoint name of the weight.
         dtype: The dtype of the engines.
-        is_first: True if this is rank 0. Iterating is collective; other ranks get `None`s.
+        is_first: True on rank 0. Iteration is collective; other ranks receive `None` for every weight.
         model: The HF model, if its weights may have other names and shapes in the checkpoint.
         fetch: A function that takes a name and this rank's result of `read`, and returns the full tensor on rank 0.
     """
@@ -75,8 +75,8 @@ class TrainerWeights:
             adapted: True if the network has adapters.
             dtype: The dtype of the engines.
             is_first: True if this is rank 0.
-            read: A back-end's function that returns the current value of a parameter or buffer. Collective where they
-                are sharded.
+            read: A back-end's function that returns the current value of a parameter or buffer. Collective for sharded
+                tensors.
         """
         tensors, split = (
             dict(network.root.named_parameters()) | find_persistent_buffers(network.root),
@@ -134,12 +134,14 @@ class TrainerWeights:
 
 
 def collect_adapters(network: Any) -> Mapping[str, Adapter]:
-    """Return all adapters of a network's model, by checkpoint name of the weight, including those on other ranks."""
+    """Return all adapters of a network's model, including adapters on other ranks, keyed by the checkpoint name of the
+    weight.
+    """
     return find_adapters(network.root) if network.pipeline_split is None else network.pipeline_split.adapters
 
 
 def gather_weight(weight: Tensor) -> Tensor:
-    """Gather a parameter from its shards, without its gradient. Collective where it is sharded."""
+    """Gather a parameter from its shards, without its gradient. Collective for a sharded parameter."""
     return weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
 
 

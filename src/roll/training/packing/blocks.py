@@ -76,7 +76,7 @@ class Block:
 
 
 def build_single_sample_block(member: BlockMember) -> Block:
-    """Return a block of one sample: a plain sequence."""
+    """Return a block that contains one sample."""
     return Block(members=(member,), shared=(0,))
 
 
@@ -87,7 +87,7 @@ def split_in_half(block: Block) -> list[Block]:
 
 
 def split_to_budget(block: Block, max_tokens: int) -> list[Block]:
-    """Split a block into blocks of at most `max_tokens` tokens, if possible; each of them computes its prefix."""
+    """Split a block into blocks of at most `max_tokens` tokens, if possible; each new block computes its own prefix."""
     sums = list(accumulate((m.num_inputs - s for m, s in zip(block.members, block.shared, strict=True)), initial=0))
 
     def count_tokens(start: int, stop: int) -> int:
@@ -168,8 +168,8 @@ class _PrefixTree:
         return sorted(found, key=lambda tree: min(m.key for m in self._members[tree[0] : tree[1]]))
 
     def _measure_shared_length(self, start: int, stop: int, depth: int) -> int:
-        """Return how many tokens members `start` to `stop` should share in the row: their common prefix, or only the
-        `depth` tokens of their parent if the rest is too short for a segment of its own.
+        """Return the number of tokens that members `start` to `stop` share in the row: the length of their common
+        prefix, or `depth` (the length of the parent's prefix) if the rest is too short for a separate segment.
         """
         common = int(self._common[start + 1 : stop].min())
         contexts = self._contexts[start:stop]
@@ -181,9 +181,9 @@ class _PrefixTree:
 
 
 def _encode_inputs(members: Sequence[BlockMember]) -> list[np.ndarray]:
-    """Return sortable keys that identify the members' inputs: tokens [n] and, for media, their contents and positions.
+    """Return sortable keys that identify the members' inputs: the tokens [n], and the contents and positions of media.
 
-    If samples have RoPE positions, keys are [n, 4]: a token with other positions is a different input.
+    If samples have RoPE positions, keys are [n, 4], because the same token at another position is a different input.
     """
     samples = [m.sample for m in members]
     if not any(sample.media or sample.positions is not None for sample in samples):

@@ -53,7 +53,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tree:
-    """The segments of a block in the row, one after the other, each after its parent."""
+    """The segments of a block in the row; each segment comes after its parent."""
 
     segments: tuple[Segment, ...]
 
@@ -68,7 +68,7 @@ class Tree:
         return sum(segment.length for segment in self.segments)
 
     def list_contexts(self) -> list[Int64Array]:
-        """Return the entries of each segment's ancestors, from the root on."""
+        """Return the row entries of each segment's ancestors, starting at the root."""
         paths: list[Int64Array] = []
         contexts: list[Int64Array] = []
         for s in self.segments:
@@ -131,12 +131,12 @@ class PackedLayout:
 
     @property
     def num_tokens(self) -> int:
-        """N, the number of tokens."""
+        """The number of tokens, N."""
         return len(self.token_ids)
 
 
 def build_idle_layout(*, teacher: int = 0) -> PackedLayout:
-    """Return the smallest layout, without samples, for a rank that has no work but must take part in collectives."""
+    """Return the smallest possible layout, for a rank without samples that must take part in collectives."""
     zero = np.zeros(1, dtype=np.int64)
     block = Tree(segments=(Segment(start=0, length=1),))
     return PackedLayout(
@@ -161,8 +161,8 @@ def build_layout(
         blocks: The blocks of one micro-batch, at least one.
         every_token: If True, predict all tokens but the first, instead of only the tokens in the loss.
         teacher: The number of the teacher whose divergence is computed.
-        shared_predictions: True if samples share the predictions of shared tokens; otherwise each sample has its own,
-            because the requested outputs may differ.
+        shared_predictions: If True, samples share the predictions of shared tokens. If False, each sample has separate
+            predictions, because the requested outputs may differ.
     """
     tokens: list[NDArray[np.int32]] = []
     positions: list[Int64Array] = []
@@ -239,8 +239,8 @@ def pad_layout(layout: PackedLayout, multiple: int) -> PackedLayout:
 def _gather_rotary_ids(
     positions: Sequence[NDArray[Any] | None], counts: Sequence[Int64Array]
 ) -> Int64Array | FloatArray | None:
-    """Return RoPE positions [N] or [3, N] from the parts of a row; parts without RoPE positions count tokens. `None` if
-    no part has any.
+    """Return the RoPE positions [N] or [3, N] of a row from its parts; a part without RoPE positions gets its token
+    positions. Return `None` if no part has RoPE positions.
     """
     given = [own for own in positions if own is not None]
     if not given:
@@ -262,8 +262,9 @@ def _gather_experts(choices: Sequence[IntArray | None], lengths: Sequence[int]) 
 
 
 def find_predicted_tokens(member: BlockMember, every_token: bool) -> Int64Array:
-    """Return the positions of the tokens whose log-probs are needed. The first token is excluded: nothing predicts
-    it."""
+    """Return the positions of the tokens whose log-probs are needed. The first token is excluded, because it is not
+    predicted.
+    """
     if every_token:
         return np.arange(1, len(member.sample), dtype=np.int64)
     return np.flatnonzero(member.sample.loss_mask[1:]) + 1
@@ -287,9 +288,9 @@ def iter_entries(block: Block, start: int) -> Iterator[tuple[BlockMember, int, I
 def unify_replayed_experts(members: Sequence[BlockMember]) -> list[BlockMember]:
     """Make the samples of a unit agree on the experts that are replayed for shared tokens.
 
-    Rollouts may have recorded different experts for the tokens of their prompt, if engines computed it more than once.
-    The experts of the first sample that has them, in the order of `BlockMember.key`, are used for all samples of the
-    unit, even if they are not packed together. Therefore log-probs do not depend on packing.
+    Rollouts may have recorded different experts for the tokens of a common prompt if engines computed the prompt more
+    than once. All samples of the unit use the experts of the first sample that has recorded experts, in the order of
+    `BlockMember.key`, even if the samples are not packed together. Therefore log-probs do not depend on packing.
     """
     known = next((m.sample.experts for m in members if m.sample.experts is not None), None)
     if known is None or len(members) == 1:

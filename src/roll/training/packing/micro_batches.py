@@ -68,13 +68,13 @@ def pack(
     whole_units: bool = False,
     whole_sequences: bool = False,
 ) -> list[list[tuple[Block, ...]]]:
-    """Split a batch into micro-batches for `num_ranks` ranks, equally many for each rank.
+    """Split a batch into micro-batches for `num_ranks` ranks; every rank gets the same number.
 
     Args:
         samples: The whole batch.
         max_tokens: The token budget of a micro-batch. An atomic group that exceeds it gets its own micro-batch.
-        share_prefix: If True, compute the common prefixes of a unit's samples once; a unit over budget is split into
-            parts that repeat them.
+        share_prefix: If True, compute the common prefixes of a unit's samples once. A unit over budget is split into
+            parts, which repeat the prefixes.
         num_ranks: The number of ranks that share the work.
         every_token: True if log-probs are needed for all tokens, not only for those in the loss.
         whole_units: If True, keep a unit within one micro-batch.
@@ -114,7 +114,8 @@ def pack(
 def pack_by_teacher(samples: Sequence[TrainingSample], **settings: Any) -> list[list[tuple[int, tuple[Block, ...]]]]:
     """Pack samples such that each micro-batch has only one teacher; return (teacher, blocks) pairs for each rank.
 
-    Micro-batches at the same position have the same teacher on all ranks: ranks run a sharded teacher together.
+    Micro-batches with the same index have the same teacher on all ranks, because all ranks run a sharded teacher
+    together.
     """
     ranks: list[list[tuple[int, tuple[Block, ...]]]] = [[] for _ in range(settings["num_ranks"])]
     for teacher in sorted({s.teacher for s in samples}):
@@ -134,7 +135,7 @@ def _count_tokens(group: AtomicGroup) -> int:
 
 
 def _group_by_unit(samples: Sequence[TrainingSample], every_token: bool) -> list[list[BlockMember]]:
-    """Return the samples that must go through the network as members, one list for each unit."""
+    """Return the samples that must go through the network as block members, in one list per unit."""
     units: dict[int, list[BlockMember]] = {}
     for index, sample in enumerate(samples):
         if num_inputs := _count_inputs(sample, every_token):
@@ -153,7 +154,7 @@ def _group_sequences(
 ) -> list[list[BlockMember]]:
     """Group the sequences of each unit into lists within `max_tokens`, if possible, without splitting a sequence.
 
-    Lists are halved until there are at least `count` of them, if possible.
+    Lists are halved until there are at least `count` lists, if possible.
     """
     parts: list[list[list[BlockMember]]] = []
     for members in units:
@@ -192,7 +193,9 @@ def _count_inputs(sample: TrainingSample, every_token: bool) -> int:
 
 
 def _balance_bins(groups: list[AtomicGroup], count: int) -> tuple[list[list[Block]], int]:
-    """Put each group, in order, into the emptiest of `count` bins; return the bins and the most tokens in a bin."""
+    """Put each group, in order, into the emptiest of `count` bins; return the bins and the size of the largest bin in
+    tokens.
+    """
     bins: list[list[Block]] = [[] for _ in range(count)]
     heap = [(0, i) for i in range(count)]
     for group in groups:

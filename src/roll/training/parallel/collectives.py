@@ -134,11 +134,11 @@ def all_to_all_no_grad(parts: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def all_gather_rows(local: Tensor, index: Tensor, size: int, group: ProcessGroup) -> Tensor:
-    """Gather the rows [n, ...] of all ranks into [size, ...], at the positions `index` [n]; each position belongs to
-    one rank.
+    """Gather the rows [n, ...] of all ranks into a tensor [size, ...]. `index` [n] contains the positions of this
+    rank's rows; each position belongs to one rank.
 
-    All ranks must use the result in the same computation, so that its gradient is identical on every rank. Each rank
-    then returns the gradient of its own rows.
+    All ranks must use the result in the same computation, so that its gradient is identical on every rank. The backward
+    pass returns the gradient of this rank's rows.
     """
     return _apply(_AllGatherRows, local, index, size, group)
 
@@ -149,8 +149,9 @@ def divide_gradient(value: Tensor, count: int) -> Tensor:
 
 
 def all_reduce_(value: Tensor, group: ProcessGroup, *, largest: bool = False) -> Tensor:
-    """Replace `value` by its sum over all ranks, or by its maximum if `largest` is true, in place and without a
-    gradient."""
+    """Replace `value` in place by its sum over all ranks, or by its maximum if `largest` is true; no gradient is
+    computed.
+    """
     dist.all_reduce(value, op=dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group)
     return value
 
@@ -164,9 +165,7 @@ def uses_point_to_point(group: ProcessGroup, device_type: str) -> bool:
 
 @torch.no_grad()
 def all_gather_into(whole: Tensor, part: Tensor, group: ProcessGroup) -> None:
-    """Fill `whole` with the parts of all ranks, one after the other; `part` may be a view of its own slice of
-    `whole`.
-    """
+    """Fill `whole` with the concatenated parts of all ranks; `part` may be a view of this rank's slice of `whole`."""
     if not uses_point_to_point(group, whole.device.type):
         _ALL_GATHER(whole, part, group=group)
         return
@@ -207,8 +206,8 @@ def reduce_scatter_into(local: Tensor, share: Tensor, group: ProcessGroup, *, ov
 
 @torch.no_grad()
 def gather_on_first_rank(part: Tensor, length: int, group: ProcessGroup) -> Tensor:
-    """Gather parts, split as by `torch.chunk`, into [length, ...] on the group's first rank; others get an empty
-    tensor.
+    """Gather parts, split as by `torch.chunk`, into [length, ...] on the group's first rank; return an empty tensor on
+    the other ranks.
     """
     size = group.size()
     each = -(-length // size)

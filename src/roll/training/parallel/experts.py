@@ -81,7 +81,7 @@ def _build_dispatch_forward(experts: Any, group: ProcessGroup) -> Callable[[Tens
 
 
 def _scatter_add(length: int, parts: Any, rows: Any) -> Tensor:
-    """Return a tensor [length, H], the sum of all parts [m, H] at their indices `rows`, in float32 or better."""
+    """Add all parts [m, H] at their indices `rows` to a tensor [length, H] of zeros, in float32 or better."""
     dtype = torch.promote_types(parts[0].dtype, torch.float32)
     total = parts[0].new_zeros(length, parts[0].shape[-1], dtype=dtype)
     for part, own_rows in zip(parts, rows, strict=True):

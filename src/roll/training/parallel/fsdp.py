@@ -150,7 +150,7 @@ class _HostReduceScatter(DefaultAllocMixin, ReduceScatter):
 
 
 def _free_buffer(module: Any, _: object) -> None:
-    """Free the buffer that a module's weights were gathered into; FSDP would keep it until the next gathering."""
+    """Free the buffer of a module's gathered weights; FSDP would keep it until the next all-gather."""
     module._get_fsdp_state()._comm_ctx.all_gather_state = None
 
 

@@ -54,7 +54,7 @@ class ModelChunk:
 
     @property
     def is_first(self) -> bool:
-        """True if this is the first chunk of the model, which gets tokens."""
+        """True if this is the first chunk of the model, whose input is tokens."""
         return self.number == 0
 
     @property
@@ -67,7 +67,7 @@ class Stage:
     """This rank's pipeline stage, with the messages that it exchanges with other stages.
 
     Args:
-        forward_group: The process group of all stages, first stage first, in which hidden states are sent.
+        forward_group: The process group of all stages, in stage order, in which hidden states are sent.
         backward_group: A process group of the same ranks, in which gradients are sent.
         device: The device of the network.
         includes_rank_0: True if rank 0 of the trainer is among the ranks.
@@ -113,7 +113,7 @@ class Stage:
 
     @property
     def active_chunk(self) -> ModelChunk:
-        """The chunk that the decoder computes now."""
+        """The chunk that the decoder currently computes."""
         return self.chunks[self.active_index]
 
     @property
@@ -127,12 +127,13 @@ class Stage:
         return self.chunks[-1].is_last
 
     def iter_actions(self, num_micro_batches: int, *, backward: bool) -> Iterator[Action]:
-        """Yield this rank's actions for `num_micro_batches` micro-batches, in order, and activate the chunk of each.
+        """Yield this rank's actions for `num_micro_batches` micro-batches, in order, and activate the chunk of each
+        action.
 
         After the last action, wait until all sent messages have arrived.
 
         Raises:
-            InfraError: An earlier batch failed midway; its messages could be mistaken for this batch's.
+            InfraError: An earlier batch failed midway; its messages could be mistaken for messages of this batch.
         """
         if self._has_open_messages:
             raise InfraError(
@@ -196,7 +197,7 @@ class Stage:
             self._send(gradient, down, rank, wait=True)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the Python objects of all stages, first stage first."""
+        """Gather a Python object from every stage; return the list in stage order."""
         values: list[Any] = [None] * self.count
         dist.all_gather_object(values, value, group=self._forward_group)
         return values
@@ -230,8 +231,9 @@ class Stage:
         dist.send(tensor.contiguous(), group=self._backward_group, group_dst=0)
 
     def recv_from(self, stage: int, template: Tensor) -> Tensor:
-        """Receive a tensor on the first stage that `stage` sent with `send_to_first_stage`; `template` has the same
-        shape and dtype."""
+        """Receive, on the first stage, a tensor that `stage` sent with `send_to_first_stage`; `template` has the same
+        shape and dtype.
+        """
         tensor = torch.empty(template.shape, dtype=template.dtype, device=self.device)
         dist.recv(tensor, group=self._backward_group, group_src=stage)
         return tensor
@@ -269,7 +271,7 @@ class Stage:
         sent.append(_InFlightMessage(dist.isend(tensor, group=group, group_dst=receiver), tensor, self._num_actions))
 
     def _wait_for_sent(self, group: ProcessGroup, action: int) -> None:
-        """Wait until all messages of a group up to those of `action` have arrived, and drop them."""
+        """Wait until all messages of a group up to the messages of `action` have arrived, and discard them."""
         sent = self._sent[group]
         while sent and sent[0].action <= action:
             sent.popleft().arrival.wait()

@@ -44,7 +44,7 @@ def build_schedule(
 
     Args:
         num_micro_batches: The number of micro-batches.
-        stage: The number of the stage, from 0 on.
+        stage: The index of the stage.
         num_stages: The number of stages, at least 1.
         num_chunks: The number of chunks per stage; more than 1 only with several stages.
         backward: True if backward passes follow.
@@ -66,9 +66,9 @@ def build_schedule(
 
 
 def compute_bubble_fraction(num_micro_batches: int, num_stages: int, num_chunks: int) -> float:
-    """Return the share of time that stages wait for each other in a step of `num_micro_batches` micro-batches.
+    """Return the fraction of time for which stages are idle in a step of `num_micro_batches` micro-batches.
 
-    All chunks are assumed to take equally long, and backward passes twice as long as forward passes.
+    All chunks are assumed to take the same time, and backward passes twice the time of forward passes.
     """
     orders = [
         build_schedule(num_micro_batches, stage, num_stages, num_chunks, backward=True) for stage in range(num_stages)
@@ -80,7 +80,7 @@ def compute_bubble_fraction(num_micro_batches: int, num_stages: int, num_chunks:
 def simulate_schedules(
     schedules: Sequence[Sequence[Action]], num_model_chunks: int, *, forward: float = 1.0, backward: float = 2.0
 ) -> list[float]:
-    """Return the time at which each stage finishes its schedule, if messages take no time.
+    """Return the time at which each stage finishes its schedule, assuming that messages take no time.
 
     Args:
         schedules: The schedules of all stages.

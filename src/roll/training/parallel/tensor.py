@@ -125,8 +125,8 @@ def _find_towers(root: nn.Module, decoder: nn.Module, projection: nn.Module | No
 def _choose_styles(decoder: Any) -> dict[str, str]:
     """Return the tensor-parallel style of each sharded module, by name.
 
-    Modules without a style are replicated: those that the plan omits or replicates, and those whose outputs every rank
-    would need.
+    A module without a style is replicated. These are the modules that the plan omits or replicates, and modules whose
+    outputs are needed on every rank.
     """
     config = decoder.config.get_text_config()
     plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or _EXTRA_PLANS.get(config.model_type, {})
@@ -190,12 +190,12 @@ def _shard_parameter(parameter: nn.Parameter, placement: Placement, mesh: Device
 def _build_local_parameter_forward(
     modules: Sequence[nn.Module], original_forward: Callable[..., Any], bias_share: float = 1.0
 ) -> Callable[..., Any]:
-    """Return a `forward` that calls the original one while `modules` have this rank's parts as parameters.
+    """Return a `forward` that calls `original_forward` with this rank's parts as the parameters of `modules`.
 
     Args:
         modules: The modules whose parameters `original_forward` uses.
         original_forward: The original `forward`.
-        bias_share: The factor on this rank's bias, where outputs are summed over the ranks.
+        bias_share: The factor by which this rank's bias is multiplied if outputs are summed over the ranks.
     """
 
     def forward(*args: Any, **kwargs: Any) -> Any:

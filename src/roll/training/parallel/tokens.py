@@ -23,14 +23,14 @@ __all__ = ["WHOLE_ROW", "TokenShare"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenShare:
-    """A rank's share of a row that several ranks compute together: its process groups along tp and cp."""
+    """A rank's share of a row that several ranks compute together, defined by its process groups for tp and cp."""
 
     tp: ProcessGroup | None = None
     cp: ProcessGroup | None = None
 
     @property
     def length_multiple(self) -> int:
-        """The number by which a row's length must be divisible, because all ranks compute equally many tokens."""
+        """The divisor of every row's length, because every rank computes the same number of tokens."""
         return self._num_slices * (self.tp.size() if self.tp else 1)
 
     @property
@@ -63,7 +63,7 @@ class TokenShare:
         return value
 
     def find_local_predictions(self, layout: PackedLayout) -> Int64Array:
-        """Return the indices of the layout's predictions that are made at this cp rank's entries."""
+        """Return the indices of the layout's predictions at this cp rank's entries."""
         entries = self.slice_entries(layout)
         return np.flatnonzero((layout.rows >= entries.start) & (layout.rows < entries.stop))
 
@@ -80,8 +80,8 @@ class TokenShare:
         return all_gather_rows(local, index, len(layout.rows), self.cp)
 
     def all_to_all_heads(self, states: Tensor) -> Tensor:
-        """Exchange [n, H, d] for [n * size, H / size, d]: all tokens of this rank's heads. Heads are repeated where
-        there are fewer heads than ranks.
+        """Exchange [n, H, d] for [n * size, H / size, d]: all tokens of this rank's heads. Heads are repeated if there
+        are fewer heads than ranks.
 
         Raises:
             ValueError: The heads cannot be split evenly over the ranks.

@@ -21,21 +21,21 @@ __all__ = ["VocabShard"]
 
 
 class VocabShard(NamedTuple):
-    """This rank's vocabulary shard: ranks have equally many entries, in the order of ranks."""
+    """This rank's vocabulary shard. All shards have the same number of entries, in rank order."""
 
     group: ProcessGroup
 
     def compute_local_indices(self, targets: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return the indices of tokens [M] in this rank's shard of `count` entries (0 if outside), and a mask of those
-        inside.
+        """Return the indices of tokens [M] in this rank's shard of `count` entries (0 for tokens outside the shard),
+        and a mask of the tokens inside the shard.
         """
         local = targets - self.group.rank() * count
         here = (local >= 0) & (local < count)
         return local.where(here, 0), here
 
     def reduce_max_(self, largest: Tensor) -> Tensor:
-        """Set each prediction's largest logit [M] to that of the whole vocabulary, in place; return the change, old
-        minus new.
+        """Set each prediction's largest logit [M] to the maximum over the whole vocabulary, in place; return old minus
+        new values.
         """
         own = largest.clone()
         return own.sub_(all_reduce_(largest, self.group, largest=True))

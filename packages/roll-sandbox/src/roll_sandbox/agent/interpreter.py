@@ -26,10 +26,10 @@ _modules = []
 
 
 def run_python(source, argv):
-    """Run source as `__main__`, as `python file` would, and end the process.
+    """Run source code as `__main__`, like `python file`, and end the process.
 
     Must be called at the top of the stack. A complete shutdown of the interpreter would take longer than most programs,
-    so only the steps that a program can notice are done: threads are joined, exit functions run, the program's
+    so only the steps that a program can observe are executed: threads are joined, exit functions run, the program's
     variables are deleted (which closes files), and output is flushed.
     """
     prepare_interpreter()

@@ -70,7 +70,7 @@ def _check_call(name, value):
 def write_proc_file(path, text):
     """Write `text` to a file of /proc.
 
-    `open` is not used: it touches, and so copies, much more of a fork's memory.
+    `open` is not used, because it modifies, and therefore copies, much more memory of a fork.
     """
     descriptor = os.open(path, os.O_WRONLY)
     try:
@@ -107,7 +107,8 @@ def setns(descriptor, kind):
 def clone(flags):
     """Fork into new namespaces; return 0 in the child, and the child's pid in the parent.
 
-    Only for a process with one thread and no `os.register_at_fork` callbacks: Python does not notice this fork.
+    Use it only in a process with one thread and no `os.register_at_fork` callbacks, because Python does not detect this
+    fork.
     """
     # 17 is SIGCHLD, the signal of a child made by fork(). Without a stack argument, the child continues with a copy of
     # this stack; the C library's clone() would need a function and a new stack.
@@ -261,7 +262,7 @@ def limit_capabilities(allowed):
 
 
 def drop_privileges(seccomp_filter):
-    """Drop all capabilities permanently, and apply the filter, if any, to all further system calls."""
+    """Drop all capabilities permanently, and apply the seccomp filter, if there is one, to all further system calls."""
     limit_capabilities(())
     if seccomp_filter:
         order = sys.byteorder

@@ -86,7 +86,7 @@ def start(request, settings, namespace):
     Args:
         request: the request from the host (see `serve.py`), with `stdin` as a file descriptor.
         settings: the sandbox's settings: home, limits, filter, environment.
-        namespace: file descriptor of the agent's PID namespace, if the sandbox can create others.
+        namespace: file descriptor of the agent's PID namespace, if the sandbox can create other PID namespaces.
     """
     return fork(_run_program, request, settings, namespace)
 
@@ -169,7 +169,7 @@ def _run_child(function, request, settings, outputs, status):
 
 
 def _place_descriptors(request, outputs, status):
-    """Move the descriptors of a program and its init to their reserved numbers, and close all others."""
+    """Move the file descriptors of a program and its init to reserved numbers, and close all other file descriptors."""
     wanted = dict(enumerate((request.stdin, *outputs)))
     for number, descriptor in (
         (_REPORT_FD, request.exit_code_fd),
@@ -187,7 +187,9 @@ def _place_descriptors(request, outputs, status):
 
 
 def _make_namespaces(request, settings):
-    """Create the namespaces of a program except its PID namespace, whose first process calls this function."""
+    """Create all namespaces of a program except the PID namespace. The first process in the PID namespace calls this
+    function.
+    """
     if not request.fresh:
         kernel.unshare(kernel.CLONE_NEWNS)
         kernel.mount_private_proc()
@@ -222,9 +224,9 @@ def _serve_as_init(program, settings):
 
 
 def is_disk_full(settings):
-    """Return whether a writable directory has room for less than a page, or for no further file.
+    """Return whether a writable directory has less than one page of free space, or cannot contain another file.
 
-    With `has_own_cgroup` (`docker`) home, /tmp and /dev/shm are separate file systems; otherwise they share one.
+    With `has_own_cgroup` (`docker`), home, /tmp and /dev/shm are separate file systems; otherwise they share one.
     """
     for place in (settings.home, "/tmp", "/dev/shm") if settings.has_own_cgroup else (settings.home,):
         try:

@@ -24,7 +24,7 @@ class Limits(_Fields):
 
 
 class Image(_Fields):
-    """The image of a sandbox: its layers, and where its programs start."""
+    """The image of a sandbox: its layers, mounts, working directory and shell."""
 
     layers: int
     binds: list[str]

@@ -102,7 +102,9 @@ class RunningProgram:
             self.next_check = now + self._compute_check_delay(cpu)
 
     def _measure_usage(self):
-        """Return the program's CPU seconds, resident bytes and threads. Without `watch_memory`, use only the first."""
+        """Return the program's CPU seconds, resident bytes and threads. With a CPU counter but without `watch_memory`,
+        bytes and threads are 0.
+        """
         if self.counted_before is not None and not self.agent.settings.watch_memory:
             return self.agent.read_cpu_s() - self.counted_before, 0, 0
         before = self.reaped_before
@@ -141,7 +143,9 @@ class RunningProgram:
             self.agent.terminator.end(self.started)
 
     def write_input(self, data):
-        """Write `data` to standard input, or close it if `data` is empty; keep data that the program has not read."""
+        """Write `data` to standard input, or close it if `data` is empty; buffer data that the program has not read
+        yet.
+        """
         if self.input >= 0:
             self.pending += data
             self.input_over = not data and self.unshown_bytes is None
@@ -176,7 +180,7 @@ class RunningProgram:
             self.pending.clear()
 
     def read(self, descriptor):
-        """Read output and send it to the host; return whether there may be more.
+        """Read output and send it to the host; return whether there may be more output.
 
         If `descriptor` is the program's standard input, write the pending input to it instead, and return False.
         """

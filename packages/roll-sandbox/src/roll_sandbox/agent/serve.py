@@ -71,7 +71,7 @@ class Agent:
         self.terminator = Terminator()
 
     def configure(self, settings):
-        """Prepare the sandbox with its settings, the first message of the host."""
+        """Prepare the sandbox with the settings from the host's first message."""
         self.settings = settings = Settings(settings)
         self.can_use_spares = spare.can_have_spares(settings)
         self.counter = usage.CPU_COUNTER_FD if settings.counts_cpu else -1
@@ -100,7 +100,7 @@ class Agent:
         gc.freeze()  # so that garbage collection in forks does not touch, and so copy, the agent's pages
 
     def start(self, request):
-        """Start a program, in the spare child if that is suitable, otherwise in a new child; return the program."""
+        """Start a program in the spare child if it is suitable, otherwise in a new child; return the program."""
         self.last_was_fresh = request.fresh
         if self.spare is not None and self.spare.can_run(request):
             try:
@@ -132,7 +132,7 @@ class Agent:
             return  # starting the next program reports the error
 
     def serve(self):
-        """Run the loop until the host closes the connection."""
+        """Run the event loop until the host closes the connection."""
         while True:
             self.handle_messages()
             self.fork_spare()
@@ -182,7 +182,7 @@ class Agent:
                 run.end("memory")
 
     def read_cpu_s(self):
-        """Return the CPU seconds of everything in the sandbox's control group; None without a counter."""
+        """Return the CPU seconds of everything in the sandbox's control group; None if there is no counter."""
         return usage.read_cpu_s(self.counter) if self.counter >= 0 else None
 
     def read_incoming(self):
@@ -260,7 +260,7 @@ class Agent:
             self.runs[channel].write_input(data)
 
     def on_bound(self, channel, wall_s, cpu_s):
-        """Set new limits for a running program. If the program has ended, the message about its end is the answer."""
+        """Set new limits for a running program. If the program has already ended, its end message is the only reply."""
         if channel in self.runs:
             self.runs[channel].set_limits(wall_s, cpu_s)
 
@@ -270,7 +270,7 @@ class Agent:
             self.runs[channel].update_terminal((rows, columns), shown)
 
     def on_measure(self, channel, _):
-        """Report the CPU time and memory of the whole sandbox, in a message that has the format of a program's end."""
+        """Report the CPU time and memory of the whole sandbox, in the format of a program's end message."""
         cpu = self.read_cpu_s()
         if cpu is None:
             cpu = usage.read_reaped_cpu_s() + usage.CpuSampler().sample(os.getpid(), without_root=True)[1]
@@ -344,7 +344,7 @@ class Agent:
 
 
 def _format_end(code, number, limits, wall_s, cpu_s, peak_bytes, closed, counted):
-    """Return the end of a program as JSON. All strings in it are constants, so nothing needs to be escaped.
+    """Format the end of a program as JSON. All strings are constants, so none of them needs to be escaped.
 
     The module `json` is not used, since importing it would delay the start of every sandbox.
     """

@@ -34,7 +34,7 @@ _SWEEP_S = 0.1
 
 
 class Shell:
-    """One session. At most one command runs at a time; the host ensures this."""
+    """A shell session. The host ensures that at most one command runs at a time."""
 
     def __init__(self, agent, channel, request):
         self.agent, self.channel = agent, channel
@@ -108,7 +108,7 @@ class Shell:
                 return
 
     def enforce_limits(self, now):
-        """Interrupt the command if its time is over; end the session if an interrupted command does not end."""
+        """Interrupt a command that exceeds its time limit; end the session if an interrupted command does not end."""
         if self.kill_at is None:
             self.limits.append("wall_time")
         self.end()
@@ -151,7 +151,7 @@ class Shell:
             self.agent.terminator.end(self.started)
 
     def read(self, descriptor):
-        """Send output to the host, or read the exit code of the command; return whether there may be more."""
+        """Send output to the host, or read the exit code of the command; return whether there may be more data."""
         try:
             data = os.read(descriptor, 1 << 16)
         except BlockingIOError:

@@ -33,7 +33,7 @@ def can_have_spares(settings):
 
 
 class SpareChild:
-    """A child that waits for its program.
+    """A child process that waits for a program to run.
 
     File descriptors are kept as numbers, since a socket object would also close its descriptor in the child.
     """
@@ -99,12 +99,14 @@ class SpareChild:
 
 
 def _unwind_stack(_, settings):
-    """Unwind the child's stack before it waits: the agent's frames refer to data that no program may see."""
+    """Unwind the child's stack before the child waits, because the agent's frames refer to data that programs must not
+    read.
+    """
     raise programs.UnwindAndRun(_wait_for_program, settings)
 
 
 def _wait_for_program(settings):
-    """Wait for a program, and turn this child, whose stack has been unwound, into it."""
+    """Wait for a program, and run it in this child, whose stack has been unwound."""
     interpreter.prepare_interpreter()
     exec(compile("print(end='', flush=True)", "program.py", "exec"), {})  # touches the memory that every program needs
     try:

@@ -25,7 +25,7 @@ _LEFTOVERS = 0
 
 
 class Terminator:
-    """Ends programs and sessions; tracks those that were killed and have not been reaped yet."""
+    """Ends programs and sessions, and tracks killed programs and sessions until they are reaped."""
 
     def __init__(self):
         self._until = {}
@@ -51,7 +51,7 @@ class Terminator:
         self._until.pop(pid, None)
 
     def clean_up(self, started):
-        """End the processes that a reaped program or session may have left."""
+        """End the processes that a reaped program or session may have left behind."""
         if started.status is None:
             usage.kill_all(lambda: usage.list_program_pids(started.pid), _SWEEP_S)
             # Processes that left both the tree and the session can be told apart only when no program or session runs.

@@ -71,7 +71,7 @@ def read_cpu_s(counter):
 
 
 class CpuSampler:
-    """Measures the CPU seconds of a process tree by sampling its processes, if there is no counter.
+    """Measures the CPU seconds of a process tree by sampling its processes, for systems without a CPU counter.
 
     The CPU time of a parent includes only children for which it has waited, and a program can avoid waiting.
     """
@@ -140,7 +140,7 @@ def list_live_pids(roots, processes):
 
 
 def send_signal(signal, pids):
-    """Send a signal to those of the processes that still exist."""
+    """Send a signal to all of these processes that still exist."""
     for pid in pids:
         try:
             os.kill(pid, signal)
@@ -151,12 +151,12 @@ def send_signal(signal, pids):
 def kill_all(find, timeout_s):
     """Send SIGKILL to the processes that `find` lists, repeatedly until it lists none.
 
-    All listed processes are stopped (SIGSTOP) before any is killed, so that none can start another process meanwhile.
-    The maximum number of live processes bounds the number of rounds. A process that forks and ends before it is listed
-    can escape; only a PID namespace prevents this.
+    All listed processes are stopped (SIGSTOP) before any process is killed, so that they cannot start other processes
+    in the meantime. The maximum number of live processes bounds the number of rounds. A process that forks and ends
+    before it is listed can escape; only a PID namespace prevents this.
 
     Args:
-        find: returns the pids to end, without zombies.
+        find: function that returns the pids of the processes to end, without zombies.
         timeout_s: maximum seconds to keep trying.
 
     Returns:
@@ -185,7 +185,7 @@ _KERNEL_COUNTERS = {
 def read_kernel_counts():
     """Return how often the kernel has enforced each limit in the control group that this process sees.
 
-    Limits whose counter cannot be read are left out.
+    Limits whose counter cannot be read are omitted.
     """
     counts_by_limit = {}
     for limit, places in _KERNEL_COUNTERS.items():

@@ -45,7 +45,9 @@ database_option = click.option(
 
 
 class ByteSize(click.ParamType):
-    """Parameter type for sizes of at least `min_size` bytes, such as 8GiB; numbers without a unit are times `unit`."""
+    """Parameter type for sizes of at least `min_size` bytes, such as 8GiB; numbers without a unit are multiplied by
+    `unit`.
+    """
 
     name = "size"
 
@@ -86,7 +88,7 @@ class ServiceAddress:
         """Call a route of the service, and return its JSON answer; see `remote.calls.call_service`.
 
         Raises:
-            ConfigError: the service refuses the request.
+            ConfigError: the service rejects the request.
         """
         from roll_sandbox.errors import SandboxAccessError, SandboxRequestError, UnknownSandboxError
         from roll_sandbox.remote.calls import call_service
@@ -98,7 +100,9 @@ class ServiceAddress:
 
     @asynccontextmanager
     async def open_runtime(self) -> AsyncIterator[RemoteRuntime]:
-        """Yield a connection to the service. At the end, the connection's sandboxes are ended, except detached ones."""
+        """Yield a connection to the service. At the end, the connection's sandboxes are ended, except detached
+        sandboxes.
+        """
         from roll_sandbox.remote import RemoteRuntime
 
         runtime = RemoteRuntime(self.url, self._get_token(), ca_file=self.ca_file)
@@ -142,7 +146,7 @@ class ServiceAddress:
 
 
 def service_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that select a service; the command gets them as the argument `service`."""
+    """Add the options that select a service; the command receives the service as the argument `service`."""
 
     @click.option(
         "--url",

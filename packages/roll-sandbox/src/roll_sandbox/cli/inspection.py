@@ -145,7 +145,7 @@ async def _show_repeatedly(service: ServiceAddress, every_s: float) -> None:
 
 @dataclass(frozen=True)
 class _SandboxUsage:
-    """A sandbox and its resource usage; `running` has the first words of each running program."""
+    """A sandbox and its resource usage; `running` contains the first words of each running program."""
 
     row: SandboxRow
     state: str
@@ -211,7 +211,7 @@ def _format_top(
 
 
 def _format_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a table whose columns are as wide as needed, with control characters in the values escaped."""
+    """Format a table with columns as wide as needed; control characters in the values are escaped."""
     cells = [list(columns), *([to_single_line(value) for value in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)

@@ -24,7 +24,7 @@ class _QuotaValue(click.ParamType):
     Args:
         kind: type of the number.
         bytes_: true if the number is a size, such as 8GiB.
-        bound: true if a bound is required, so that `none` is refused.
+        bound: true if a bound is required, so that `none` is rejected.
     """
 
     name = "amount"

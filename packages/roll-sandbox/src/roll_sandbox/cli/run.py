@@ -138,7 +138,9 @@ async def _run_program(request: _SandboxRequest, program: Command) -> int:
 
 
 async def _print_output(job: Job) -> None:
-    """Print the job's output: unchanged to a file or pipe, filtered by `TerminalFilter` to a terminal."""
+    """Print the job's output: filtered by `TerminalFilter` if stdout is a terminal, unchanged if it is a file or a
+    pipe.
+    """
     streams = {"stdout": sys.stdout, "stderr": sys.stderr}
     terminals = {name: TerminalFilter() for name, stream in streams.items() if stream.isatty()}
 
@@ -155,7 +157,7 @@ async def _print_output(job: Job) -> None:
 
 
 def _forward_input(job: Job) -> None:
-    """Forward standard input to the job, in a daemon thread, since reading it may never return."""
+    """Forward standard input to the job in a daemon thread, because a read of standard input may never return."""
     loop = asyncio.get_running_loop()
     source = sys.stdin.fileno()
 

@@ -70,7 +70,7 @@ def get_terminal_size() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _raw_mode(terminal: int) -> Iterator[None]:
-    """Put the terminal in raw mode in a `with` block, and reset it afterwards, whatever modes the program has set."""
+    """Put the terminal in raw mode in a `with` block, and reset all terminal modes afterwards."""
     before = termios.tcgetattr(terminal)
     try:
         tty.setraw(terminal)
@@ -84,7 +84,7 @@ def _raw_mode(terminal: int) -> Iterator[None]:
 
 
 async def attach_terminal(job: Job) -> ExecutionResult | None:
-    """Connect this terminal to a program with a terminal, until the program ends.
+    """Connect this terminal to the terminal of a program until the program ends.
 
     Returns:
         the program's result; `None` if the user detached or this terminal was closed while the program is running.

@@ -15,7 +15,9 @@ _ALLOWED_CONTROLS = re.compile(r"[\r\b]")
 
 
 class TerminalFilter:
-    """Filters one output stream. Sequences that set a title, fill the clipboard or query the terminal become text."""
+    """Filters an output stream. Sequences that set a title, write the clipboard or query the terminal are shown as
+    text.
+    """
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -23,7 +25,7 @@ class TerminalFilter:
         self._has_color = False
 
     def feed(self, data: bytes, *, end: bool = False) -> str:
-        """Return the filtered text that can be shown now; with `end`, return all of it and reset the colors."""
+        """Return the filtered text that can be shown now. With `end`, return all remaining text and reset colors."""
         text = self._rest + self._decoder.decode(data, final=end)
         begun = None if end else _INCOMPLETE.search(text)
         # A sequence may be split over two chunks; its beginning is kept until the rest arrives.

@@ -42,13 +42,13 @@ def _list_mounts():
 
 
 def _find_own_directory(mount, root, path):
-    """Return the directory of the group `path` in the cgroup file system at `mount`, whose top is the group `root`."""
+    """Return the directory of the group `path` in the cgroup file system at `mount`, whose root is the group `root`."""
     inside = os.path.relpath(path, root) if root != "/" else path.lstrip("/")
     return mount if inside in (".", "") or inside.startswith("..") else os.path.join(mount, inside)
 
 
 def _find_base_directories():
-    """Return, by controller, the directory below which groups can be created; {} if none can."""
+    """Return, by controller, the directory below which groups can be created; {} if no groups can be created."""
     paths = {}
     for line in _read_file("/proc/self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
@@ -132,7 +132,7 @@ class CgroupPool:
 
 
 class Cgroup:
-    """A control group: a directory per controller, which bounds the processes in the group."""
+    """A control group, with one directory per controller; it limits the resources of the processes in the group."""
 
     def __init__(self, directories):
         self.directories = directories
@@ -146,7 +146,7 @@ class Cgroup:
         counter."""
 
     def set_limits(self, max_processes, memory_bytes):
-        """Set the limits, if they differ from the current ones."""
+        """Set the limits if they differ from the current limits."""
         if self.bounds == (max_processes, memory_bytes):
             return
         _write_file(self.directories["pids"] + "/pids.max", max_processes)
@@ -171,7 +171,7 @@ class Cgroup:
             _write_file(directory + "/cgroup.procs", 0)
 
     def list_pids(self):
-        """List the pids of the live processes in the group, as this process sees them."""
+        """List the pids of the live processes in the group, in the PID namespace of this process."""
         try:
             return [int(word) for word in _read_file(self.directories["pids"] + "/cgroup.procs").split()]
         except OSError:
@@ -186,7 +186,9 @@ class Cgroup:
         return True
 
     def find_cpu_counter(self):
-        """Return the path of the counter of the CPU time of all processes ever in the group; empty if there is none."""
+        """Return the path of the CPU counter, which includes all former processes of the group; empty if there is no
+        counter.
+        """
         if self.version == 2:
             return self.directories["memory"] + "/cpu.stat"
         return self.directories[_CPU_CONTROLLER] + "/cpuacct.usage" if _CPU_CONTROLLER in self.directories else ""

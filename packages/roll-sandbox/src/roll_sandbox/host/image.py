@@ -105,7 +105,7 @@ def _mount_without_path(source, tree, target):
     """Mount a directory without revealing its path on the host, which a bind mount shows in /proc/self/mountinfo.
 
     Returns:
-        False if the kernel does not support overlays, or no overlay of this file system.
+        False if the kernel does not support overlays, or does not support them on this file system.
     """
     place = tree + target.replace("/", "-")  # next to the tree, where no sandbox sees it
     layers = [os.path.join(place, name) for name in ("source", "nothing")]
@@ -149,7 +149,7 @@ def _make_device(original, path):
 
 
 def _remove_leftovers():
-    """Remove the empty directories that killed spawners have left."""
+    """Remove the empty directories that killed spawners have left behind."""
     parent, prefix = os.path.split(_PREFIX)
     for name in os.listdir(parent):
         number = name[len(prefix) :]

@@ -30,7 +30,9 @@ _START_TIMEOUT_S = 20.0
 
 
 def exec_program(descriptors, arguments):
-    """Execute a program in this fork of the spawner. It gets `descriptors` as 0, 1, 2, …, and ends with the spawner."""
+    """Execute a program in this fork of the spawner. The program receives `descriptors` as file descriptors 0, 1, 2, …,
+    and is killed when the spawner ends.
+    """
     # exec resets handlers, but ignored signals stay ignored (signal(7)).
     for name in ("SIGCHLD", "SIGINT", "SIGTERM", "SIGHUP", "SIGPIPE", "SIGXFSZ"):
         _signal.signal(getattr(_signal, name), _signal.SIG_DFL)
@@ -83,7 +85,7 @@ class Zygote:
         return ours
 
     def close(self):
-        """End the zygote, and with it every slot's process."""
+        """End the zygote, which also ends the processes of all slots."""
         self.connection.close()
         if self.pid:
             os.kill(self.pid, 9)

@@ -84,7 +84,7 @@ class Spawner:
             _signal.signal(getattr(_signal, name), _signal.SIG_IGN)  # only the manager ends it, by closing the socket
 
     def serve(self):
-        """Serve until the manager closes the socket, or the zygote ends."""
+        """Handle messages until the manager closes the socket or the zygote ends."""
         self.send("ready", {"groups": self.groups.is_available, "cpu": self.groups.counts_cpu, "root": self.is_root})
         while True:
             # No event reports that the last process of a control group has ended, so such groups are polled.
@@ -281,7 +281,7 @@ class Spawner:
                 self.record_end(slot, status)
 
     def close(self):
-        """End every sandbox, the zygote, and all groups and mounts."""
+        """End every sandbox and the zygote, and remove all groups and mounts."""
         for slot in list(self.running.values()):
             slot.kill()
         # Poll only the slots from now on: a closed socket is always readable, and would keep the loop busy.

@@ -72,7 +72,7 @@ def _run_or_exit(function, *arguments):
 
 
 def _fork_slots(control):
-    """Fork slots until the spawner closes the socket. Return only in a slot: its socket and its UID."""
+    """Fork slots until the spawner closes the socket. Return only in a slot, with the slot's socket and UID."""
     _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # the kernel reaps slots; the spawner sees their sockets close
     zygote = os.getpid()
     control.send(b"ready")
@@ -156,7 +156,7 @@ def _start_sandboxes(connection):
 
 
 def _enter_sandbox(tree, user):
-    """Set up a sandbox in new namespaces as bwrap does, and keep only the agent's capabilities (docs/security.md)."""
+    """Set up a sandbox in new namespaces, like bwrap, and keep only the agent's capabilities (docs/security.md)."""
     mapping = b"%d %d 1" % (_SANDBOX_USER, user)
 
     for name, text in (("setgroups", b"deny"), ("uid_map", mapping), ("gid_map", mapping)):

@@ -20,7 +20,7 @@ def resolve_account(user: str, layers: Sequence[str]) -> tuple[int, int]:
     """Return the UID and GID of an image's user, or `DEFAULT_ACCOUNT` if that is root.
 
     All files of an image belong to this user, so programs can change them without being root. As root, programs could
-    reach the agent through /proc, since the files of processes that are not dumpable belong to root there.
+    access the agent through /proc, where the files of processes that are not dumpable belong to root.
 
     Args:
         user: the user in the image's configuration, such as `name`, `number` or `name:group`.
@@ -47,7 +47,7 @@ def resolve_account(user: str, layers: Sequence[str]) -> tuple[int, int]:
 def make_account_files(uid: int, gid: int, home: str, layers: Sequence[str]) -> dict[str, bytes]:
     """Return the content, by path, of the account files to add, so that the UID and the GID have names.
 
-    A file is left out if the image's file already has an entry with the number.
+    A file is omitted if the image's file already has an entry for the UID or GID.
     """
     texts = {file: _read_account_file(layers, file) for file in ("passwd", "group")}
     lines = {"passwd": f"user:x:{uid}:{gid}:user:{home}:/bin/sh\n", "group": f"user:x:{gid}:\n"}

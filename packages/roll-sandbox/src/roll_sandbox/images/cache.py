@@ -117,7 +117,7 @@ class ImageCache:
         self._images: dict[str, Image] = {}
 
     def resolve(self, name: str) -> Image:
-        """Return the image to which a name (or an image's digest) refers now.
+        """Return the image to which a name (or an image's digest) currently refers.
 
         Raises:
             UnknownImageError: no image has this name or digest.
@@ -187,7 +187,7 @@ class ImageCache:
         return image
 
     def remove(self, name: str) -> None:
-        """Remove a name, and the image if it has no other name. A digest removes the image with all its names.
+        """Remove a name, and the image if it has no other name. A digest removes the image and all its names.
 
         Raises:
             UnknownImageError: there is no such image.
@@ -336,7 +336,7 @@ class ImageCache:
 
     @contextlib.contextmanager
     def _try_lock_image(self, path: Path) -> Iterator[bool]:
-        """Yield True with the image locked exclusively until the block ends, or False if a process has locked it."""
+        """Lock an image exclusively within a `with` block; yield False if another process has already locked it."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

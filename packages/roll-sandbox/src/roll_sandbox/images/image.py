@@ -38,12 +38,12 @@ class Image:
     """Size of all layers, uncompressed."""
 
     def dumps(self) -> str:
-        """Return the image as JSON, which `loads` reads."""
+        """Serialize the image to JSON, to be read by `loads`."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def loads(text: str) -> Image:
-        """Return the image from the JSON of `dumps`."""
+        """Parse the image from the JSON that `dumps` returned."""
         fields: dict[str, Any] = json.loads(text)
         fields["layers"] = tuple(fields["layers"])
         return Image(**fields)

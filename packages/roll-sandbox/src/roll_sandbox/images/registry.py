@@ -58,13 +58,13 @@ class RegistrySource:
     Args:
         reference: name of the image.
         insecure: if true, use the registry without TLS.
-        max_blob_bytes: maximum bytes of one layer, compressed as the registry sends it.
+        max_blob_bytes: maximum bytes of one compressed layer.
         backoff_s: seconds to wait before each retry.
 
     Raises:
         SandboxRequestError: the reference has no registry.
         UnknownImageError: the registry has no such image.
-        SandboxAccessError: the registry refuses access.
+        SandboxAccessError: the registry denies access.
         SandboxUnavailableError: the registry does not answer.
         BadImageError: the registry sends invalid content.
     """

@@ -62,7 +62,7 @@ def open_source(path: Path, *, tag: str | None = None) -> contextlib.AbstractCon
 
 
 def parse_json(data: bytes, document: str) -> Any:
-    """Parse a JSON document of an image; `document` is its name for the error message.
+    """Parse a JSON document of an image; `document` is the document's name in the error message.
 
     Raises:
         BadImageError: the data is not JSON.
@@ -74,10 +74,10 @@ def parse_json(data: bytes, document: str) -> Any:
 
 
 def choose_platform(index: object) -> Mapping[str, Any]:
-    """Return the first entry of an index for this machine's platform; entries without a platform fit any machine.
+    """Return the first entry of an index for this machine's platform; entries without a platform match any machine.
 
     Raises:
-        BadImageError: no entry fits.
+        BadImageError: no entry matches.
     """
     entries = index.get("manifests") if isinstance(index, dict) else None
     images = [each for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
@@ -112,7 +112,7 @@ class LayoutSource:
     """An image in an OCI layout or in the format of `docker save`.
 
     Args:
-        open_file: opens a file of the layout; raises `BadImageError` or `FileNotFoundError`.
+        open_file: function that opens a file of the layout; raises `BadImageError` or `FileNotFoundError`.
         tag: tag of the image, if the layout has several.
     """
 
@@ -280,7 +280,7 @@ def _open_below(root: Path, name: str) -> IO[bytes]:
 
 
 def _read_tags(entry: Mapping[str, Any]) -> set[str]:
-    """Return the name in an entry of an index, and the tag at the end of the name; empty without a name."""
+    """Return the name in an index entry, and the tag at the end of the name; empty if the entry has no name."""
     annotations = entry.get("annotations")
     name = str(annotations.get("org.opencontainers.image.ref.name", "")) if isinstance(annotations, dict) else ""
     return {name, name.rpartition(":")[2]} - {""}

@@ -36,7 +36,7 @@ def make_image_plan(cache: ImageCache, image: Image, mounts: tuple[Mount, ...], 
     """Return the plan (see `system_plan`) of the file system for sandboxes with this image and these mounts.
 
     Args:
-        cache: the cache that has the image.
+        cache: the cache that contains the image.
         image: the image.
         mounts: mounts to add.
         merged: if true, merge the layers into one, for machines on which sandboxes cannot mount overlays.
@@ -75,7 +75,7 @@ def make_agent_image(image: Image, mounts: tuple[Mount, ...], *, merged: bool) -
 
 
 def make_image_environment(image: Image) -> dict[str, str]:
-    """Return the environment variables that every program gets in a sandbox with this image."""
+    """Return the environment variables of every program in a sandbox with this image."""
     return {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8", **image.env, "HOME": HOME}
 
 
@@ -109,7 +109,7 @@ def _make_top_layer(cache: ImageCache, image: Image, mounts: tuple[Mount, ...]) 
 
 @functools.cache
 def find_python_command() -> list[str]:
-    """Return the command that runs this machine's Python interpreter in a sandbox, where it is below `/.roll`."""
+    """Return the command that runs this machine's Python interpreter, mounted below `/.roll`, in a sandbox."""
     return [
         *_make_loader_prefix(),
         _get_sandbox_python_home() + str(find_interpreter()).removeprefix(str(Path(sys.base_prefix).resolve())),
@@ -135,7 +135,9 @@ def _get_sandbox_python_home() -> str:
 
 
 def _find_loader() -> str | None:
-    """Return the path of the interpreter's loader (the PT_INTERP segment of the ELF file); `None` if it needs none."""
+    """Return the path of the interpreter's loader (the PT_INTERP segment of the ELF file); `None` if it needs no
+    loader.
+    """
     with open(find_interpreter(), "rb") as file:
         match = re.search(rb"\0(/[\w/.-]*/ld[\w.-]*\.so[\w.]*)\0", file.read(2**16))
     return os.path.realpath(match[1].decode()) if match else None

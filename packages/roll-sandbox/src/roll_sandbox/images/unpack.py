@@ -40,7 +40,7 @@ _WHITEOUT, _OPAQUE_WHITEOUT, _PRIVATE_WHITEOUT = ".wh.", ".wh..wh..opq", ".wh..w
 
 @dataclass
 class UnpackBudget:
-    """The bytes and entries that the remaining layers of an image may unpack to."""
+    """The maximum number of bytes and entries that unpacking the remaining layers of an image may create."""
 
     bytes_left: int
     entries_left: int = 1_000_000

@@ -47,7 +47,7 @@ def connect(
     Raises:
         ConfigError: the address, token or CA file is invalid.
         SandboxUnavailableError: no service answers (raised when the manager is started).
-        SandboxAccessError: the service refuses the token (raised when the manager is started).
+        SandboxAccessError: the service rejects the token (raised when the manager is started).
     """
     from roll_sandbox.remote.runtime import RemoteRuntime
 

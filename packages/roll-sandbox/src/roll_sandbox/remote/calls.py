@@ -18,10 +18,10 @@ _TIMEOUT_S = 60.0
 async def call_service(
     url: str, token: str, method: str, path: str, *, body: dict[str, Any] | None = None, ca_file: str | None = None
 ) -> Any:
-    """Call a route of the service, and return its JSON answer; `None` if the answer is empty.
+    """Call a route of the service, and return its JSON response; `None` if the response is empty.
 
     Raises:
-        RollSandboxError: the error that the service reports, or no service answers.
+        RollSandboxError: the service reports an error, or does not respond.
         ConfigError: the address, token or CA file is invalid.
     """
     import aiohttp

@@ -58,7 +58,7 @@ class RemoteSandbox(Sandbox):
         self._service = service
 
     def extend(self, lifetime_s: float) -> asyncio.Future[Message]:
-        """Request a new lifetime, in seconds from now on; return a future that ends when the service has confirmed it.
+        """Request a new lifetime, in seconds from now; the returned future completes when the service confirms it.
 
         Raises:
             SandboxQuotaError: the lifetime exceeds the owner's quota.
@@ -80,13 +80,13 @@ class RemoteSandbox(Sandbox):
         """Return the job of a program that another connection started.
 
         Args:
-            program: the program's entry in the answer of `ServiceConnection.inspect`.
+            program: the program's entry in the result of `ServiceConnection.inspect`.
         """
         assert isinstance(self._connection, RemoteSandboxConnection)
         return Job(self, self._connection.reattach(program["id"], program["seen"]), 0.0)
 
     def begin_named(self, name: str, program: Program, *, alone: bool = False) -> Job:
-        """Start a program as `begin` does, under a given name; if a program of this name exists, return its job."""
+        """Start a program under a given name, like `begin`; if a program of this name exists, return its job."""
         connection = self._connection
         assert isinstance(connection, RemoteSandboxConnection)
         connection.next_name = name
@@ -237,7 +237,7 @@ class ServiceConnection:
     """The client's end of a connection to a service: creates, finds and stops sandboxes.
 
     Args:
-        transmit: sends a message to the service, without waiting.
+        transmit: function that sends a message to the service, without waiting.
     """
 
     def __init__(self, transmit: Callable[[Message], None]) -> None:
@@ -258,7 +258,7 @@ class ServiceConnection:
     async def create(
         self, spec: SandboxSpec, *, lifetime_s: float | None = None, near: str | None = None, name: str | None = None
     ) -> RemoteSandbox:
-        """Create a sandbox, or return the one that already has this name.
+        """Create a sandbox, or return the existing sandbox with this name.
 
         Args:
             spec: the sandbox's spec.
@@ -280,7 +280,7 @@ class ServiceConnection:
         return await self._make_sandbox({"op": "attach", "sandbox": name}, spec)
 
     async def inspect(self, name: str, *, output_bytes: int = 0) -> Message:
-        """Return the usage of one of the owner's sandboxes, and its programs, latest last.
+        """Return the usage and the programs of one of the owner's sandboxes, with the latest program last.
 
         Args:
             name: name of the sandbox.
@@ -293,7 +293,7 @@ class ServiceConnection:
         return await self.request("look", name, output=output_bytes)
 
     async def request(self, op: str, name: str, **values: Any) -> Message:
-        """Send the request `op` about sandbox `name`, and return the answer. Raises the same errors as `inspect`."""
+        """Send the request `op` about sandbox `name`, and return the response. Raises the same errors as `inspect`."""
         key = generate_name()
         answer = self._pending_answers[key] = asyncio.get_running_loop().create_future()
         try:

@@ -12,7 +12,7 @@ _MAX_KEPT_BYTES = 2**24
 
 
 class ResendBuffer:
-    """The messages that were sent to one running program, kept to be sent again over a new connection."""
+    """Stores the messages that were sent to one running program, to send them again over a new connection."""
 
     def __init__(self, job: AgentJob) -> None:
         self.job = job
@@ -25,7 +25,7 @@ class ResendBuffer:
         """Bytes of input that are kept; `None` if the input was too large to keep."""
 
     def store(self, message: Message) -> None:
-        """Store a message. If the stored input becomes too large, drop this message and all later ones."""
+        """Store a message. If the stored input becomes too large, discard this message and all later messages."""
         size = len(message.get("data", b""))
         if self.kept_bytes is not None:
             self.kept_bytes = self.kept_bytes + size if self.kept_bytes + size <= _MAX_KEPT_BYTES else None

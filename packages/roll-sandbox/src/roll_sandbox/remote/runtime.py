@@ -92,7 +92,7 @@ class RemoteRuntime:
 
         Raises:
             SandboxUnavailableError: no service answers.
-            SandboxAccessError: the service refuses the token.
+            SandboxAccessError: the service rejects the token.
         """
         if self._session is not None:
             return
@@ -143,7 +143,9 @@ class RemoteRuntime:
         return socket
 
     async def _is_rate_limited(self) -> bool:
-        """Return whether the service may have refused a WebSocket because of too many requests, not the token."""
+        """Return whether the service may have rejected a WebSocket because of too many requests, not because of the
+        token.
+        """
         assert self._session is not None
         try:
             async with self._session.get(f"{self._url}/health/ready") as answer:
@@ -195,7 +197,7 @@ class RemoteRuntime:
         await socket.close()  # ends `_read` as well
 
     async def _reconnect(self) -> aiohttp.ClientWebSocketResponse | None:
-        """Reconnect, and resend messages of running programs; return `None` after `close` or for a refused token."""
+        """Reconnect and resend messages of running programs; return `None` after `close`, or for a rejected token."""
         began = time.monotonic()
         until = began + self._reconnect_timeout_s
         attempt = 0
@@ -241,7 +243,7 @@ class RemoteRuntime:
     def resolve(self, spec: SandboxSpec) -> SandboxSpec:
         """Upload the directories of mounts with `upload` set, and return the spec with mounts of these uploads.
 
-        The image's name stays as it is, since the worker resolves it.
+        The image's name stays unchanged, because the worker resolves it.
 
         Raises:
             OversizedUploadError: a directory is too large to upload.
@@ -252,7 +254,7 @@ class RemoteRuntime:
         return dataclasses.replace(spec, mounts=tuple(mounts))
 
     def _upload_mount(self, mount: Mount) -> Mount:
-        """Upload a mount's directory if it was not uploaded yet; return the mount with the upload as its source."""
+        """Upload a mount's directory if this has not been done yet; return the mount with the upload as its source."""
         uploaded = self._uploads.get(mount.source)
         if uploaded is None:
             files = read_directory(mount.source)

@@ -48,10 +48,10 @@ def get_required_scope(method: str, path: str) -> str:
 
 
 class AccessMiddleware:
-    """Middleware that checks tokens, scopes and rates. It sets `scope["identity"]` of requests that pass.
+    """Middleware that checks tokens, scopes and rates. It sets `scope["identity"]` of accepted requests.
 
     Args:
-        app: the application that receives the requests that pass.
+        app: the application that receives accepted requests.
         tokens: the tokens of the service.
         quotas: the quotas of owners.
         audit: the audit log.
@@ -88,7 +88,7 @@ class AccessMiddleware:
         await app(scope, self._limit_body(receive), _add_headers(send))
 
     async def _check_request(self, scope: Scope) -> Response | None:
-        """Return the response that refuses a request, or store its identity in `scope` and return `None`."""
+        """Return a response that rejects a request, or store the request's identity in `scope` and return `None`."""
         peer = str((scope.get("client") or ("", 0))[0])
         # Checked before the token is looked up, since that reads the database.
         if self._failures.is_empty(peer):
@@ -142,7 +142,7 @@ class AccessMiddleware:
         return self._rates[owner]
 
     def _limit_body(self, receive: Receive) -> Receive:
-        """Wrap `receive`, so that a body over the maximum, even without a Content-Length, disconnects the client."""
+        """Wrap `receive` so that the client is disconnected if its body is too large, even without a Content-Length."""
         left = self._max_bytes
 
         async def receive_bounded() -> Message:
@@ -155,9 +155,9 @@ class AccessMiddleware:
 
 
 def _extract_token(headers: Headers, path: str) -> str:
-    """Return the token of a request; empty if it has none.
+    """Return the token of a request; empty if the request has no token.
 
-    On ROCK's routes, the token may also be in ROCK's header, or be the password in the URL, as ROCK's SDK sends it.
+    On ROCK's routes, the token may also be in ROCK's header or, in requests of ROCK's SDK, be the password in the URL.
     """
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if path.startswith(ROCK_PREFIX + "/"):

@@ -42,7 +42,7 @@ async def pack(sandbox: Sandbox, path: str) -> bytes:
     Raises:
         SandboxPathError: the directory cannot be read.
         OversizedUploadError: the archive from the sandbox has too many or too large files.
-        SandboxRequestError: what the sandbox returned is not a valid tar archive of files and directories.
+        SandboxRequestError: the sandbox did not return a valid tar archive of files and directories.
     """
     program = PythonCode(source=_PACK_PROGRAM, argv=(path,), wall_s=_WALL_S, output_bytes=MAX_BYTES)
     result = await sandbox.execute(program)

@@ -42,7 +42,7 @@ class AuditLog:
     def record(
         self, action: str, *, owner: str, token: str, target: str = "", outcome: str = "ok", peer: str = ""
     ) -> None:
-        """Queue one line, which the next `flush` writes to the file; drop the line if too many are queued."""
+        """Queue one line, which the next `flush` writes to the file; drop the line if too many lines are queued."""
         if self._path is None:
             return
         fields = {"action": action, "owner": owner, "token": token, "what": target, "outcome": outcome, "peer": peer}

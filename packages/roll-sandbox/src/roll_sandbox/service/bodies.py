@@ -67,7 +67,7 @@ Named = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
 
 class _CheckedRequest(Request):
     async def json(self) -> Any:
-        """Parse the body, after checking how many values it has and how deeply they are nested."""
+        """Parse the body after checking the number and the nesting depth of its values."""
         body = await self.body()
         check_json_bounds(body)
         return json.loads(body.decode())
@@ -77,7 +77,7 @@ class CheckedRoute(APIRoute):
     """A route that checks the size and depth of JSON bodies before it parses them."""
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
-        """Return the route's handler, changed to check the size and depth of JSON before parsing it."""
+        """Return the route's handler, extended with a check of the size and depth of JSON before parsing."""
         answer = super().get_route_handler()
 
         async def handle_checked(request: Request) -> Response:

@@ -182,7 +182,7 @@ class Dispatcher:
             entry.send(forward)
 
     def extend(self, entry: SandboxEntry, lifetime_s: float | None) -> None:
-        """Set a sandbox's lifetime, in seconds from now on.
+        """Set a sandbox's lifetime, in seconds from now.
 
         Raises:
             SandboxQuotaError: the lifetime exceeds the owner's quota.
@@ -199,7 +199,7 @@ class Dispatcher:
         entry.send({"op": "stop", "sandbox": entry.qualified_name, "expired": expired})
 
     def disconnect(self, connection: ClientConnection) -> None:
-        """Remove a client connection that was closed or broke."""
+        """Remove a client connection that was closed or lost."""
         for entry in self.entries.values():
             entry.inspections = {key: each for key, each in entry.inspections.items() if each is not connection}
             if connection in entry.connections:

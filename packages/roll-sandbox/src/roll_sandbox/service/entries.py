@@ -17,7 +17,7 @@ __all__ = ["ClientConnection", "ProgramEntry", "SandboxEntry"]
 
 @dataclass(eq=False)
 class ClientConnection:
-    """The server's end of a client's connection."""
+    """The server's side of a client connection."""
 
     identity: Identity
     deliver: Callable[[Message], None]
@@ -86,7 +86,7 @@ class SandboxEntry:
             self.queued.append(message)
 
     def pop_queued(self) -> list[Message]:
-        """Return the queued messages, and stop queueing later messages. Called when the database write is over."""
+        """Return the queued messages, and stop queueing later messages. Called when the database write is complete."""
         waiting, self.queued = self.queued or [], None
         return waiting
 

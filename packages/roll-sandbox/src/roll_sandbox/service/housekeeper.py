@@ -28,13 +28,13 @@ _log = logging.getLogger(__name__)
 
 
 class Housekeeper:
-    """Does the periodic housekeeping of a dispatcher.
+    """Runs the periodic housekeeping of a dispatcher.
 
     Args:
         dispatcher: the service's dispatcher.
         orphan_s: see `dispatcher.ORPHAN_TIMEOUT_S`.
         away_s: see `dispatcher.AWAY_TIMEOUT_S`.
-        report: updates the report of the worker in this process, if there is one.
+        report: function that updates the report of the worker in this process, if there is one.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class Housekeeper:
         self._last_round = math.inf
 
     async def recover(self, local: str) -> None:
-        """Restore the sandboxes of an earlier server process, except the sandboxes in that process itself.
+        """Restore the sandboxes of an earlier server process, except the sandboxes of that process's local worker.
 
-        The sandboxes of the worker named `local` ended with the process and are recorded as lost; other workers may
-        reconnect.
+        The sandboxes of the worker named `local` ended with the process, so they are recorded as lost. Other workers
+        may reconnect.
         """
         rows = await asyncio.to_thread(self._dispatcher.records.load_live_sandboxes)
         programs = await asyncio.to_thread(self._dispatcher.records.load_live_programs)

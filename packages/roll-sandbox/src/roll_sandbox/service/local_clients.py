@@ -29,7 +29,7 @@ class OwnerSandboxes:
     Args:
         dispatcher: the service's dispatcher.
         identity: the owner's identity.
-        server_run: identifier of this server process: sessions of an earlier process are lost.
+        server_run: identifier of this server process; sessions of an earlier process are lost.
     """
 
     def __init__(self, dispatcher: Dispatcher, identity: Identity, server_run: str) -> None:
@@ -50,7 +50,7 @@ class OwnerSandboxes:
     async def create(
         self, spec: SandboxSpec, lifetime_s: float | None, *, near: str | None = None, name: str | None = None
     ) -> tuple[RemoteSandbox, bool]:
-        """Create a sandbox, or find the live sandbox of this name; return it, and whether it is new.
+        """Create a sandbox, or find the live sandbox of this name. Return the sandbox, and True if it is new.
 
         Raises:
             SandboxRequestError: the sandbox of this name has another spec.
@@ -164,7 +164,7 @@ class OwnerSandboxes:
 
 
 class LocalClients:
-    """Clients inside the server, for HTTP routes: creates and caches one `OwnerSandboxes` per owner."""
+    """Creates and caches one `OwnerSandboxes` per owner, for HTTP routes."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher

@@ -50,7 +50,7 @@ def format_metrics(dispatcher: Dispatcher) -> str:
 
 
 def _format_worker_metrics(dispatcher: Dispatcher) -> list[str]:
-    """Return the lines of the metrics that have a sample for each worker or each of its pools."""
+    """Return the lines of the metrics with one sample per worker, or per pool of a worker."""
     workers = list(dispatcher.workers.values())
     pools = [(worker, pool) for worker in workers for pool in worker.report.pools]
     of_worker = {

@@ -23,15 +23,15 @@ IMAGE_LOAD = 0.25
 
 
 def choose_worker(workers: Iterable[WorkerLink], spec: SandboxSpec, *, near: WorkerLink | None = None) -> WorkerLink:
-    """Choose the worker of a new sandbox: `near` if it has room, else by the spec's affinity, else the least loaded.
+    """Choose the worker of a new sandbox: `near` if it has capacity, else by affinity, else the least loaded worker.
 
     Args:
         workers: all workers.
         spec: the sandbox's spec.
-        near: the preferred worker, such as the one with the sandbox of which the new sandbox is a copy.
+        near: the preferred worker, for example the worker of the sandbox that the new sandbox copies.
 
     Raises:
-        SandboxUnavailableError: no worker is connected, or none has room.
+        SandboxUnavailableError: no worker is connected, or no worker has capacity.
     """
     available = [worker for worker in workers if worker.is_connected and not worker.is_draining]
     with_room = [worker for worker in available if _has_room(worker, spec)]
@@ -50,7 +50,7 @@ def choose_worker(workers: Iterable[WorkerLink], spec: SandboxSpec, *, near: Wor
 
 
 def compute_load(worker: WorkerLink) -> float:
-    """Return the largest used share among a worker's resources: slots, reserved memory, physical memory and cores."""
+    """Return the highest utilization among a worker's resources: slots, reserved memory, physical memory and cores."""
     report = worker.report
     shares = [
         worker.num_sandboxes / worker.capacity,
@@ -82,6 +82,6 @@ def _lacks_image(worker: WorkerLink, spec: SandboxSpec) -> bool:
 def _compute_rendezvous_score(affinity: str, name: str) -> bytes:
     """Return the score of worker `name` for an affinity; the worker with the highest score is chosen.
 
-    With this rendezvous hashing, a worker that joins or leaves changes the worker of few affinities.
+    With rendezvous hashing, only few affinities change their worker when a worker joins or leaves.
     """
     return hashlib.sha256(f"{affinity}\0{name}".encode()).digest()

@@ -50,7 +50,7 @@ def _is_valid_value(name: str, value: object) -> bool:
 
 @dataclass
 class _Usage:
-    """The resources in use of one owner."""
+    """The resources that one owner uses."""
 
     sandboxes: int = 0
     memory_bytes: int = 0
@@ -59,11 +59,11 @@ class _Usage:
 
 
 class Quotas:
-    """The quotas of all owners, and their resources in use.
+    """The quotas and the used resources of all owners.
 
     Args:
         default: the quota of owners without an entry in `overrides`.
-        overrides: by owner, the fields of `Quota` that differ from the default.
+        overrides: maps owners to the fields of `Quota` that differ from the default.
     """
 
     def __init__(self, default: Quota, overrides: Mapping[str, Mapping[str, Any]]) -> None:
@@ -76,7 +76,7 @@ class Quotas:
     def set_overrides(self, overrides: Mapping[str, Mapping[str, Any]]) -> None:
         """Replace the quotas of individual owners; invalid fields are ignored with a warning.
 
-        Resources in use are kept, even if they now exceed the quota.
+        The counts of used resources are kept, even if they exceed the new quota.
         """
         if overrides == self._fields:
             return
@@ -97,7 +97,7 @@ class Quotas:
         return self._named.get(owner, self._default)
 
     def resolve_lifetime_s(self, owner: str, requested_s: float | None, default_s: float) -> float:
-        """Return the lifetime of a sandbox in seconds: `requested_s`, or by default `default_s`, at most the quota.
+        """Return the lifetime of a sandbox in seconds: `requested_s`, or by default `default_s` limited by the quota.
 
         Raises:
             SandboxQuotaError: `requested_s` exceeds the quota.
@@ -111,7 +111,8 @@ class Quotas:
         return min(default_s, most) if requested_s is None else requested_s
 
     def check_sandbox(self, owner: str, spec: SandboxSpec) -> SandboxSpec:
-        """Check a new sandbox against the owner's quota; return its spec, with the quota's CPU limit if it has none.
+        """Check a new sandbox against the owner's quota; return its spec, with the quota's CPU limit if the spec has no
+        CPU limit.
 
         Raises:
             SandboxQuotaError: the quota is used up, or the spec exceeds it.
@@ -131,7 +132,7 @@ class Quotas:
         return self.apply_cpu_limit(owner, spec)
 
     def apply_cpu_limit(self, owner: str, spec: SandboxSpec) -> SandboxSpec:
-        """Return the spec, with the CPU limit of the owner's quota if it has none."""
+        """Return the spec, with the CPU limit of the owner's quota if the spec has no CPU limit."""
         cpu_s = spec.limits.cpu_s or self.get(owner).cpu_s
         return replace(spec, limits=replace(spec.limits, cpu_s=cpu_s))
 
@@ -180,7 +181,7 @@ class Quotas:
         self._usage[owner].programs += programs
 
     def get_usage(self, owner: str) -> dict[str, int]:
-        """Return the resources in use of an owner, by field of `Quota`."""
+        """Return the resources that an owner uses, by field of `Quota`."""
         return asdict(self._usage[owner])
 
     def remove_programs(self, owner: str, programs: int = 1) -> None:

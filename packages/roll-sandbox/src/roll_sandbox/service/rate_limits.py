@@ -17,7 +17,7 @@ class RateLimiter:
     Args:
         per_s: tokens per second.
         burst: maximum number of tokens in a bucket.
-        clock: returns monotonic seconds.
+        clock: function that returns the monotonic time in seconds.
     """
 
     def __init__(self, per_s: float, burst: float, *, clock: Callable[[], float] = time.monotonic) -> None:

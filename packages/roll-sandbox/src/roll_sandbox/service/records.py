@@ -63,7 +63,7 @@ class ProgramRecord:
 
 @dataclass(frozen=True)
 class WorkerRecord:
-    """The database record of a worker: which owner has its name, and whether it is draining."""
+    """The database record of a worker, with the owner of its name and its draining state."""
 
     name: str
     owner: str
@@ -75,8 +75,8 @@ class WorkerRecord:
 class RecordStore:
     """Writes and reads the records of a service. Methods with a `callback` call it when the record is in the database.
 
-    `record_sandbox` and `record_program` write intents, which are refused while the database is unavailable. All other
-    methods write facts, which are queued meanwhile.
+    `record_sandbox` and `record_program` write intents, which are rejected while the database is unavailable. All other
+    methods write facts, which are queued until the database is available again.
     """
 
     def __init__(self, store: Store) -> None:
@@ -113,7 +113,7 @@ class RecordStore:
         self._store.write(_UPDATE_SANDBOX_END, values, callback)
 
     def record_program(self, owner: str, sandbox: str, name: str, callback: _Callback) -> None:
-        """Record that a program is about to start; the write is refused if the name was used before."""
+        """Record that a program is about to start; the write is rejected if the name was used before."""
         row = {"owner": owner, "sandbox": sandbox, "name": name, "state": "running", "started": time.time()}
         values = {**row, "pieces": 0, "output_bytes": 0}
         self._store.write(_INSERT_PROGRAM, values, callback, undo=_UNDO_PROGRAM)
@@ -145,7 +145,7 @@ class RecordStore:
         return rows[0] if rows else None
 
     def load_program(self, owner: str, sandbox: str, name: str) -> ProgramRecord | None:
-        """Return the record of a program; `None` if there is none."""
+        """Return the record of a program; `None` if there is no such record."""
         rows = self._store.read(
             select(executions).where(
                 executions.c.owner == owner, executions.c.sandbox == sandbox, executions.c.name == name
@@ -159,7 +159,7 @@ class RecordStore:
 
     @property
     def unavailable_reason(self) -> str:
-        """The reason why writing to the database fails; empty if it does not fail."""
+        """The reason why writes to the database fail; empty if they succeed."""
         return self._store.unavailable_reason
 
     @property
@@ -168,7 +168,7 @@ class RecordStore:
         return self._store.num_waiting
 
     def load_quotas(self) -> dict[str, dict[str, Any]]:
-        """Return, for each owner with a quota of their own, the fields of `Quota` that are set."""
+        """Return, for each owner with an individual quota, the fields of `Quota` that are set."""
         quotas = {row.owner: parse_row_json(row.quota) for row in self._store.read(select(owners))}
         return {owner: fields for owner, fields in quotas.items() if isinstance(fields, dict)}
 

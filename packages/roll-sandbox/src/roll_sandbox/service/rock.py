@@ -60,7 +60,7 @@ _UPLOAD_SCHEMA = {
 
 
 class CommandFailedError(SandboxRequestError):
-    """A command failed, and the request required its success."""
+    """A command failed, but the request required it to succeed."""
 
 
 class _RockRoute(CheckedRoute):
@@ -138,7 +138,9 @@ class _Rock:
         return self._states.get((self.owned.owner, name)) or self._store_state(name, _SandboxState(StartRequest()))
 
     async def use_sandbox(self, name: str) -> RemoteSandbox:
-        """Return a sandbox that is about to be used, and restart its lifetime if more than a tenth has passed."""
+        """Return a sandbox that is about to be used, and restart its lifetime if more than a tenth of the lifetime has
+        passed.
+        """
         sandbox = await self.owned.get_sandbox(name)
         entry = self.owned.dispatcher.find_sandbox(self.owned.owner, name)
         lifetime_s = self.get_state(name).request.auto_clear_time_minutes * 60.0
@@ -246,8 +248,8 @@ def add_rock_routes(app: FastAPI, *, use_images: bool) -> None:
 
     Args:
         app: the application.
-        use_images: true to give each sandbox the requested image; otherwise it has the files of its machine, unless a
-            worker reports to have the image.
+        use_images: true if each sandbox uses the requested image. If false, a sandbox uses the image only if a worker
+            reports to have it, and otherwise the files of its machine.
     """
     app.state.rock = {}
     router = APIRouter(prefix=ROCK_PREFIX, route_class=_RockRoute, responses=_REFUSALS)

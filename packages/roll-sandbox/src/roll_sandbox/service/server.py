@@ -40,7 +40,7 @@ def serve(
         port: port to listen on; 0 selects a free port.
         certificate, key: files for TLS, in PEM format. Without them, `host` must be an address of this machine only,
             unless `insecure` is set.
-        print_line: prints a line to the user.
+        print_line: function that prints a line to the user.
         insecure: if true, permit other addresses without TLS.
 
     Raises:

@@ -102,7 +102,9 @@ class Service:
         self.audit.close()
 
     async def serve_client(self, socket: WebSocket) -> None:
-        """Serve the connection of a client until it is closed; refuse it if its owner has too many connections."""
+        """Serve the connection of a client until it is closed; reject it if the client's owner has too many
+        connections.
+        """
         identity: Identity = socket.scope["identity"]
         owner = identity.owner
         if self._num_connections.get(owner, 0) >= self.settings.max_connections:
@@ -142,7 +144,7 @@ class Service:
     def get_rate_limiter(self, identity: Identity) -> Any:
         """Return the rate limiter of an identity's owner, or `None` for no limit.
 
-        Without an application there is no limit; `make_app` replaces this method with `AccessMiddleware`'s.
+        Without an application, there is no limit; `make_app` replaces this method by the method of `AccessMiddleware`.
         """
         return None
 

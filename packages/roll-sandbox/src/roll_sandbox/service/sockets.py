@@ -28,7 +28,7 @@ class Channel:
         socket: the WebSocket.
         owner: owner of the peer's token.
         rates: rate limiter for the peer's messages; if the peer exceeds the rate, its messages are read more slowly.
-        queued_bytes_by_owner: queued bytes of all sockets of an owner, which are also bounded.
+        queued_bytes_by_owner: number of queued bytes in all sockets of each owner, which is also limited.
     """
 
     def __init__(
@@ -70,7 +70,9 @@ class Channel:
         self._closed.set()
 
     async def serve(self, on_message: Callable[[Message], None]) -> None:
-        """Send and receive until either side closes the connection, or `on_message` fails; the peer gets the error."""
+        """Send and receive messages until either side closes the connection or `on_message` fails; report errors to the
+        peer.
+        """
         writing = asyncio.create_task(self._write())
         reading = asyncio.create_task(self._read(on_message))
         over = asyncio.create_task(self._closed.wait())

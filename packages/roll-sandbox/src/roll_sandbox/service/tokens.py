@@ -58,7 +58,7 @@ class TokenStore:
     def create(
         self, owner: str, scopes: Iterable[str] = ("read", "run"), *, lifetime_s: float | None = None, note: str = ""
     ) -> str:
-        """Create a token and return it. Only its digest is stored, so it cannot be shown again.
+        """Create a token and return it. Only the token's digest is stored, so the token cannot be shown again.
 
         Raises:
             ConfigError: the owner's name, a scope or the lifetime is invalid.
@@ -86,7 +86,8 @@ class TokenStore:
         return f"roll_{name}_{secret}"
 
     def rotate(self, name: str, *, grace_s: float = 0.0) -> str:
-        """Create and return a token that replaces the one with the id `name`, with the same owner, scopes and lifetime.
+        """Create and return a token that replaces the token with the ID `name`; owner, scopes and lifetime stay the
+        same.
 
         The old token stays valid for at most `grace_s` more seconds.
 
@@ -106,7 +107,7 @@ class TokenStore:
         return token
 
     def revoke(self, name: str) -> None:
-        """Revoke the token with the id `name`, so that requests with it are refused from now on.
+        """Revoke the token with the id `name`, so that later requests with it are rejected.
 
         Raises:
             ConfigError: no token has this id.

@@ -57,7 +57,7 @@ class WorkerLink:
 
     @property
     def is_draining(self) -> bool:
-        """True if the worker gets no new sandboxes."""
+        """True if no new sandboxes are started on the worker."""
         return self.is_drained or self.is_leaving
 
     @property

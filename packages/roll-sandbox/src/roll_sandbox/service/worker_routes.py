@@ -51,7 +51,7 @@ def _make_worker_body(link: WorkerLink) -> WorkerBody:
 
 
 def add_worker_routes(app: FastAPI, dispatcher: Dispatcher, workers: Workers) -> None:
-    """Add the routes; errors are handled as on the other routes."""
+    """Add the worker routes; errors are handled in the same way as on other routes."""
     refused = {status: {"description": "refused"} for status in (401, 403, 404, 429)}
     router = APIRouter(prefix="/v1/workers", responses=cast(dict[int | str, dict[str, Any]], refused))
 

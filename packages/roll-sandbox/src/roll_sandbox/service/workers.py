@@ -53,7 +53,7 @@ class Workers:
         """Add a worker that has sent the message `join`; resume its known sandboxes, and stop unknown sandboxes.
 
         Raises:
-            SandboxRequestError: the message is not a valid `join`, or another process has the name.
+            SandboxRequestError: the message is not a valid `join`, or another process uses the name.
             SandboxAccessError: the name belongs to another owner.
         """
         message = validate_worker_message(message)
@@ -130,7 +130,8 @@ class Workers:
         link.last_message_at, link.last_seen = time.monotonic(), time.time()
 
     def drain(self, name: str, *, draining: bool) -> WorkerLink:
-        """Set whether a worker is draining: it then gets no new sandboxes, but its current sandboxes keep running.
+        """Set whether a worker is draining. A draining worker gets no new sandboxes, but its current sandboxes keep
+        running.
 
         Raises:
             UnknownSandboxError: no worker has this name.

@@ -29,7 +29,7 @@ def parse_json(data: bytes, hook: Callable[[dict[str, Any]], Any] | None = None)
 
     Args:
         data: the document.
-        hook: converts each JSON object.
+        hook: function that converts each JSON object.
 
     Raises:
         SandboxRequestError: the document is not JSON, or has too many or too deeply nested values.

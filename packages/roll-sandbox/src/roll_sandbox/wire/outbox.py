@@ -17,7 +17,7 @@ class Outbox:
     """A queue of messages, which are sent in order over the current connection.
 
     Args:
-        max_bytes: `is_full` is set when more bytes are queued; `None` for no limit.
+        max_bytes: maximum number of queued bytes, beyond which `is_full` is set; `None` for no limit.
     """
 
     def __init__(self, max_bytes: int | None = None) -> None:

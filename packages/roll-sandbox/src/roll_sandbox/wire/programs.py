@@ -25,7 +25,7 @@ def spec_to_json(spec: SandboxSpec) -> dict[str, Any]:
 
 
 def spec_from_json(values: object) -> SandboxSpec:
-    """Check a received spec, and convert it.
+    """Check received JSON values, and convert them to a spec.
 
     Raises:
         SandboxRequestError: a field is unknown or has the wrong type, or the spec is too long to store and compare.
@@ -44,12 +44,12 @@ def spec_from_json(values: object) -> SandboxSpec:
 
 
 def program_to_json(request: dict[str, Any]) -> dict[str, Any]:
-    """Convert a request of `requests.make_run_request` to a message. `fresh` is left out, since the worker sets it."""
+    """Convert a request of `requests.make_run_request` to a message. `fresh` is omitted, because the worker sets it."""
     return {name: value for name, value in request.items() if name != "fresh"}
 
 
 def program_from_json(values: dict[str, Any], stdin: bytes) -> tuple[Program, bool]:
-    """Check and convert a received program with its `stdin`; return it, and whether it must run alone.
+    """Check and convert a received program with its `stdin`; return the program, and True if it must run alone.
 
     Raises:
         SandboxRequestError: a field is unknown or has the wrong type.

@@ -51,7 +51,7 @@ def report_to_json(report: WorkerReport) -> dict[str, Any]:
 
 
 def report_from_json(values: object) -> WorkerReport:
-    """Check a received report, and convert it.
+    """Check received JSON values, and convert them to a report.
 
     Raises:
         SandboxRequestError: a field is unknown, has the wrong type, or is out of range.

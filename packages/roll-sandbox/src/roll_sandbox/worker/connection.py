@@ -49,7 +49,7 @@ class WorkerConnection:
         memory_bytes: maximum sum of the memory limits of all sandboxes; `None` for no limit.
         ca_file: file of CA certificates to verify the server's certificate; `None` for the system's certificates.
         drain_s: seconds that a draining worker waits for its sandboxes to end.
-        leaving: event that starts draining when it is set, as `drain` does; by default a new event.
+        leaving: event that starts draining when it is set, like a call to `drain`; by default a new event.
 
     Raises:
         ConfigError: the address, token or CA file is invalid.
@@ -92,7 +92,7 @@ class WorkerConnection:
         """Serve until the worker is drained, or this call is canceled.
 
         Raises:
-            SandboxAccessError: the service refuses the token.
+            SandboxAccessError: the service rejects the token.
         """
         self._last_received = asyncio.get_running_loop().time()
         tasks = [
@@ -146,7 +146,9 @@ class WorkerConnection:
                 await self._worker.close()
 
     async def _leave_when_drained(self) -> None:
-        """Wait until the worker is draining, then up to `drain_s` for its sandboxes to end; stop the rest and leave."""
+        """Wait until the worker is draining, and then up to `drain_s` until its sandboxes have ended. Then stop the
+        remaining sandboxes and leave.
+        """
         await self._leaving.wait()
         self._send_heartbeat()
         with contextlib.suppress(TimeoutError):
@@ -177,7 +179,7 @@ class WorkerConnection:
             raise make_unreachable_error(self._url, error) from None
 
     async def _serve_connection(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        """Join over a new connection and serve it until it closes, the server is silent, or too much is unsent."""
+        """Join over a new connection. Serve it until it closes, the server is silent, or too much data is unsent."""
         self._outgoing.clear()
         self._welcomed.clear()
         greeting = {
@@ -222,7 +224,7 @@ class WorkerConnection:
                 self._worker.receive(message)
 
     async def _send_heartbeats(self) -> None:
-        """Send heartbeats until the server has answered none of the last few.
+        """Send heartbeats until the server has not responded to any of the last few heartbeats.
 
         A stall of this process does not count as silence of the server.
         """
@@ -251,7 +253,7 @@ class WorkerConnection:
 
 
 def _parse_away_s(value: object) -> float:
-    """Return `away_s` of the server's welcome, the seconds that either side may be disconnected, after a check.
+    """Check and return `away_s` of the server's welcome: the seconds for which either side may be disconnected.
 
     Raises:
         ValueError: the value is not a positive number of seconds.

@@ -35,7 +35,7 @@ _PIECE_OVERHEAD_BYTES, _EMPTIED_OVERHEAD_BYTES = 200, 8
 
 
 class _Execution:
-    """A program or a session's command, running or ended, with its messages and output."""
+    """A running or ended program or session command, with its messages and output."""
 
     def __init__(self, message: Message) -> None:
         self.job: Job | None = None
@@ -57,7 +57,7 @@ class ProgramRunner:
     Args:
         qualified_name: the name of the sandbox in messages.
         sandbox: the sandbox.
-        send: sends a message to the server.
+        send: function that sends a message to the server.
         outputs: counts the kept output of all sandboxes of the worker.
     """
 
@@ -121,7 +121,7 @@ class ProgramRunner:
         return task
 
     async def _stream_output(self, name: str, execution: _Execution, job: Job) -> None:
-        """Send the output of a program to the server, then its end."""
+        """Send a program's output, and then its end, to the server."""
         try:
             number = 0
             async for chunk in job.stream():
@@ -221,7 +221,7 @@ class ProgramRunner:
             self._spawn(self._set_limits(name, job, message))
 
     async def _send_usage(self, message: Message) -> None:
-        """Answer `look` with the sandbox's usage and its programs, each with the end of its output."""
+        """Reply to `look` with the sandbox's usage, its programs, and the end of each program's output."""
         answer: Message = {
             "op": "looked",
             "sandbox": self._qualified_name,
@@ -269,7 +269,7 @@ class ProgramRunner:
         )
 
     def _resend(self, name: str, execution: _Execution, have: int) -> None:
-        """Send a program's output after the first `have` pieces again, and the report of its end if it has ended."""
+        """Resend a program's output except for the first `have` pieces, and the report of its end if it has ended."""
         for number in range(have, len(execution.chunks)):
             self._send_output(name, number, execution.chunks[number])
         if execution.end_message is not None:
@@ -290,7 +290,7 @@ class ProgramRunner:
             self._known.pop(oldest, None)
 
     def release_outputs(self) -> None:
-        """Stop counting the kept output of the sandbox, which has ended."""
+        """Stop counting the kept output of the sandbox, after the sandbox has ended."""
         self._has_ended = True
         for name in self._known:
             self._outputs.stop_counting((self._qualified_name, name))

@@ -31,8 +31,8 @@ class OutputBudget:
         Args:
             key: names of the sandbox and the program.
             size: bytes of the piece.
-            drop: drops all output of the program. It is called once, if the total is too large and the program's output
-                is the largest.
+            drop: function that discards all output of the program. It is called once, if the total is too large and the
+                program's output is the largest.
         """
         self._kept[key] = self._kept.get(key, 0) + size
         self._drops[key] = drop

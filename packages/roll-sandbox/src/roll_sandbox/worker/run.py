@@ -43,7 +43,7 @@ async def run_worker(
 
     Raises:
         SandboxUnavailableError: this machine cannot run sandboxes.
-        SandboxAccessError: the service refuses the token.
+        SandboxAccessError: the service rejects the token.
     """
     async with SandboxManager(runtime, warm=warm, max_sandboxes=capacity) as manager:
         worker = Worker(manager, mounts=mounts, images=ImageCache().list_requestable_names)

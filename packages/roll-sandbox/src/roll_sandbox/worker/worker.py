@@ -51,10 +51,10 @@ class Worker:
     """Starts, runs and stops sandboxes on one machine.
 
     Args:
-        manager: starts the sandboxes; started and closed by the caller.
+        manager: manager that starts the sandboxes; the caller starts and closes it.
         mounts: directories of this machine; specs may mount them and everything below them.
-        send: sends a message to the server, without waiting.
-        images: returns the names and digests of this machine's images.
+        send: function that sends a message to the server, without waiting.
+        images: function that returns the names and digests of this machine's images.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Worker:
         self._starting: dict[str, asyncio.Task[None]] = {}
 
     def send(self, message: Message) -> None:
-        """Send a message to the server; drop it without a connection, since clients request missed messages later."""
+        """Send a message to the server. Without a connection, drop it; clients request missed messages later."""
         if self._send is not None:
             self._send(message)
 

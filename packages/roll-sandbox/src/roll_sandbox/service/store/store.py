@@ -47,7 +47,7 @@ class Store:
 
     @property
     def unavailable_reason(self) -> str:
-        """The reason why writing to the database fails; empty if it does not fail."""
+        """The reason why writes to the database fail; empty if they succeed."""
         return "" if self._writer is None else self._writer.unavailable_reason
 
     @property
@@ -123,7 +123,7 @@ class Store:
         """Return all rows of a query; the columns are attributes of the rows.
 
         Raises:
-            SandboxDatabaseError: the database does not answer, or refuses the query.
+            SandboxDatabaseError: the database does not respond, or rejects the query.
         """
         with _translate_errors(), self.engine.connect() as connection:
             return connection.execute(statement).all()
@@ -132,7 +132,7 @@ class Store:
         """Execute the statements immediately, in one transaction.
 
         Raises:
-            SandboxDatabaseError: the database does not answer, or refuses a statement.
+            SandboxDatabaseError: the database does not respond, or rejects a statement.
         """
         with _translate_errors(), self.engine.begin() as connection:
             for statement in statements:
@@ -151,14 +151,14 @@ class Store:
         *,
         undo: Delete | None = None,
     ) -> None:
-        """Queue a write; `callback` is called in the event loop after it is committed or refused.
+        """Queue a write; `callback` is called in the event loop after the write is committed or rejected.
 
         Args:
             statement: the statement.
             values: the parameters of the statement.
             callback: called with `None` after a commit, or with the error.
-            undo: deletes the written row. A write with `undo` is an intent, which is refused while the database is
-                unavailable; a write without it is a fact, which stays queued (`writer`).
+            undo: statement that deletes the written row. A write with `undo` is an intent, which is rejected while the
+                database is unavailable. A write without `undo` is a fact, which stays queued (see `writer`).
         """
         assert self._writer is not None
         self._writer.put(QueuedWrite(statement, values, callback, undo))

@@ -130,7 +130,7 @@ class DatabaseWriter:
         return writes
 
     def _write_batch(self, received: list[QueuedWrite]) -> None:
-        """Execute the received and the kept writes; if the database is unavailable, refuse intents and keep facts."""
+        """Execute the received and the kept writes; if the database is unavailable, reject intents and keep facts."""
         if self.unavailable_reason and time.monotonic() - self._last_attempt < _RETRY_S:
             self._refuse_intents(received)
             return
@@ -154,7 +154,7 @@ class DatabaseWriter:
                 return
 
     def _refuse_intents(self, writes: list[QueuedWrite]) -> None:
-        """Call the callbacks of intents with an error; keep, for later, facts and a deletion of each intent's row."""
+        """Call the callbacks of intents with an error. Keep facts, and a deletion of each intent's row, for later."""
         error = SandboxDatabaseError(
             f"the service's database is unavailable ({self.unavailable_reason}), so nothing was started: retry."
         )
@@ -167,10 +167,12 @@ class DatabaseWriter:
         self._schedule_callbacks([(write, error) for write in writes if write.undo is not None])
 
     def _write_or_raise(self, writes: list[QueuedWrite]) -> None:
-        """Execute writes in large transactions, or one by one if a transaction is refused; remove them from the list.
+        """Execute writes in large transactions, or one by one if a transaction is rejected; remove executed writes from
+        the list.
 
         Raises:
-            UNAVAILABLE_ERRORS: the writes left in the list were not executed, or it is unknown whether they were.
+            UNAVAILABLE_ERRORS: the writes left in the list were not executed, or it is unknown whether they were
+                executed.
         """
         if self._connection is None:
             self.connect()
@@ -240,9 +242,10 @@ def _execute(connection: Connection, writes: Sequence[QueuedWrite]) -> None:
 
 
 def _execute_alone(connection: Connection, write: QueuedWrite) -> Exception | None:
-    """Execute one write; return `None`, or the error with which the database refused it.
+    """Execute one write; return `None`, or the error if the database rejected it.
 
-    If the row of an insert already exists, since the answer to an earlier transaction was lost, it counts as written.
+    An insert whose row already exists counts as written, because the response to an earlier transaction may have been
+    lost.
     """
     try:
         with connection.begin():
