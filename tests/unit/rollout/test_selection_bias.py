@@ -17,7 +17,9 @@ def rollout(index: int, reward: float, length: int) -> Any:
 def group(scored: list[Any], chosen: list[int], num_stopped: int) -> Any:
     """`scored` in the order in which they finished."""
     taken = tuple(r for r in scored if r.index in chosen)
-    return SimpleNamespace(group=SimpleNamespace(scored_rollouts=taken), scored_rollouts=scored, num_stopped=num_stopped)
+    return SimpleNamespace(
+        group=SimpleNamespace(scored_rollouts=taken), scored_rollouts=scored, num_stopped=num_stopped
+    )
 
 
 def test_selection_bias_means_of_what_counts_of_what_finished_and_of_what_was_launched() -> None:
