@@ -53,7 +53,7 @@ class ThrottledFileSystem(LocalFileSystem):
         with self._link:
             time.sleep(num_bytes / self.bytes_per_s)
 
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> Any:
         """Read a file through the link."""
         data = super().cat_file(path, start, end, **options)
         self._transfer(len(data))
@@ -127,7 +127,7 @@ async def measure_syncs(model_path: str, learning_rate: float, directory: str) -
     store = WeightStore(url=f"throttled://{directory}/store", session=f"run-{learning_rate}", local_dir=directory)
     settings = WeightSyncConfig(transport="store", store=store.url, probe_every_num_steps=0)
     sync = WeightSync(trainer, OneEngine(engine), settings, store=store)  # type: ignore[arg-type]
-    rows = []
+    rows: list[dict[str, Any]] = []
     try:
         for version in range(1 + NUM_DELTAS):
             if version:

@@ -35,18 +35,22 @@ def check_weight_store(config: RolloutRunConfig) -> None:
         )
 
 
-def open_weight_store(config: RolloutRunConfig) -> WeightStore | None:
+def open_weight_store(config: RolloutRunConfig, run_dir: Path) -> WeightStore | None:
     """Return the store for a new session of the run; `None` for other transports.
 
     The directory of the session has a random name, so several runs can share a store. It is recorded in the run
     directory: if this session is killed, the next session deletes it.
+
+    Args:
+        config: Configuration of the run.
+        run_dir: Directory of the run.
     """
-    settings, record = config.weight_sync, config.run_dir / SESSION_FILE
+    settings, record = config.weight_sync, run_dir / SESSION_FILE
     if settings.store is None:
         return None
     url = settings.store if "://" in settings.store else str(Path(settings.store).absolute())
     # A copy of a run directory also copies this file, but must not delete the files of the original run.
-    origin = {"url": url, "run_dir": str(config.run_dir.absolute())}
+    origin = {"url": url, "run_dir": str(run_dir.absolute())}
     previous = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
     session = f"{config.name}-{secrets.token_hex(4)}"
     atomic.write_json(record, {**origin, "session": session})

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from weight_helpers import TENSORS, DictSource, same_bytes
+from weight_helpers import TENSORS, DictSource, Peer, same_bytes
 
 from roll.errors import ConfigError, WeightSyncError
 from roll.types import WeightStore, WeightUpdate
@@ -368,6 +368,23 @@ def test_store_transport_leftovers_of_killed_processes_are_replaced(
         (directory / "users.lock").touch()
     receive(engine, update, tensors)
     assert not unused.exists()
+
+
+def test_store_transport_engine_killed_while_it_fetches_does_not_block_the_next(
+    sender: Sender, engine: WeightPrefetcher, store: WeightStore, lone_peer: Peer
+):
+    tensors = build_tensors()
+    update = stage(sender, tensors, 0, store)
+    bucket = find_bucket(store)
+    content = bucket.read_bytes()
+    bucket.unlink()
+    os.mkfifo(bucket)
+    lone_peer.tell("receive", update, {"timeout_s": 20.0}, None)
+    with bucket.open("wb"):  # returns when the peer reads the bucket, while it holds the lock of the local copy
+        lone_peer.kill()
+    bucket.unlink()
+    bucket.write_bytes(content)
+    receive(engine, update, tensors)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -83,7 +83,7 @@ async def open_online(
     Raises:
         UserError: The run cannot start; the message gives the reason.
     """
-    tracker, data = session.tracker, prepared.data
+    tracker, data, path = session.tracker, prepared.data, session.directory.path
     state = await _check_and_restore_state(config, session, prepared, role_specs, state_type)
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)
@@ -91,7 +91,7 @@ async def open_online(
         roles, started, devices = await _start(config, session, cluster, prepared, role_specs, stack)
         learner = build_learner(started)
         run = Run.create(config, config.training.num_steps, session, state, data.train, learner.policy, learner.critics)
-        weights = build_weight_sync(cluster, config, data, learner.policy, roles.engines, devices)
+        weights = build_weight_sync(cluster, config, data, learner.policy, roles.engines, devices, path)
         recorder = build_recorder(run) if build_recorder else None
         generation = await open_generation(
             config, roles, data.renderer, stack, tracker=tracker, proxy_type=proxy_type, bring_up=weights.push_to
@@ -197,6 +197,7 @@ def build_weight_sync(
     policy: TrainerGroup,
     engines: EngineGroup,
     devices: SharedDevices | None,
+    run_dir: Path,
 ) -> WeightSync:
     """Build the weight sync from the policy to its engines.
 
@@ -207,6 +208,7 @@ def build_weight_sync(
         policy: The policy's trainer.
         engines: The policy's engines.
         devices: Devices that trainer and engines share; `None` if they do not take turns.
+        run_dir: Directory of the run.
     """
     probes = select_probe_draws(data)
     return WeightSync(
@@ -216,7 +218,7 @@ def build_weight_sync(
         probe=[draw.token_ids for draw in probes],
         probe_media=[draw.media for draw in probes],
         transport=cluster.choose_transport(resolve_engine_kind(config.inference.engine)),
-        store=open_weight_store(config),
+        store=open_weight_store(config, run_dir),
         weights_on_device=devices.onload_for_sync if devices else nullcontext,
     )
 

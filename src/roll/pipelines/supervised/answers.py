@@ -54,7 +54,7 @@ async def open_answers(
     roles, _ = await start_roles(
         config, cluster, prepared, stack, run=session.directory, tracker=tracker, offload_colocated=offload_colocated
     )
-    weights = build_weight_sync(cluster, config, prepared.data, policy, roles.engines, devices)
+    weights = build_weight_sync(cluster, config, prepared.data, policy, roles.engines, devices, session.directory.path)
     generation = await open_generation(
         config, roles, prepared.data.renderer, stack, tracker=tracker, bring_up=weights.push_to
     )
