@@ -38,8 +38,8 @@ class Widget(NamedTuple):
     shape: str
     left: int
     top: int
-    size: int
-    """Width and height in pixels."""
+    width: int
+    height: int
 
     @property
     def name(self) -> str:
@@ -47,7 +47,7 @@ class Widget(NamedTuple):
 
     def contains(self, x: float, y: float) -> bool:
         """Return whether a point, in pixels, is in the widget's bounding box."""
-        return self.left <= x < self.left + self.size and self.top <= y < self.top + self.size
+        return self.left <= x < self.left + self.width and self.top <= y < self.top + self.height
 
 
 @dataclass(kw_only=True, eq=False)
@@ -60,7 +60,8 @@ class Screen(World):
     Args:
         width: Width of the screen, in pixels.
         height: Height of the screen, in pixels.
-        rows: Rows of the grid in which widgets are placed.
+        rows: Rows of the grid in which widgets are placed. A widget takes 0.7 of the width and of the height of its
+            cell.
         columns: Columns of the grid.
         num_widgets: Number of widgets; each has a different color or shape.
         num_targets: Number of widgets to click.
@@ -151,7 +152,7 @@ class Screen(World):
         """Return a click in the center of the next target."""
         target = self._targets[self._clicked]
         width, height = self._frame
-        x, y = target.left + target.size / 2, target.top + target.size / 2
+        x, y = target.left + target.width / 2, target.top + target.height / 2
         return f"click({int(x * width / self.width)}, {int(y * height / self.height)})"
 
     @property
@@ -166,15 +167,16 @@ class Screen(World):
     def _place_widgets(self, random: Random) -> tuple[Widget, ...]:
         cells = random.sample(range(self.rows * self.columns), self.num_widgets)
         kinds = random.sample([(color, shape) for color in COLORS for shape in SHAPES], self.num_widgets)
-        width, height = self.width // self.columns, self.height // self.rows
-        size = round(min(width, height) * 0.7)
+        cell_width, cell_height = self.width // self.columns, self.height // self.rows
+        width, height = round(cell_width * 0.7), round(cell_height * 0.7)
         return tuple(
             Widget(
                 color,
                 shape,
-                cell % self.columns * width + random.randint(0, width - size),
-                cell // self.columns * height + random.randint(0, height - size),
-                size,
+                cell % self.columns * cell_width + random.randint(0, cell_width - width),
+                cell // self.columns * cell_height + random.randint(0, cell_height - height),
+                width,
+                height,
             )
             for cell, (color, shape) in zip(cells, kinds, strict=True)
         )
@@ -199,7 +201,7 @@ def draw_screen(width: int, height: int, widgets: tuple[Widget, ...], framed: tu
     image = Image.new("RGB", (width, height), _BACKGROUND)
     draw = ImageDraw.Draw(image)
     for widget in widgets:
-        box = widget.left, widget.top, widget.left + widget.size - 1, widget.top + widget.size - 1
+        box = widget.left, widget.top, widget.left + widget.width - 1, widget.top + widget.height - 1
         color = COLORS[widget.color]
         if widget.shape == "circle":
             draw.ellipse(box, fill=color)
@@ -208,7 +210,7 @@ def draw_screen(width: int, height: int, widgets: tuple[Widget, ...], framed: tu
         else:
             draw.polygon([((box[0] + box[2]) // 2, box[1]), (box[2], box[3]), (box[0], box[3])], fill=color)
         if widget in framed:
-            draw.rectangle(box, outline=(0, 0, 0), width=max(widget.size // 16, 1))
+            draw.rectangle(box, outline=(0, 0, 0), width=max(min(widget.width, widget.height) // 16, 1))
     encoded = io.BytesIO()
     image.save(encoded, "PNG", compress_level=1)
     return ImageData.from_bytes(encoded.getvalue())

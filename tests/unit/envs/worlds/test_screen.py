@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from roll.envs import make
+from roll.envs.worlds.screen import COLORS
 
 SMALL: dict[str, Any] = {
     "width": 64,
@@ -40,15 +41,20 @@ def test_screen_task_describes_the_coordinate_frame_unless_told_otherwise() -> N
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_screen_click_is_in_the_target_if_the_center_of_its_position_is(seed: int) -> None:
-    _, _, _, state = _reset(seed)
+@pytest.mark.parametrize(("rows", "columns", "width", "height"), [(3, 3, 15, 15), (4, 1, 45, 11)])
+def test_screen_click_is_in_the_target_if_the_center_of_its_position_is(
+    rows: int, columns: int, width: int, height: int, seed: int
+) -> None:
+    grid = {"rows": rows, "columns": columns}
+    _, image, _, state = _reset(seed, **grid)
     goal = re.search(r"goal (\w+ \w+);", state)[1]  # type: ignore[index]
     left, top = map(int, re.search(rf"{goal} (\d+),(\d+);", state).groups())  # type: ignore[union-attr]
+    assert image.getpixel((left + width // 2, top + height - 2)) == COLORS[goal.split()[0]]
     for x in range(8):
         for y in range(8):
-            # Widgets are 15 x 15 pixels, positions 8 x 8.
-            inside = left <= 8 * x + 4 < left + 15 and top <= 8 * y + 4 < top + 15
-            env = _reset(seed)[0]
+            # Positions are 8 x 8 pixels.
+            inside = left <= 8 * x + 4 < left + width and top <= 8 * y + 4 < top + height
+            env = _reset(seed, **grid)[0]
             assert env.step(f"click({x},{y})")[1] == float(inside)
 
 
