@@ -1,4 +1,4 @@
-"""Screens of `gui:Click-v0-easy`: conversations of a player that clicks wrongly at times, and pixels with labels."""
+"""Screens of `gui:Click-v0-easy`: conversations of a player that often clicks wrongly, and pixels with labels."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from roll.envs.worlds.screen import COLORS, SHAPES
 from roll.types import ImageData
 
 ENVIRONMENT = "gui:Click-v0-easy"
-SIZE = 64
+SIZE, NUM_ROWS = 64, 4
 SCREEN: dict[str, Any] = {
     "width": SIZE,
     "height": SIZE,
-    "rows": 2,
-    "columns": 2,
-    "num_widgets": 4,
+    "rows": NUM_ROWS,
+    "columns": 1,
+    "num_widgets": NUM_ROWS,
     "max_turns": 1,
-    "scale": 2,
+    "scale": 4,
     "describe_frame": False,
 }
-"""Options of the environment: a widget of 22 × 22 pixels in each of four cells, and clicks on the cells' centers, which
-the widgets always cover."""
-BEST_CONSTANT_CLICK = 1 / 4
+"""Options of the environment: a menu of four rows, each with a widget of 45 × 11 pixels. Clicks are positions of a grid
+of 4 × 4, of which a widget always covers the two in the middle of its row."""
+BEST_CONSTANT_CLICK = 1 / NUM_ROWS
 """Probability that a click without the screen is in the target."""
 _WIDGET = re.compile(r"(\w+) (\w+) (\d+),(\d+);")
 
@@ -43,7 +43,7 @@ def write_episodes(path: Path, seeds: Sequence[int], *, wrong: float) -> Path:
     Args:
         path: The file; its images are written next to it.
         seeds: Seeds of the screens.
-        wrong: The probability that a click is at a random position.
+        wrong: The probability that a click is in the first row, whatever the task.
     """
     folder = path.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,10 +55,10 @@ def write_episodes(path: Path, seeds: Sequence[int], *, wrong: float) -> Path:
         chance, messages = random.Random(seed), []
         for place, name in enumerate(names):
             right = env.solution()
-            click = env.sample_random_action() if chance.random() < wrong else right
+            row = 0 if chance.random() < wrong else int(right[-2])
             messages += [
                 {"role": "user", "content": f"{'' if place else '<image>'}Click the {name}."},
-                {"role": "assistant", "content": click.replace(" ", "")},
+                {"role": "assistant", "content": f"click(1,{row})"},
             ]
             env.step(right)
         lines.append(json.dumps({"images": [f"{folder.name}/{seed}.png"], "messages": messages}))
@@ -95,8 +95,8 @@ class LabeledScreens(NamedTuple):
     """int64 [screens, patches], an index of `COLORS`; the number of colors without a widget."""
     shapes: np.ndarray
     """int64 [screens, patches], an index of `SHAPES`; the number of shapes without a widget."""
-    centers: np.ndarray
-    """float32 [screens, patches, 2]: x and y of the widget's center, from 0 to 1."""
+    captions: list[list[str]]
+    """The words of each screen, four for each row from the top: color, shape, number of the row, line break."""
 
 
 def draw_labeled_screens(seeds: Sequence[int], patch: int) -> LabeledScreens:
@@ -106,19 +106,21 @@ def draw_labeled_screens(seeds: Sequence[int], patch: int) -> LabeledScreens:
     pixels = np.zeros((len(seeds), 3, SIZE, SIZE), np.uint8)
     colors = np.full((len(seeds), len(middles), len(middles)), len(COLORS))
     shapes = np.full(colors.shape, len(SHAPES))
-    centers = np.zeros((*colors.shape, 2), np.float32)
-    extent = round(min(SIZE // SCREEN["columns"], SIZE // SCREEN["rows"]) * 0.7)
+    captions = []
+    width, height = round(SIZE * 0.7), round(SIZE / NUM_ROWS * 0.7)
     for index, seed in enumerate(seeds):
         observation, info = env.reset(seed=seed)
         image, _ = _split_observation(observation)
         pixels[index] = np.asarray(Image.open(io.BytesIO(image))).transpose(2, 0, 1)
+        words = {}
         for color, shape, left, top in _WIDGET.findall(info["state"]):
             x, y = int(left), int(top)
-            inside = np.ix_((middles >= y) & (middles < y + extent), (middles >= x) & (middles < x + extent))
+            row = y * NUM_ROWS // SIZE
+            words[row] = [f" {color}", f" {shape}", str(row), "\n"]
+            inside = np.ix_((middles >= y) & (middles < y + height), (middles >= x) & (middles < x + width))
             colors[index][inside], shapes[index][inside] = list(COLORS).index(color), SHAPES.index(shape)
-            centers[index][inside] = (x + extent / 2) / SIZE, (y + extent / 2) / SIZE
-    count = len(seeds)
-    return LabeledScreens(pixels, colors.reshape(count, -1), shapes.reshape(count, -1), centers.reshape(count, -1, 2))
+        captions.append([word for row in sorted(words) for word in words[row]])
+    return LabeledScreens(pixels, colors.reshape(len(seeds), -1), shapes.reshape(len(seeds), -1), captions)
 
 
 def _split_observation(observation: Any) -> tuple[bytes, list[str]]:

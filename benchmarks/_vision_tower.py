@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _screen_data import draw_labeled_screens
+from _screen_data import NUM_ROWS, draw_labeled_screens
 from _vision_data import COLORS, COUNTS, SHAPES, SIZE, draw_scene
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -115,7 +115,7 @@ def train_screen_tower(path: Path, seconds: float, seed: int = 0) -> dict[str, f
         found = head(tower(pixel_values=normalize(pixels)).last_hidden_state)
         return found[..., : num_colors + 1], found[..., num_colors + 1 :]
 
-    images, colors, shapes, _ = map(torch.from_numpy, draw_labeled_screens(_TRAIN, TOWER["patch_size"]))
+    images, colors, shapes = map(torch.from_numpy, draw_labeled_screens(_TRAIN, TOWER["patch_size"])[:3])
 
     def loss(rng: np.random.Generator) -> Tensor:
         chosen = torch.from_numpy(rng.integers(0, NUM_IMAGES, 32))
@@ -126,7 +126,7 @@ def train_screen_tower(path: Path, seconds: float, seed: int = 0) -> dict[str, f
 
     fit([tower, head], loss, seconds, seed)
     save_file(tower.state_dict(), path)
-    images, colors, shapes, _ = map(torch.from_numpy, draw_labeled_screens(range(256), TOWER["patch_size"]))
+    images, colors, shapes = map(torch.from_numpy, draw_labeled_screens(range(256), TOWER["patch_size"])[:3])
     with torch.no_grad():
         color, shape = logits(images)
     covered = colors < num_colors
@@ -138,9 +138,11 @@ def train_screen_tower(path: Path, seconds: float, seed: int = 0) -> dict[str, f
 
 
 def align_screen_tower(path: Path, tower: Path, scale_factor: int, seconds: float, seed: int = 0) -> dict[str, float]:
-    """Train tower and projector so that each image token has the largest products with the words for its widget.
+    """Train tower and projector so that the image tokens are the embeddings of a caption of the screen.
 
-    The words are a color, a shape, left or right, and top or bottom.
+    The language model then reads a screen as it reads a text of four lines, ` red circle0\\n blue square1\\n…`. A row
+    of the screen has four tokens. Each is one word of its line, wherever in the row the widget is: the layers of the
+    tower attend to the whole screen.
 
     Args:
         path: The file of the weights of tower and projector, which is written.
@@ -150,47 +152,39 @@ def align_screen_tower(path: Path, tower: Path, scale_factor: int, seconds: floa
         seed: Seed of the weights and of the order of screens.
 
     Returns:
-        The accuracies of the words with the largest products, over the tokens of new screens.
+        The share of tokens of new screens whose nearest word is the right one, and the mean distance from the right
+        embedding as a share of its norm.
     """
     encoder = build_encoder(scale_factor, seed)
     encoder["vision_model"].load_state_dict(load_file(tower))
-    groups = list(SCREEN_COLORS), list(SCREEN_SHAPES), ["left", "right"], ["top", "bottom"]
-    words = [_embed_words([f" {word}" for word in group]) for group in groups]  # as in "Click the red circle."
+    words = [f" {word}" for word in (*SCREEN_COLORS, *SCREEN_SHAPES)]
+    words += [*map(str, range(NUM_ROWS)), "\n"]
+    embeddings = _embed_words(words)
 
-    def load(seeds: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        """Return pixels, and for each group the shares of its words in the covered patches of each token."""
-        pixels, *labels, centers = map(torch.from_numpy, draw_labeled_screens(seeds, TOWER["patch_size"]))
-        covered = (labels[0] < len(SCREEN_COLORS))[..., None]
-        labels += [centers[..., axis] >= 0.5 for axis in (0, 1)]
-        shares = []
-        for own, group in zip(labels, groups, strict=True):
-            marks = nn.functional.one_hot(own.long().clamp(max=len(group) - 1), len(group)) * covered
-            counts = _sum_patches(marks.float(), scale_factor)
-            shares.append(counts / counts.sum(-1, keepdim=True).clamp(min=1))
-        return pixels, shares
+    def load(seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return pixels, and the index of the word of each token."""
+        screens = draw_labeled_screens(seeds, TOWER["patch_size"])
+        right = [[words.index(word) for word in caption] for caption in screens.captions]
+        return torch.from_numpy(screens.pixels), torch.tensor(right)
 
-    images, shares = load(_TRAIN)
+    images, right = load(_TRAIN)
 
     def loss(rng: np.random.Generator) -> Tensor:
         chosen = torch.from_numpy(rng.integers(0, NUM_IMAGES, 32))
         features = encode(encoder, images[chosen])
-        covered = shares[0][chosen].sum(-1) > 0
-        terms = [
-            nn.functional.cross_entropy((features @ own.T)[covered], share[chosen][covered])
-            for own, share in zip(words, shares, strict=True)
-        ]
-        return torch.stack(terms).sum()
+        distances = torch.cdist(features.flatten(0, 1), embeddings).square()
+        label = right[chosen].flatten()
+        # The distance alone begins with long steps towards the mean of all words.
+        return nn.functional.cross_entropy(-distances, label) + distances.gather(1, label[:, None]).mean()
 
     fit([encoder], loss, seconds, seed)
     save_file(encoder.state_dict(), path)
-    images, shares = load(range(256))
+    images, right = load(range(256))
     with torch.no_grad():
-        features = encode(encoder, images)
-    one = shares[0].amax(-1) == 1
-    return {
-        name: float(((features @ own.T).argmax(-1) == share.argmax(-1))[one].float().mean())
-        for name, own, share in zip(("color", "shape", "column", "row"), words, shares, strict=True)
-    }
+        distances = torch.cdist(encode(encoder, images).flatten(0, 1), embeddings)
+    label = right.flatten()
+    own = distances.gather(1, label[:, None])[:, 0] / embeddings[label].norm(dim=-1)
+    return {"words": float((distances.argmin(-1) == label).float().mean()), "distance": float(own.mean())}
 
 
 def encode(encoder: Any, pixels: Tensor) -> Tensor:
@@ -264,10 +258,3 @@ def _embed_words(words: Sequence[str]) -> Tensor:
     model: Any = load_causal_lm(LANGUAGE_MODEL, "float32")
     chosen = [tokenizer(word)["input_ids"][0] for word in words]
     return model.get_input_embeddings().weight.detach()[chosen].clone()
-
-
-def _sum_patches(values: Tensor, scale_factor: int) -> Tensor:
-    """Sum values [screens, patches, n] over the patches of each image token, [screens, tokens, n]."""
-    side = SIZE // TOWER["patch_size"]
-    square = values.reshape(len(values), side // scale_factor, scale_factor, side // scale_factor, scale_factor, -1)
-    return square.sum((2, 4)).flatten(1, 2)

@@ -4,10 +4,10 @@
     make bench NAME=gui ARGS="--parts grpo"     # a part; a later call continues with the models in --directory
 
     tower ─► projector, aligned with words ─► SmolLM2-135M with both, in SmolVLM's classes
-                                                 └─► sft on few clicks, many of them wrong ─► grpo in the environment
+                                                 └─► sft on clicks, many of them wrong ─► grpo in the environment
 
-A screen has four widgets of different colors and shapes, one in each quarter, at random positions. The task is `Click
-the red circle.`, and the policy answers `click(0,1)`. The sets:
+A screen has four rows, each with a widget of another color or shape at a random position. The task is `Click the red
+circle.`, and the policy answers `click(1,3)` for the last row. The sets:
 
     screens    episodes that no phase trained on
     shuffled   the same tasks, each with the screenshot of another episode
@@ -18,21 +18,19 @@ Chance is the probability that a click without the screenshot is in the target.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
-from _report import Stopwatch, measure_matmul_rate, report
+from _report import Stopwatch
 from _screen_data import BEST_CONSTANT_CLICK, ENVIRONMENT, SCREEN, measure_clicks, write_episodes
 from _vision_model import build_vision_model
+from _vision_parts import Figures, build_parser
 from _vision_tower import align_screen_tower, train_screen_tower
 
 import roll
 from roll.pipelines.checkpoint_files import find_model_directory
 
-NUM_SFT_SCREENS = 4800
 NUM_EPISODES, NUM_HELD_OUT = 20_000, 300
 PARTS = ("tower", "sft", "grpo")
 SETS = ("screens", "shuffled")
@@ -47,9 +45,11 @@ def evaluate(model: Path) -> dict[str, float]:
     return {name: measure_clicks(model, seeds, shuffled=name == "shuffled") for name in SETS}
 
 
-def fine_tune(base: Path, directory: Path, wrong: float, rate: float) -> None:
-    """Train all weights on few conversations, in which many clicks are wrong."""
-    rows = write_episodes(directory / "data" / "sft.jsonl", range(2_000_000, 2_000_000 + NUM_SFT_SCREENS), wrong=wrong)
+def fine_tune(base: Path, directory: Path, options: argparse.Namespace) -> None:
+    """Train all weights on conversations in which many clicks are in the first row, whatever the task."""
+    rows = write_episodes(
+        directory / "data" / "sft.jsonl", range(2_000_000, 2_000_000 + options.screens), wrong=options.wrong
+    )
     shutil.rmtree(directory / "sft", ignore_errors=True)
     roll.train(
         {
@@ -61,7 +61,7 @@ def fine_tune(base: Path, directory: Path, wrong: float, rate: float) -> None:
                 "num_threads": torch.get_num_threads(),  # of OMP_NUM_THREADS, as for the tower
                 "num_epochs": 1,
                 "examples_per_step": 8,
-                "learning_rate": rate,
+                "learning_rate": options.sft_rate,
                 "schedule": "cosine",
                 "warmup_steps": 5,
             },
@@ -89,7 +89,11 @@ def reinforce(model: Path, directory: Path, name: str, seed: int, options: argpa
             "model": {"path": str(model), "dtype": "bfloat16"},
             "environments": [environment],
             "rollout": {"prompts_per_step": 12, "group_size": 8, "max_new_tokens": 10},
-            "algorithm": "grpo",
+            "algorithm": {
+                "type": "grpo",
+                "entropy": {"coefficient": options.entropy},
+                "filters": {"skip_zero_variance": not options.entropy},
+            },
             "training": {
                 "num_threads": torch.get_num_threads(),
                 "num_steps": options.steps,
@@ -108,49 +112,35 @@ def reinforce(model: Path, directory: Path, name: str, seed: int, options: argpa
 
 def main() -> None:
     """Run the parts, and write their figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--directory", type=Path, default=Path("runs/gui"), help="models, data and runs")
-    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS, help="parts to run")
-    parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3], help="seeds of GRPO")
-    parser.add_argument("--tower-seconds", type=float, default=240.0, help="processor time for the tower")
-    parser.add_argument("--wrong", type=float, default=0.1, help="share of the clicks of SFT at random positions")
-    parser.add_argument("--sft-rate", type=float, default=2e-4, help="learning rate of SFT")
-    parser.add_argument("--rate", type=float, default=2e-5, help="learning rate of GRPO")
-    parser.add_argument("--steps", type=int, default=100, help="steps of GRPO")
+    parser = build_parser(__doc__, PARTS, directory=Path("runs/gui"), tower_seconds=100.0, rate=3e-5, steps=50)
+    parser.add_argument("--screens", type=int, default=800, help="screens of SFT, with four clicks each")
+    parser.add_argument("--wrong", type=float, default=0.5, help="share of the clicks of SFT in the first row, unread")
+    parser.add_argument("--sft-rate", type=float, default=1e-4, help="learning rate of SFT")
+    parser.add_argument("--entropy", type=float, default=0.02, help="coefficient of the entropy bonus of GRPO")
     chosen = parser.parse_args()
-    chosen.directory.mkdir(parents=True, exist_ok=True)
     tower, encoder = chosen.directory / "tower.safetensors", chosen.directory / "encoder.safetensors"
     base, sft = chosen.directory / "base", chosen.directory / "sft"
-    notes = chosen.directory / "figures.json"
-    figures: dict[str, Any] = json.loads(notes.read_text()) if notes.exists() else {"chance": BEST_CONSTANT_CLICK}
-
-    def note(name: str, value: Any) -> None:
-        figures[name] = value
-        notes.write_text(json.dumps(figures, indent=2))
-        print(name, json.dumps(value), flush=True)
-
-    note("matmul_gflops", measure_matmul_rate())
+    figures = Figures("gui", chosen.directory, chance=BEST_CONSTANT_CLICK)
     if "tower" in chosen.parts:
         watch = Stopwatch()
         if not tower.exists():
-            note("tower", train_screen_tower(tower, chosen.tower_seconds) | watch.read())
+            figures.add("tower", train_screen_tower(tower, chosen.tower_seconds) | watch.read())
         watch = Stopwatch()
         aligned = align_screen_tower(encoder, tower, SCALE_FACTOR, chosen.tower_seconds / 2)
-        note("projector", aligned | watch.read())
+        figures.add("projector", aligned | watch.read())
     if "sft" in chosen.parts:
         build_vision_model(base, encoder, scale_factor=SCALE_FACTOR)
         watch = Stopwatch()
-        fine_tune(base, chosen.directory, chosen.wrong, chosen.sft_rate)
+        fine_tune(base, chosen.directory, chosen)
         seconds = watch.read()
-        note("sft", evaluate(sft) | seconds)
+        figures.add("sft", evaluate(sft) | seconds)
     for seed in chosen.seeds if "grpo" in chosen.parts else ():
-        name = f"grpo-rate{chosen.rate:g}-steps{chosen.steps}-seed{seed}"
+        name = f"grpo-entropy{chosen.entropy:g}-rate{chosen.rate:g}-steps{chosen.steps}-seed{seed}"
         watch = Stopwatch()
         reinforce(sft, chosen.directory, name, seed, chosen)
         seconds = watch.read()
-        note(name, evaluate(chosen.directory / name) | seconds)
-        report("gui", figures)
-    report("gui", figures)
+        figures.add(name, evaluate(chosen.directory / name) | seconds)
+    figures.report()
 
 
 if __name__ == "__main__":

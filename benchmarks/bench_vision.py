@@ -18,17 +18,17 @@ knows the frequencies of answers can be right a little more often: the other row
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from _report import Stopwatch, measure_matmul_rate, report
+from _report import Stopwatch
 from _vision_answers import generate_answers
 from _vision_data import COLORS, COUNTS, SHAPES, write_rows
 from _vision_model import build_vision_model
+from _vision_parts import Figures, build_parser
 from _vision_rollouts import measure_rollouts
 from _vision_tower import align_tower, train_tower
 from PIL import Image
@@ -45,7 +45,6 @@ PARTS = ("tower", "sft", "grpo", "rollouts")
 SETS = ("easy", "hard", "shuffled")
 SCALE_FACTOR = 4
 """An image has 4 tokens."""
-NUM_STEPS = 100
 PROMPTS_PER_STEP = 16
 
 
@@ -156,15 +155,9 @@ def reinforce(model: Path, files: dict[str, Path], directory: Path, name: str, s
 
 def main() -> None:
     """Run the parts, and write their figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--directory", type=Path, default=Path("runs/vision"), help="models, data and runs")
-    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS, help="parts to run")
-    parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3], help="seeds of GRPO")
-    parser.add_argument("--tower-seconds", type=float, default=240.0, help="processor time for the tower")
+    parser = build_parser(__doc__, PARTS, directory=Path("runs/vision"), tower_seconds=240.0, rate=1e-4, steps=100)
     parser.add_argument("--kl", type=float, default=0.0, help="coefficient of the KL penalty")
     parser.add_argument("--easy", type=float, default=0.4, help="share of easy prompts in GRPO")
-    parser.add_argument("--rate", type=float, default=1e-4, help="learning rate of GRPO")
-    parser.add_argument("--steps", type=int, default=NUM_STEPS, help="steps of GRPO")
     chosen = parser.parse_args()
     if "rollouts" in chosen.parts:
         measure_rollouts(chosen.directory / "rollouts")  # writes results of its own
@@ -173,34 +166,25 @@ def main() -> None:
     files = write_data(chosen.directory / "data")
     tower, encoder = chosen.directory / "tower.safetensors", chosen.directory / "encoder.safetensors"
     base, sft = chosen.directory / "base", chosen.directory / "sft"
-    notes = chosen.directory / "figures.json"
-    figures: dict[str, Any] = json.loads(notes.read_text()) if notes.exists() else {"chance": round(CHANCE, 4)}
-
-    def note(name: str, value: Any) -> None:
-        figures[name] = value
-        notes.write_text(json.dumps(figures, indent=2))
-        print(name, json.dumps(value), flush=True)
-
-    note("matmul_gflops", measure_matmul_rate())
+    figures = Figures("vision", chosen.directory, chance=round(CHANCE, 4))
     if "tower" in chosen.parts:
         watch = Stopwatch()
-        note("tower", train_tower(tower, chosen.tower_seconds) | watch.read())
+        figures.add("tower", train_tower(tower, chosen.tower_seconds) | watch.read())
         watch = Stopwatch()
-        note("projector", align_tower(encoder, tower, SCALE_FACTOR, chosen.tower_seconds / 10) | watch.read())
+        figures.add("projector", align_tower(encoder, tower, SCALE_FACTOR, chosen.tower_seconds / 10) | watch.read())
     if "sft" in chosen.parts:
         build_vision_model(base, encoder, scale_factor=SCALE_FACTOR)
         watch = Stopwatch()
         fine_tune(base, files, chosen.directory)
         seconds = watch.read()
-        note("sft", measure_accuracies(sft, files) | seconds)
+        figures.add("sft", measure_accuracies(sft, files) | seconds)
     for seed in chosen.seeds if "grpo" in chosen.parts else ():
         name = f"grpo-easy{chosen.easy:g}-kl{chosen.kl:g}-rate{chosen.rate:g}-steps{chosen.steps}-seed{seed}"
         watch = Stopwatch()
         reinforce(sft, files, chosen.directory, name, seed, chosen)
         seconds = watch.read()
-        note(name, measure_accuracies(chosen.directory / name, files) | seconds)
-        report("vision", figures)
-    report("vision", figures)
+        figures.add(name, measure_accuracies(chosen.directory / name, files) | seconds)
+    figures.report()
 
 
 if __name__ == "__main__":
