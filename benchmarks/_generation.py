@@ -279,7 +279,7 @@ def reward_latency_s(median_s: float, rollout: Rollout) -> float:
     """The same for the same rollout in every run: lognormal, sigma 0.5."""
     if not median_s:
         return 0.0
-    law = LognormalDistribution(median=median_s, sigma=0.5).quantile()
+    law = LognormalDistribution(median=median_s, sigma=0.5).quantile_function()
     return law(draw_uniform(11, rollout.draw_id, rollout.index))
 
 

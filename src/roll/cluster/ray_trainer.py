@@ -64,7 +64,7 @@ class TrainerActor:
         """Call a method of the back-end by name."""
         return getattr(self._backend, name)(*arguments, **options)
 
-    def stage(self, policy_version: int, transport: str, store: WeightStore | None) -> WeightUpdate | None:
+    def stage(self, policy_version: int, transport: str, store: WeightStore | None = None) -> WeightUpdate | None:
         """See `Sender.stage`."""
         return self._sender.stage(build_engine_weights(self._backend, self._spec), policy_version, transport, store)
 

@@ -40,7 +40,7 @@ class FixedDistribution(Section):
     type: Literal["fixed"] = option("fixed", "Kind of distribution.")
     value: float = option(..., "The value.", ge=0)
 
-    def quantile(self) -> Quantile:
+    def quantile_function(self) -> Quantile:
         """Return the quantile function, which equals `value` for every probability."""
         return lambda u: self.value
 
@@ -52,7 +52,7 @@ class UniformDistribution(Section):
     low: float = option(..., "Smallest value.", ge=0)
     high: float = option(..., "Largest value.", ge=0)
 
-    def quantile(self) -> Quantile:
+    def quantile_function(self) -> Quantile:
         """Return the quantile function: a straight line from `low` to `high`."""
         return lambda u: self.low + u * (self.high - self.low)
 
@@ -77,7 +77,7 @@ class NormalDistribution(Section):
         """Return the share of values that are drawn again because they are below 0; 0 with `negative: zero`."""
         return NormalDist(self.mean, self.std).cdf(0.0) if self.negative == "redraw" else 0.0
 
-    def quantile(self) -> Quantile:
+    def quantile_function(self) -> Quantile:
         """Return the quantile function of the normal variable, truncated or clamped at 0."""
         if self.std == 0:
             return lambda u: max(self.mean, 0.0)
@@ -103,7 +103,7 @@ class LognormalDistribution(Section):
             raise ValueError(f"p75 {self.p75:g} is below the median {self.median:g}")
         return self
 
-    def quantile(self) -> Quantile:
+    def quantile_function(self) -> Quantile:
         """Return the quantile function: exp of the normal variable's quantile, at most `max`."""
         mu, sigma = math.log(self.median), self.sigma or 0.0
         if self.p75 is not None:
@@ -119,7 +119,7 @@ class ParetoDistribution(Section):
     alpha: float = option(..., "Exponent; the mean is infinite for 1 or less.", gt=0)
     max: float = option(..., "Upper bound, to which larger values are clamped.", gt=0)
 
-    def quantile(self) -> Quantile:
+    def quantile_function(self) -> Quantile:
         """Return the quantile function: the power law solved for x, at most `max`."""
         exponent = -1.0 / self.alpha
         return _clamp_quantile(lambda u: self.minimum * (1 - u) ** exponent, self.max)
@@ -140,7 +140,7 @@ class EmpiricalDistribution(Section):
             raise ValueError(f"values must not be negative, but one is {min(self.values):g}")
         return self
 
-    def quantile(self) -> Quantile:
+    def quantile_function(self) -> Quantile:
         """Return the quantile function of the sorted values.
 
         Raises:
@@ -186,7 +186,7 @@ class QuantilesDistribution(Section):
             raise ValueError(f"values must be positive, but the first is {self.points[0][1]:g}")
         return self
 
-    def quantile(self) -> Quantile:
+    def quantile_function(self) -> Quantile:
         """Return the quantile function: the interpolation of the points, at most `max`."""
         scores = [_STANDARD_NORMAL.inv_cdf(p) for p, _ in self.points]
         logs = [math.log(value) for _, value in self.points]
@@ -222,5 +222,5 @@ def compute_mean(distribution: DistributionConfig, maximum: float = math.inf, nu
     """Compute the mean of min(X, maximum) by the midpoint rule over the quantile function."""
     # Every kind of distribution has a quantile function, but not every one a closed form of this mean; and the midpoint
     # rule avoids the ends 0 and 1, at which a quantile may be infinite.
-    quantile = distribution.quantile()
+    quantile = distribution.quantile_function()
     return math.fsum(min(quantile((i + 0.5) / num_points), maximum) for i in range(num_points)) / num_points

@@ -42,7 +42,7 @@ class ReinforcementRunConfig(RolloutRunConfig):
         return self
 
     @property
-    def can_stream_training(self) -> bool:
+    def supports_stream_training(self) -> bool:
         """True if the pipeline can train with `rollout.scheduling.stream_training`."""
         return True
 
@@ -150,7 +150,7 @@ class ReinforcementRunConfig(RolloutRunConfig):
         mapping, roles = self.cluster.device_mapping, super().roles
         if self.algorithm.num_critic_models:
             roles["critic"] = RoleDevices(kind="trainer", devices=mapping.critic or mapping.actor_train)
-        if self.starts_reference:
+        if self.has_reference_role:
             roles["reference"] = RoleDevices(kind="trainer", devices=mapping.reference or mapping.actor_train)
         return roles
 
@@ -160,6 +160,6 @@ class ReinforcementRunConfig(RolloutRunConfig):
         return self.algorithm.uses_reference and self.algorithm.kl.estimator == "full"
 
     @property
-    def starts_reference(self) -> bool:
+    def has_reference_role(self) -> bool:
         """True if the reference model is a separate role, not the policy without adapters or part of the trainer."""
         return self.algorithm.uses_reference and self.model.lora is None and not self.trainer_loads_reference

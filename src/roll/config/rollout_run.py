@@ -48,7 +48,7 @@ class RolloutRunConfig(RunConfig):
         check_judge(self.judge, self.data, self.cluster, self.num_judges)
         self._check_quotas()
         ahead = self.rollout.scheduling.async_ratio
-        if self.rollout.scheduling.stream_training and not self.can_stream_training:
+        if self.rollout.scheduling.stream_training and not self.supports_stream_training:
             raise ValueError(
                 f"rollout.scheduling.stream_training needs an `algorithm`, but pipeline {self.pipeline} has none: "
                 "remove the key, or use the pipeline rlvr or agentic"
@@ -142,7 +142,7 @@ class RolloutRunConfig(RunConfig):
         ]
 
     @property
-    def can_stream_training(self) -> bool:
+    def supports_stream_training(self) -> bool:
         """True if the pipeline can train with `rollout.scheduling.stream_training`."""
         return False
 

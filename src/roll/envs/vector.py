@@ -190,9 +190,9 @@ class SyncVectorEnv(VectorEnv):
 
 
 class AsyncVectorEnv(VectorEnv):
-    """Environments that act concurrently.
+    """Environments that step concurrently.
 
-    Each environment acts in its own thread; asynchronous environments share one event loop in another thread.
+    Each environment steps in its own thread. Asynchronous environments share one event loop in another thread.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

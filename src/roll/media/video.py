@@ -83,7 +83,7 @@ class VideoClip:
 
 
 def is_stored_video(data: bytes) -> bool:
-    """Return whether the data starts like an archive of `VideoClip.encode`."""
+    """Return whether the data begins with the header that `VideoClip.encode` writes."""
     return data[:4] == b"PK\x03\x04"
 
 

@@ -11,7 +11,7 @@ from roll.errors import MalformedPromptError, short
 from roll.protocols import WorkerPool
 from roll.rewards.base import MAX_TEXT_LENGTH, Judgement, Verifier, run_in_pool
 from roll.rewards.choice_mentions import Mention, find_mentions, normalize_letters
-from roll.rewards.final_answer import find_last_boxes, find_last_tagged
+from roll.rewards.final_answer import find_last_boxed, find_last_tagged
 from roll.types import Prompt, Rollout, describe_content
 
 __all__ = ["build_choice_verifier", "extract_letter", "get_question", "parse_options", "score_choice"]
@@ -71,7 +71,7 @@ def extract_letter(text: str, letters: str, options: Mapping[str, str] | None = 
         options: The text of each option by its letter, if known.
     """
     text = normalize_letters(text)
-    given = find_last_boxes(text, several=False)
+    given = find_last_boxed(text, allow_several=False)
     if given is None:
         given = find_last_tagged(text)
     if given is not None and given.strip():

@@ -11,7 +11,7 @@ __all__ = [
     "add_box_braces",
     "extract_reference",
     "find_last_box",
-    "find_last_boxes",
+    "find_last_boxed",
     "find_last_formula",
     "find_last_formulas",
     "find_last_line",
@@ -114,14 +114,14 @@ def _read_box_content(text: str, begin: int, end: int) -> tuple[str, int] | None
     return None
 
 
-def find_last_boxes(text: str, *, several: bool) -> str | None:
+def find_last_boxed(text: str, *, allow_several: bool) -> str | None:
     r"""Return the content of the last box and of the boxes before it that belong to the same answer, joined by commas.
     Boxes with only `,`, `or`, `and` between them are one answer.
 
     Args:
         text: The answer.
-        several: Whether the prompt asks for several values. If so, a few other words may also occur between the boxes,
-            unless one of them revokes the earlier value (`First \boxed{17}, but \boxed{1,-2}`).
+        allow_several: Whether the prompt asks for several values. If so, a few other words may also occur between the
+            boxes, unless one of them revokes the earlier value (`First \boxed{17}, but \boxed{1,-2}`).
     """
     begins = list(_BOX.finditer(text))
     if not begins or (last := _read_box_content(text, begins[-1].end(), len(text))) is None:
@@ -129,7 +129,7 @@ def find_last_boxes(text: str, *, several: bool) -> str | None:
     contents = [last[0]]
     for box, following in zip(reversed(begins[:-1]), reversed(begins[1:]), strict=True):
         content = _read_box_content(text, box.end(), following.start())
-        if content is None or not _belongs_to_answer(text[content[1] : following.start()], several):
+        if content is None or not _belongs_to_answer(text[content[1] : following.start()], allow_several):
             break
         if content[0] != contents[-1]:
             contents.append(content[0])
@@ -188,7 +188,11 @@ def extract_reference(reference: str) -> str:
     `<answer>…</answer>`, or after `####` (GSM8K); else the reference itself.
     """
     reference = add_box_braces(reference)
-    found = (find_last_boxes(reference, several=False), find_tagged_answer(reference), find_marked_answer(reference))
+    found = (
+        find_last_boxed(reference, allow_several=False),
+        find_tagged_answer(reference),
+        find_marked_answer(reference),
+    )
     return next((answer for answer in found if answer is not None), reference)
 
 

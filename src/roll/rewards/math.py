@@ -21,7 +21,7 @@ from roll.rewards.final_answer import (
     add_box_braces,
     extract_reference,
     find_last_box,
-    find_last_boxes,
+    find_last_boxed,
     find_last_formula,
     find_last_formulas,
     find_last_line,
@@ -144,7 +144,7 @@ def _extract_answer(text: str, extract: str, reference: str, right_number: Plain
     if tagged is not None and tagged != text:
         return _extract_answer(tagged, extract, reference, right_number) if is_sentence(tagged) else tagged
     several = right_number is None and is_list(normalize_notation(reference))
-    boxed = find_stated_answer(text) or find_last_boxes(text, several=several) or find_marked_answer(text)
+    boxed = find_stated_answer(text) or find_last_boxed(text, allow_several=several) or find_marked_answer(text)
     if boxed is not None:
         return boxed
     if has_open_box(text):  # the answer was cut off inside the box

@@ -33,13 +33,13 @@ class Workload:
 
     def __init__(self, config: SimulationConfig, seed: int) -> None:
         self.seed = seed
-        self._prompt = config.prompt_tokens.quantile()
-        self._answer = config.answer_tokens.quantile()
+        self._prompt = config.prompt_tokens.quantile_function()
+        self._answer = config.answer_tokens.quantile_function()
         self._correlation = config.answer_correlation
-        self._reward = config.reward.latency.quantile()
-        self._solve_rate = config.reward.solve_rate.quantile()
-        self._turn = config.environment.latency.quantile() if config.environment else lambda u: 0.0
-        self._training = config.training.duration.quantile() if config.training.duration else None
+        self._reward = config.reward.latency.quantile_function()
+        self._solve_rate = config.reward.solve_rate.quantile_function()
+        self._turn = config.environment.latency.quantile_function() if config.environment else lambda u: 0.0
+        self._training = config.training.duration.quantile_function() if config.training.duration else None
 
     def draw(self, draw_id: int) -> PromptDraw:
         """Return the prompt of a draw, with a random length."""

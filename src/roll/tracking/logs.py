@@ -53,8 +53,8 @@ def redirect_infrastructure_logs(path: Path, *, level: int = logging.INFO) -> It
     """Append standard output, standard error, Python's loggers and warnings to `path` within a `with` block.
 
     Yields:
-        The terminal, for ROLL's own display. If standard output has no descriptor (in a notebook), the terminal wraps
-        that object.
+        The terminal, for ROLL's own display. If standard output has no file descriptor, as in a notebook, the terminal
+        wraps `sys.stdout`.
 
     Raises:
         OSError: `path` cannot be written.

@@ -17,12 +17,12 @@ from roll.protocols import StateKind
 from roll.training.optimizer import Optimizer
 from roll.training.precision import MasterWeights
 
-__all__ = ["StateOffloader", "is_on_host"]
+__all__ = ["StateOffloader", "are_on_host"]
 
 logger = logging.getLogger(__name__)
 
 
-def is_on_host(states: Collection[StateKind], device: torch.device) -> bool:
+def are_on_host(states: Collection[StateKind], device: torch.device) -> bool:
     """Return whether the device is a CPU, so that states are already in host memory; log a message in this case."""
     if device.type == "cpu":
         logger.debug("nothing to offload: %s are in host memory already", ", ".join(states))
@@ -40,7 +40,7 @@ class StateOffloader:
 
     def offload(self, states: Collection[StateKind]) -> None:
         """Move states to host memory, and wait until the device memory is free."""
-        if not is_on_host(states, self._device):
+        if not are_on_host(states, self._device):
             if "optimizer" in states:
                 self._masters.clear_grads()
             self._move(states, torch.device("cpu"))

@@ -55,14 +55,14 @@ def test_simulation_distributions_keys_are_sequences_not_sums() -> None:
 
 
 def test_simulation_distributions_lognormal_has_its_median_and_upper_quartile() -> None:
-    law = LognormalDistribution(median=585, p75=930).quantile()
+    law = LognormalDistribution(median=585, p75=930).quantile_function()
     assert law(0.5) == pytest.approx(585)
     assert law(0.75) == pytest.approx(930)
     assert law(0.25) == pytest.approx(585**2 / 930)
 
 
 def test_simulation_distributions_pareto_by_hand() -> None:
-    law = ParetoDistribution(minimum=10, alpha=2, max=1000).quantile()
+    law = ParetoDistribution(minimum=10, alpha=2, max=1000).quantile_function()
     assert law(0) == 10
     assert law(0.75) == pytest.approx(20)  # P(X > 20) = (10/20)^2 = 1/4
     assert law(0.99) == pytest.approx(100)
@@ -70,19 +70,20 @@ def test_simulation_distributions_pareto_by_hand() -> None:
 
 def test_simulation_distributions_a_normal_without_its_negative_part_has_the_moments_of_the_textbook() -> None:
     # N(10, 10) on x > 0: mean = 10 + 10 phi(1) / Phi(1) = 10 + 10 x 0.241971 / 0.841345 = 12.8760
-    assert statistics.fmean(sample(NormalDistribution(mean=10, std=10).quantile())) == pytest.approx(12.876, rel=0.02)
+    truncated = sample(NormalDistribution(mean=10, std=10).quantile_function())
+    assert statistics.fmean(truncated) == pytest.approx(12.876, rel=0.02)
     # max(0, N(10, 10)): mean = 10 Phi(1) + 10 phi(1) = 10.8332
-    clipped = sample(NormalDistribution(mean=10, std=10, negative="zero").quantile())
+    clipped = sample(NormalDistribution(mean=10, std=10, negative="zero").quantile_function())
     assert statistics.fmean(clipped) == pytest.approx(10.833, rel=0.02)
     assert clipped.count(0.0) / len(clipped) == pytest.approx(1 - 0.8413, abs=0.01)
-    assert NormalDistribution(mean=3, std=0).quantile()(0.9) == 3
+    assert NormalDistribution(mean=3, std=0).quantile_function()(0.9) == 3
 
 
 def test_simulation_distributions_quantiles_pass_through_their_points_and_two_of_them_are_a_lognormal() -> None:
-    law = QuantilesDistribution(points=[[0.5, 585], [0.75, 930], [0.999, 16384]]).quantile()
+    law = QuantilesDistribution(points=[[0.5, 585], [0.75, 930], [0.999, 16384]]).quantile_function()
     assert [law(p) for p in (0.5, 0.75, 0.999)] == pytest.approx([585, 930, 16384])
-    two = QuantilesDistribution(points=[[0.5, 585], [0.75, 930]]).quantile()
-    lognormal = LognormalDistribution(median=585, p75=930).quantile()
+    two = QuantilesDistribution(points=[[0.5, 585], [0.75, 930]]).quantile_function()
+    lognormal = LognormalDistribution(median=585, p75=930).quantile_function()
     assert [two(p) for p in (0.01, 0.3, 0.9, 0.9999)] == pytest.approx([lognormal(p) for p in (0.01, 0.3, 0.9, 0.9999)])
 
 
@@ -99,12 +100,12 @@ def test_simulation_distributions_quantiles_never_fall(low, high) -> None:
         QuantilesDistribution(points=[[0.1, 1], [0.5, 4], [0.9, 100]]),
         LognormalDistribution(median=10, sigma=3, max=50),
     ):
-        law = distribution.quantile()
+        law = distribution.quantile_function()
         assert law(low) <= law(high) + 1e-12
 
 
 def test_simulation_distributions_empirical_values_come_equally_often() -> None:
-    drawn = sample(EmpiricalDistribution(values=[3, 1, 2, 2]).quantile())
+    drawn = sample(EmpiricalDistribution(values=[3, 1, 2, 2]).quantile_function())
     assert [drawn.count(value) / len(drawn) for value in (1, 2, 3)] == pytest.approx([0.25, 0.5, 0.25], abs=0.02)
 
 
@@ -147,14 +148,14 @@ def test_simulation_distributions_values_of_a_file_are_drawn_and_one_without_any
     file = tmp_path / "lengths.txt"
     file.write_text("3\n1\n")
     recorded = EmpiricalDistribution(file=str(file))
-    assert [recorded.quantile()(u) for u in (0.1, 0.9)] == [1, 3]
+    assert [recorded.quantile_function()(u) for u in (0.1, 0.9)] == [1, 3]
     for text, message in (("", "at least one value"), ("-1", "no value below 0"), ("many", "cannot be read")):
         file.write_text(text)
         with pytest.raises(ConfigError, match=message):
-            recorded.quantile()
+            recorded.quantile_function()
 
 
 def test_simulation_distributions_what_is_larger_than_the_limit_becomes_the_limit() -> None:
-    assert LognormalDistribution(median=10, sigma=3, max=50).quantile()(0.99) == 50
-    assert ParetoDistribution(minimum=10, alpha=2, max=15).quantile()(0.99) == 15
-    assert QuantilesDistribution(points=[[0.5, 1], [0.9, 10]], max=5).quantile()(0.9) == 5
+    assert LognormalDistribution(median=10, sigma=3, max=50).quantile_function()(0.99) == 50
+    assert ParetoDistribution(minimum=10, alpha=2, max=15).quantile_function()(0.99) == 15
+    assert QuantilesDistribution(points=[[0.5, 1], [0.9, 10]], max=5).quantile_function()(0.9) == 5

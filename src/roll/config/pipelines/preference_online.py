@@ -55,7 +55,7 @@ class PreferenceOnlineConfig(OnlineConfig):
         return super().describe_missing_role(role)
 
     @property
-    def starts_reference(self) -> bool:
+    def has_reference_role(self) -> bool:
         """True if the reference model is a separate role."""
         return self.preference.method.uses_reference and self.model.lora is None
 
@@ -63,6 +63,6 @@ class PreferenceOnlineConfig(OnlineConfig):
     def roles(self) -> dict[str, RoleDevices]:
         """The roles of this run by name, including the reference if it is a separate role."""
         mapping, roles = self.cluster.device_mapping, super().roles
-        if self.starts_reference:
+        if self.has_reference_role:
             roles["reference"] = RoleDevices(kind="trainer", devices=mapping.reference or mapping.actor_train)
         return roles

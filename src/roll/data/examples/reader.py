@@ -107,7 +107,11 @@ class ExampleReader:
         media, columns = read_media(row, self._config, location), list_media_columns(row, self._config)
         if media and any(conversation.text is not None for conversation in conversations):
             kind = media[0].kind
-            raise BadRow(kind, f"{location}: the row has {kind}, but plain text instead of messages: give `messages`.")
+            raise BadRow(
+                kind,
+                f"{location}: the row has {kind}, which needs messages, but its prompt is plain text: provide "
+                "`messages`.",
+            )
         placed = tuple(
             conversation
             if conversation.text is not None

@@ -83,7 +83,10 @@ def _compute_by_token_ids(
     config, features = model.config, get_feature_token_ids(model)
     _check_gaps(base, media, 2)
     if media[0].start == 0:
-        raise DataError(f"a sequence begins with {media[0].kind} {media[0].digest[:12]}: use the chat template")
+        raise DataError(
+            f"a sequence begins with {media[0].kind} {media[0].digest[:12]}, but must begin with text: use the chat "
+            "template"
+        )
     special = {*features.values(), config.vision_start_token_id, config.audio_start_token_id}
     text = next(token for token in range(len(special) + 1) if token not in special)
     ids = np.full(len(token_ids) + 1, text, np.int64)  # the model expects a token after the last medium

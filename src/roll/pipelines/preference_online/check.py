@@ -20,7 +20,7 @@ def inspect(config: PreferenceOnlineConfig) -> Report:
 
 def _estimate_extra_memory(report: Report, config: PreferenceOnlineConfig, batch: RunSizes) -> ExtraMemory:
     assert report.model is not None, "the model was described"
-    if not config.starts_reference:
+    if not config.has_reference_role:
         return ExtraMemory(roles=[])
     on_accelerator = report.machine.has_accelerators
     return ExtraMemory(

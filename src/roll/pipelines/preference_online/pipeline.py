@@ -31,7 +31,7 @@ async def _open(config: PreferenceOnlineConfig, session: Session) -> AsyncIterat
     session.tracker.note("reading the model's files and the prompts")
     prepared = await run_in_thread(prepare, config, session.directory.media_dir)
     placed = [RoleSpec("actor_train", build_policy_spec(config, prepared.model_path))]
-    if config.starts_reference:
+    if config.has_reference_role:
         placed.append(
             RoleSpec(
                 "reference",

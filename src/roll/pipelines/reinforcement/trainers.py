@@ -128,7 +128,7 @@ def build_critic_specs(config: ReinforcementRunConfig, backbone: Path) -> list[T
 
 def build_reference_specs(config: ReinforcementRunConfig, model_path: Path) -> list[TrainerSpec]:
     """Return the spec of the reference, if it is a separate role."""
-    if not config.starts_reference:
+    if not config.has_reference_role:
         return []
     return [TrainerSpec.for_frozen_model(model_path, config.model, config.training, config.seed)]
 

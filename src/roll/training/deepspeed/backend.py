@@ -39,7 +39,7 @@ from roll.training.network.loading import build_network
 from roll.training.network.policy import PolicyNetwork
 from roll.training.network.vision_parts import compute_learning_rate_factors
 from roll.training.network.weights import TrainerWeights
-from roll.training.offload import is_on_host
+from roll.training.offload import are_on_host
 from roll.training.passes import PassRunner
 from roll.training.rank import invalidate_on_failure
 from roll.training.spec import TrainerSpec
@@ -98,7 +98,7 @@ class DeepSpeedBackend(LanguageModelRank):
 
     def offload(self, states: Collection[StateKind]) -> None:
         """Offload states to host memory; not supported at stage 0, or where DeepSpeed offloads the weights itself."""
-        if is_on_host(states, self.device):
+        if are_on_host(states, self.device):
             return
         if self.stage == 0 or self.full_weights is None or self.spec.training.deepspeed.offload_parameters:
             raise UnsupportedError(

@@ -32,7 +32,7 @@ from roll.training.megatron.initialize import (
     wrap_data_parallel,
 )
 from roll.training.network.loading import build_network
-from roll.training.offload import is_on_host
+from roll.training.offload import are_on_host
 from roll.training.passes import PassRunner
 from roll.training.spec import TrainerSpec
 from roll.types import OptimParams
@@ -80,7 +80,7 @@ class MegatronBackend(LanguageModelRank):
 
     def offload(self, states: Collection[StateKind]) -> None:
         """Reject offloading on a GPU; on a CPU all states are in host memory already."""
-        if not is_on_host(states, self.device):
+        if not are_on_host(states, self.device):
             raise UnsupportedError(
                 "training.backend 'megatron' does not support offloading of states: give trainers and engines separate "
                 "devices"

@@ -1,4 +1,4 @@
-"""The commands of `roll-sandbox`: run a service of sandboxes, and use it."""
+"""The commands of `roll-sandbox`: run a sandbox service, and use it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Commands(click.Group):
 
 @click.group(cls=_Commands)
 def sandbox() -> None:
-    """Run a service of sandboxes, or programs in its sandboxes.
+    """Run a sandbox service, or programs in its sandboxes.
 
     \b
     roll-sandbox token create trainer      create a token for the owner 'trainer', and print it once

@@ -1,4 +1,4 @@
-"""`roll-sandbox serve` and `worker`: run a service of sandboxes, on one machine or many."""
+"""`roll-sandbox serve` and `worker`: run a sandbox service, on one machine or many."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def serve(
     owner_lifetime: float,
     max_message_bytes: int,
 ) -> None:
-    """Run a service of sandboxes. Clients connect with `roll_sandbox.connect(url, token)`."""
+    """Run a sandbox service. Clients connect with `roll_sandbox.connect(url, token)`."""
     try:
         from roll_sandbox.service.quotas import Quota
         from roll_sandbox.service.server import serve as serve_sandboxes

@@ -82,7 +82,7 @@ class Connection:
         except (wire.NotPlainError, RecursionError) as error:
             if op == "call" and isinstance(args[0], RemoteObject) and args[0]._name:
                 raise self.record_mistake(f"a test passes the candidate {error}, which is not plain data") from None
-            raise NotComparableError(f"'{op}' gets {error}, which is not plain data") from None
+            raise NotComparableError(f"'{op}' received {error}, which is not plain data") from None
         return self.request(message)
 
     def encode(self, value):
