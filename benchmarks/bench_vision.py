@@ -53,8 +53,8 @@ def write_data(directory: Path) -> dict[str, Path]:
     held_out = range(5_000_000, 5_000_000 + NUM_HELD_OUT)
     files = {
         "sft": (range(2_000_000, 2_000_000 + NUM_ROWS), SFT_NOISE, True, False),
-        "train easy": (range(3_000_000, 3_000_000 + 800), SFT_NOISE, False, False),
-        "train hard": (range(4_000_000, 4_000_000 + 1_600), HARD_NOISE, False, False),
+        "train easy": (range(3_000_000, 3_000_000 + 4_000), SFT_NOISE, False, False),
+        "train hard": (range(4_000_000, 4_000_000 + 4_000), HARD_NOISE, False, False),
         "easy": (held_out, SFT_NOISE, False, False),
         "hard": (held_out, HARD_NOISE, False, False),
         "shuffled": (held_out, SFT_NOISE, False, True),
@@ -155,9 +155,9 @@ def reinforce(model: Path, files: dict[str, Path], directory: Path, name: str, s
 
 def main() -> None:
     """Run the parts, and write their figures."""
-    parser = build_parser(__doc__, PARTS, directory=Path("runs/vision"), tower_seconds=240.0, rate=1e-4, steps=100)
+    parser = build_parser(__doc__, PARTS, directory=Path("runs/vision"), tower_seconds=240.0, rate=1e-4, steps=360)
     parser.add_argument("--kl", type=float, default=0.0, help="coefficient of the KL penalty")
-    parser.add_argument("--easy", type=float, default=0.4, help="share of easy prompts in GRPO")
+    parser.add_argument("--easy", type=float, default=0.5, help="share of easy prompts in GRPO")
     chosen = parser.parse_args()
     if "rollouts" in chosen.parts:
         measure_rollouts(chosen.directory / "rollouts")  # writes results of its own

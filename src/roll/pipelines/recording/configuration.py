@@ -93,7 +93,7 @@ def check_replayable(config: RunConfig, recorded: Mapping[str, Any]) -> None:
     """
     replay = config.get_section("replay", ReplayConfig)
     only = replay.only
-    now = config.model_dump(mode="json")
+    recorded, now = _add_new_keys(recorded, config), config.model_dump(mode="json")
     problems = [
         f"  {key}: recorded {format_value(before)}, now {format_value(after)}"
         for section in _FIXED_KEYS[only]
@@ -109,5 +109,13 @@ def check_replayable(config: RunConfig, recorded: Mapping[str, Any]) -> None:
 
 def list_changed_keys(recorded: Mapping[str, Any], config: RunConfig, sections: Sequence[str]) -> list[str]:
     """Return the dotted keys in the sections whose values differ from the recorded values."""
-    now = config.model_dump(mode="json")
+    recorded, now = _add_new_keys(recorded, config), config.model_dump(mode="json")
     return [key for s in sections for key, _, _ in find_differences(get_value(recorded, s), get_value(now, s), s)]
+
+
+def _add_new_keys(recorded: Mapping[str, Any], config: RunConfig) -> Mapping[str, Any]:
+    """Return the recorded configuration with the defaults of keys that an earlier version of ROLL did not have."""
+    try:
+        return type(config).model_validate(dict(recorded)).model_dump(mode="json")
+    except ValidationError:  # a value that is not valid any more is reported as a difference
+        return recorded
