@@ -24,7 +24,7 @@ pytestmark = pytest.mark.ray
 async def test_sandbox_ray_sandboxes_run_on_the_machines_of_a_ray_cluster(tmp_path: Path) -> None:
     if reason := missing("service"):
         pytest.skip(reason)
-    with pytest.raises(PlacementError, match="connect to it first"):
+    with pytest.raises(PlacementError, match="connect to it with"):
         start_workers("http://127.0.0.1:9", "x")
     ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
     try:

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from roll.config.base import Section, option
+from roll.config.base import Section, option, path_option
 
 __all__ = ["CheckpointConfig", "TrackingConfig", "WeightSyncConfig"]
 
@@ -54,7 +54,7 @@ class WeightSyncConfig(Section):
         "smaller.",
         ge=1,
     )
-    local_copy_dir: str | None = option(
+    local_copy_dir: str | None = path_option(
         None,
         "`transport: store`: directory on the engines' hosts for their copies of the weights; by default the system's "
         "directory for temporary files.",
