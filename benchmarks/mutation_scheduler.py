@@ -59,7 +59,7 @@ BUGS = (
         "]",
     ),
     Bug(
-        "at the end of a run, tail batching launches new prompts in place of deferred ones",
+        "at the end of a run, tail batching launches new prompts instead of deferred ones",
         "long_rounds.py",
         "new = min(new, num_slots - num_deferred)",
         "new = min(new, num_slots)",
