@@ -324,7 +324,7 @@ except OSError: print("refused")
     ),
     _python(
         "out of memory in the agent",
-        "whichever process the kernel kills, the program has exceeded its memory limit",
+        "the program counts as having exceeded its memory limit, whichever process the kernel kills",
         """
 with open("/proc/self/oom_score_adj", "w") as file: file.write("0")
 for n in range(12):
