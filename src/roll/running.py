@@ -1,4 +1,4 @@
-"""Run coroutines from synchronous code, even inside a running event loop, and run functions in detached threads.
+"""Run coroutines from synchronous code, and functions in detached threads or in workers that may die.
 
 A thread cannot be stopped. If a coroutine that waits for a thread is canceled, the thread continues in the background,
 and the process may exit without waiting for the thread: see `has_detached_threads`.
@@ -15,7 +15,12 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from roll.errors import WorkerDiedError
+
+if TYPE_CHECKING:
+    from roll.protocols import WorkerPool
 
 __all__ = [
     "MAX_SIGNAL_DELAY_S",
@@ -25,12 +30,16 @@ __all__ = [
     "run_detached",
     "run_in_thread",
     "run_to_end",
+    "submit_with_retries",
     "wait_for_future",
 ]
 
 MAX_SIGNAL_DELAY_S = 0.2
 """Maximum duration of a single wait. A signal that arrives just before the main thread begins to wait for a lock or a
 thread, or in another thread, is handled only after that wait."""
+
+MAX_WORKER_ATTEMPTS = 3
+"""Number of times that a call is sent to a worker pool whose workers die."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -137,6 +146,25 @@ async def run_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwa
     work = thread.submit(contextvars.copy_context().run, partial(function, *args, **kwargs))
     thread.shutdown(wait=False)
     return await run_detached(work)
+
+
+async def submit_with_retries(pool: WorkerPool, function: Callable[..., T], *args: Any, time_limit_s: float) -> T:
+    """Run a function in a worker; if the worker dies, run it again, up to `MAX_WORKER_ATTEMPTS` times.
+
+    A worker that dies once says nothing about the call, because the kernel kills processes when memory runs out. The
+    function may therefore run several times.
+
+    Raises:
+        TimeoutError: The function took longer than `time_limit_s`.
+        WorkerDiedError: A worker died in every attempt, or the pool is closed.
+    """
+    for attempt in range(1, MAX_WORKER_ATTEMPTS + 1):
+        try:
+            return await pool.submit(function, *args, time_limit_s=time_limit_s)
+        except WorkerDiedError:
+            if attempt == MAX_WORKER_ATTEMPTS:
+                raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 async def run_detached(work: Future[T]) -> T:

@@ -29,6 +29,7 @@ from roll.data import ChatRenderer
 from roll.data.decoding import NUM_CONTEXT_TOKENS
 from roll.data.reasoning import find_reasoning_start, split_reasoning
 from roll.envs.image_storage import ImageStorage
+from roll.errors import InfraError
 from roll.rollout.loops import Generate, build_next_request
 from roll.types import Generation, GenerationRequest, IntArray, MediaSpan, Message
 
@@ -123,14 +124,19 @@ class Session:
         """Move the images of a conversation to the run's media store; return the conversation with references to them.
 
         Raises:
-            RequestError: The session is over, there are too many images, or an image cannot be decoded.
+            RequestError: The session is over, there are too many images, an image cannot be decoded, or the
+                infrastructure failed.
         """
         if self._images is None or not any(message.media for message in conversation.messages):
             return conversation
         if self._closed:
             raise self._build_session_over_error()
         self._check_deadline()
-        return replace(conversation, messages=await self._images.store(conversation.messages))
+        try:
+            return replace(conversation, messages=await self._images.store(conversation.messages))
+        except InfraError as error:  # for example because the disk is full: the policy is not to blame
+            self.fail(error)
+            raise self._build_failure_error("an image cannot be stored right now") from error
 
     # ---- answers
 
@@ -194,9 +200,7 @@ class Session:
             raise  # the agent has disconnected
         except Exception as error:
             self.fail(error)
-            raise RequestError(
-                503, "engine_failure", "the model cannot answer right now; this session has failed.", retry_after_s=1
-            ) from error
+            raise self._build_failure_error("the model cannot answer right now") from error
         finally:
             for task in tasks:
                 task.cancel()
@@ -332,6 +336,9 @@ class Session:
 
     def _build_budget_error(self) -> RequestError:
         return RequestError(403, "budget_exhausted", f"this session's budget of {self.exhausted} is used up.")
+
+    def _build_failure_error(self, problem: str) -> RequestError:
+        return RequestError(503, "engine_failure", f"{problem}; this session has failed.", retry_after_s=1)
 
     def _build_session_over_error(self) -> RequestError:
         return RequestError(401, "session_over", "this session is over, because the agent ended or was stopped.")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from roll.cluster.pool import MEMORY_LIMIT_BYTES, LocalWorkerPool
 from roll.errors import DataError, WorkerDiedError
 from roll.media import DECODER, ImageLimits, MediaContent, decode_medium
-from roll.running import wait_for_future
+from roll.running import submit_with_retries, wait_for_future
 from roll.types import MediaKind
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ def decode_in_worker() -> Iterator[None]:
 class DecodingWorker:
     """A `roll.media.Decoder` that decodes media in a worker process; a process that hangs or dies is replaced.
 
+    If the process dies, the medium is decoded again: otherwise a row would be rejected, or skipped, because the kernel
+    killed a process.
+
     Args:
         memory_limit_bytes: The memory limit of the process.
     """
@@ -65,7 +68,7 @@ class DecodingWorker:
         """
         loop, _, pool = self._start()
         arguments = data, name, kind, limits, audio_rate
-        work = pool.submit(_decode, *arguments, time_limit_s=TIME_LIMITS_S[kind])
+        work = submit_with_retries(pool, _decode, *arguments, time_limit_s=TIME_LIMITS_S[kind])
         try:
             found = wait_for_future(asyncio.run_coroutine_threadsafe(work, loop))
         except TimeoutError:

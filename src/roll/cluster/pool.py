@@ -47,8 +47,7 @@ class _Worker(PoolProcess):
         """Run a call. Return (True, the function's value) or (False, its exception)."""
         await self.start()
         try:
-            await self.write(body)
-            reply = await self.read_first_reply()
+            reply = await self.send_first(body)
             if reply == CALL_STARTED:
                 async with asyncio.timeout(time_limit_s):
                     reply = await self.read()
@@ -113,14 +112,14 @@ class LocalWorkerPool:
 
     async def _run(self, function: Callable[..., Any], args: tuple[Any, ...], time_limit_s: float) -> tuple[bool, Any]:
         """Run a call in an idle worker. Return (True, the function's value) or (False, its exception)."""
-        body = pickle.dumps((function, args))
         worker = await self._idle.get()
         try:
             if self._closed:
                 raise WorkerDiedError("the worker pool is closed")
             if worker.has_died:
                 await self._replace(worker)
-            return await worker.call(body, time_limit_s)
+            # Pickled here and not before the call waits: hundreds of calls may wait, each with the frames of a video.
+            return await worker.call(pickle.dumps((function, args)), time_limit_s)
         except (TimeoutError, WorkerDiedError, asyncio.CancelledError):
             # Killed after a cancellation too: the worker would finish the call, and its reply would be read as the
             # reply to the next call.

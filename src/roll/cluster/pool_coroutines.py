@@ -66,8 +66,7 @@ class _Worker:
         number, call = next(self._numbers), _Call()
         self.calls[number] = call
         try:
-            await self._send(number, body)
-            await self._wait_until_started(call)
+            await self._start(number, call, body)
             call.overdue_at_s = asyncio.get_running_loop().time() + time_limit_s + CANCEL_GRACE_S
             reply = await self._wait_for_reply(number, call)
         except ConnectionError as error:
@@ -125,6 +124,24 @@ class _Worker:
             return call if len(self.calls) == 1 else None
         return call if len(self.calls) == 1 else self.calls.get(-1 if culprit is None else culprit)
 
+    async def _start(self, number: int, call: _Call, body: bytes) -> None:
+        """Send a call, and wait until the process starts it, so that the call's timeout does not include imports.
+
+        Raises:
+            ConnectionError: the process has ended.
+            WorkerDiedError: the process was not ready in time.
+        """
+        try:
+            # The timeout includes the write: a process that hangs does not read a frame that is larger than the pipe's
+            # buffer.
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await self._send(number, body)
+                await self._wait_until_started(call)
+        except TimeoutError:
+            error = self._process.build_not_ready_error()
+            await self.end()
+            raise error from None
+
     async def _send(self, number: int, body: bytes) -> None:
         async with self._starting:
             if self._reader is None or self._reader.done():
@@ -134,18 +151,12 @@ class _Worker:
         await self._process.write(pickle.dumps((number, body)))
 
     async def _wait_until_started(self, call: _Call) -> None:
-        """Wait until the process starts the call, so that the timeout does not include imports."""
+        """Wait until the process starts the call or replies."""
         started = asyncio.ensure_future(call.started.wait())
         try:
-            done, _ = await asyncio.wait(
-                {started, call.reply}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait({started, call.reply}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             started.cancel()
-        if not done:
-            error = self._process.build_not_ready_error()
-            await self.end()
-            raise error
 
     async def _read(self) -> None:
         """Pass replies to their calls until the process ends, then fail all waiting calls."""

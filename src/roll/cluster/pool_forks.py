@@ -60,8 +60,7 @@ class _ForkServer:
 
     async def _prepare_process(self) -> None:
         try:
-            await self._process.write(pickle.dumps(self._prepare))
-            reply = await self._process.read_first_reply()
+            reply = await self._process.send_first(pickle.dumps(self._prepare))
         except (ConnectionError, asyncio.IncompleteReadError) as error:
             raise WorkerDiedError(await self._process.describe_end()) from error
         if reply != CALL_STARTED:

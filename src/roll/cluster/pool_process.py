@@ -107,14 +107,19 @@ class PoolProcess:
         (length,) = FRAME_HEADER.unpack(await self._process.stdout.readexactly(FRAME_HEADER.size))
         return await self._process.stdout.readexactly(length)
 
-    async def read_first_reply(self) -> bytes:
-        """Return the next frame, with a timeout that is long enough for the process to start and import.
+    async def send_first(self, body: bytes) -> bytes:
+        """Send one frame and return the next reply, with a timeout that is long enough to start and import.
 
         Raises:
+            ConnectionError: the process has ended.
+            IncompleteReadError: the process has ended.
             WorkerDiedError: the process was not ready in time.
         """
         try:
+            # The timeout includes the write: a process that hangs while it starts does not read a frame that is larger
+            # than the pipe's buffer, such as an image.
             async with asyncio.timeout(START_TIMEOUT_S):
+                await self.write(body)
                 return await self.read()
         except TimeoutError:
             raise self.build_not_ready_error() from None

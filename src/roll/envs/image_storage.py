@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from roll.errors import DataError, InfraError
 from roll.media import ImageLimits, MediaStore
 from roll.protocols import WorkerPool
-from roll.running import run_in_thread
+from roll.running import run_in_thread, submit_with_retries
 from roll.types import Content, ImageData, ImagePart, Part, list_media
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class ImageStorage:
 
         Raises:
             DataError: An image cannot be decoded in time, or the model's processor rejects it.
+            InfraError: An image cannot be stored, or its worker died in every attempt.
         """
         if isinstance(content, str) or not (media := list_media(content)):
             return content
@@ -133,9 +134,13 @@ class ImageStorage:
                 if self.pool is None:
                     found = await run_in_thread(_store_image, *arguments)
                 else:
-                    found = await self.pool.submit(_store_image, *arguments, time_limit_s=DECODE_TIME_LIMIT_S)
+                    found = await submit_with_retries(
+                        self.pool, _store_image, *arguments, time_limit_s=DECODE_TIME_LIMIT_S
+                    )
             except TimeoutError:
                 raise DataError(f"{label} was not decoded in {DECODE_TIME_LIMIT_S:g} s.") from None
+            except MemoryError:
+                raise DataError(f"{label} needs more memory to decode than a worker may use.") from None
             digest, size, pixels = found
             await run_in_thread(store.cache_image, digest, size, pixels)
         return digest

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from worlds.dying import decode_after_a_death, die
 from worlds.vision_models import picture, write_vision_model
 
 import roll.media.store
@@ -85,6 +86,25 @@ def test_decoding_worker_is_replaced_after_its_time_limit(
         with pytest.raises(DataError, match=r"row 3: the image was not decoded in 1e-06 s\."):
             worker(data, "row 3: the image", "image", ImageLimits(), 16000)
     assert worker(data, "the image", "image", ImageLimits(), 16000)
+
+
+def test_decoding_worker_decodes_again_if_its_process_is_killed(
+    worker: DecodingWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the row would be rejected, or skipped with `on_bad_row: skip`."""
+    image = picture(1, 20, 30)
+    monkeypatch.setattr(decoding, "_decode", decode_after_a_death)
+    found: Any = worker(png(image), str(tmp_path / "marker"), "image", ImageLimits(), 16000)
+    assert (tmp_path / "marker").exists()
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(image))
+
+
+def test_decoding_worker_reports_a_medium_whose_process_always_dies(
+    worker: DecodingWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding, "_decode", die)
+    with pytest.raises(DataError, match=r"row 3: the image cannot be decoded: .* ended with signal SIGKILL"):
+        worker(png(picture(1, 20, 30)), "row 3: the image", "image", ImageLimits(), 16000)
 
 
 def test_decoding_worker_has_a_memory_limit() -> None:
