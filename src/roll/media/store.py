@@ -15,10 +15,11 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from roll.errors import DataError
+from roll.errors import DataError, InfraError
 from roll.media.audio import AudioClip, AudioLimits, convert_array_to_audio, decode_audio
 from roll.media.images import ImageLimits, compute_digest, decode_image
 from roll.media.video import VideoClip, VideoLimits, decode_video, is_stored_video
@@ -106,6 +107,7 @@ class MediaStore:
 
         Raises:
             DataError: The medium cannot be decoded, or the model does not read media of this kind.
+            InfraError: The file cannot be written.
         """
         self.check_kind(kind, label)
         content = self.decode(data, label, kind)
@@ -130,13 +132,21 @@ class MediaStore:
             raise DataError(f"{label} has {num_bytes:,} bytes, but at most {most:,} are allowed.")
 
     def add_image(self, image: Image) -> str:
-        """Store a decoded image, as PNG, and return its digest."""
+        """Store a decoded image, as PNG, and return its digest.
+
+        Raises:
+            InfraError: The file cannot be written.
+        """
         encoded = io.BytesIO()
         image.save(encoded, "PNG", compress_level=1)
         return self._add(image, encoded.getvalue())
 
     def add_clip(self, clip: AudioClip | VideoClip) -> str:
-        """Store decoded audio or video, and return its digest. Audio is resampled to the rate of the store."""
+        """Store decoded audio or video, and return its digest. Audio is resampled to the rate of the store.
+
+        Raises:
+            InfraError: The file cannot be written.
+        """
         if isinstance(clip, VideoClip):
             return self._add(clip, clip.encode())
         clip = convert_array_to_audio(clip.samples, clip.rate, "audio", self.audio_rate)
@@ -176,6 +186,7 @@ class MediaStore:
 
         Raises:
             DataError: The medium is not in the store, or its file was changed.
+            InfraError: The file cannot be read.
         """
         with self._lock:
             if (found := self._find_cached(digest)) is not None:
@@ -202,7 +213,7 @@ class MediaStore:
         if _compute_digest(content) != digest:
             raise DataError(
                 f"the content of '{self._get_path(digest)}' does not match the digest in its name, so the file was "
-                "changed: restore it."
+                "changed: restore it, or delete it and resume the run, which stores the media of its rows again."
             )
         self._cache_content(digest, content)
         return content
@@ -212,15 +223,10 @@ class MediaStore:
 
     def _add(self, content: MediaContent, data: bytes) -> str:
         digest = _compute_digest(content)
-        path = self._get_path(digest)
         if self.directory is None:
             self._in_memory[digest] = data
-        elif not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # Renamed into place, so that a reader in another process sees the whole file or none.
-            temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-            temporary.write_bytes(data)
-            os.replace(temporary, path)
+        else:
+            self._write(digest, data)
         self._cache_content(digest, content)
         return digest
 
@@ -253,6 +259,22 @@ class MediaStore:
                 f"medium {digest[:12]} is not in the run's media store '{self.directory}': the run directory was "
                 "copied without its folder `media`, or is not on a file system that all nodes share."
             ) from None
+        except OSError as error:  # a network file system may fail for a moment
+            raise InfraError(
+                f"medium {digest[:12]} cannot be read from the media store '{self.directory}': {error.strerror}."
+            ) from error
+
+    def _write(self, digest: str, data: bytes) -> None:
+        """Write a file, unless it exists with the same size. A file of another size may be truncated: replace it."""
+        path = self._get_path(digest)
+        try:
+            if not _has_size(path, len(data)):
+                _replace_file(path, lambda temporary: temporary.write_bytes(data))
+        except OSError as error:
+            raise InfraError(
+                f"medium {digest[:12]} cannot be written to the media store '{self.directory}': {error.strerror}: "
+                "check the file system's free space and permissions, and resume the run."
+            ) from error
 
     def _get_path(self, digest: str) -> Path:
         return (self.directory or Path("media")) / digest[:2] / digest
@@ -274,14 +296,46 @@ def copy_store(source: Path, target: Path) -> None:
 
     Args:
         source: The directory to copy from; it does not have to exist.
-        target: The directory to copy to; media that it already has are skipped.
+        target: The directory to copy to; media that it already has, with the same size, are skipped.
+
+    Raises:
+        InfraError: A file cannot be copied.
     """
     for path in source.glob("??/*"):
         copy = target / path.parent.name / path.name
-        if copy.exists() or "." in path.name:  # a name with a dot is a file that is still being written
+        if "." in path.name:  # a file that is still being written
             continue
-        copy.parent.mkdir(parents=True, exist_ok=True)
         try:
-            os.link(path, copy)
-        except OSError:
-            shutil.copyfile(path, copy)
+            if not _has_size(copy, path.stat().st_size):
+                _replace_file(copy, partial(_link_or_copy, path))
+        except OSError as error:
+            raise InfraError(
+                f"'{path}' cannot be copied to the media store '{target}': {error.strerror}: check the file system's "
+                "free space and permissions."
+            ) from error
+
+
+def _has_size(path: Path, num_bytes: int) -> bool:
+    """Return whether a file exists and has this size."""
+    try:
+        return path.stat().st_size == num_bytes
+    except FileNotFoundError:
+        return False
+
+
+def _replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` create a temporary file, and rename it to `path`: readers see the whole file or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    finally:  # after an error, for example because the disk is full
+        temporary.unlink(missing_ok=True)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
