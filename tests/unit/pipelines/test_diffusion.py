@@ -32,6 +32,15 @@ def fails_on_y(image, prompt, metadata):
         raise ValueError("no y")
     return bright(image, prompt, metadata)
 
+def fails_once(image, prompt, metadata, marker, how):
+    import os, pathlib, signal
+    if not pathlib.Path(marker).exists():
+        pathlib.Path(marker).touch()
+        if how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise OSError("connection reset")
+    return bright(image, prompt, metadata)
+
 def fails(image, prompt, metadata):
     return float("nan")
 
@@ -163,6 +172,19 @@ def test_diffusion_a_reward_that_fails_loses_its_group_only(world: Path) -> None
         *[("images/rows-2", "failed")] * 3,
     ]
     assert all("no y" in entry["why"] for entry in ledger if entry["outcome"] == "failed")
+
+
+@pytest.mark.parametrize("how", ["dies", "raises"])
+def test_diffusion_a_reward_that_fails_once_is_called_again(how: str, world: Path) -> None:
+    roll.train(settings(world, "flow_grpo", name="straight"))
+    options = {"marker": str(world / "marker"), "how": how}
+    rewards = [{"function": f"{world}/rewards.py:fails_once", "name": "bright", "options": options}]
+    roll.train(settings(world, "flow_grpo", rewards=rewards))
+    (expected, _, _), (steps, _, ledger) = read_run(world, "straight"), read_run(world, "flow_grpo")
+    assert (world / "marker").exists()
+    assert all(row["reward/errors"] == 0.0 for row in steps)
+    assert [row["training/loss"] for row in steps] == [row["training/loss"] for row in expected]
+    assert {entry["outcome"] for entry in ledger} == {"trained"}
 
 
 def test_diffusion_a_reward_that_always_fails_ends_the_run(world: Path) -> None:

@@ -1,12 +1,14 @@
 """Scores of images: the user's functions, in worker processes.
 
-A function that fails, times out or returns no finite number leaves its sample without a reward; the reward is never set
-to 0. If every call of a step fails, the run ends with the error.
+A call that fails, because the function raises, returns no finite number, or its worker dies, is repeated. If the last
+attempt fails too, or the call takes too long, the sample has no reward; the reward is never set to 0. If no image of a
+step can be scored, the run ends with the error.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roll.config.diffusion import ImageRewardConfig
-from roll.errors import InfraError, RewardInfraError
+from roll.errors import InfraError, RewardInfraError, UnscorableError
 from roll.protocols import WorkerPool
 from roll.rewards.base import run_in_pool
 from roll.user_code import check_call, load_function
 
 __all__ = ["ImageScore", "ImageScorer", "check_rewards"]
+
+logger = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 3
+"""Number of attempts at a call before its sample has no reward, as for rollouts of language models."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,20 +99,7 @@ class ImageScorer:
     async def _score(self, image: NDArray[np.uint8], prompt: str, metadata: dict[str, Any]) -> ImageScore:
         gray = np.ascontiguousarray(np.repeat(image, 3, axis=-1) if image.shape[-1] == 1 else image)
         results = await asyncio.gather(
-            *(
-                run_in_pool(
-                    self.pool,
-                    _call_reward,
-                    reward.function,
-                    gray,
-                    prompt,
-                    metadata,
-                    reward.options,
-                    time_limit_s=reward.time_limit_s,
-                )
-                for reward in self.rewards
-            ),
-            return_exceptions=True,
+            *(self._call(reward, gray, prompt, metadata) for reward in self.rewards), return_exceptions=True
         )
         parts, problem = dict[str, float](), ""
         for reward, result in zip(self.rewards, results, strict=True):
@@ -121,3 +115,22 @@ class ImageScorer:
                 parts[reward.label] = float(result)
         value = math.nan if problem else sum(reward.weight * parts[reward.label] for reward in self.rewards)
         return ImageScore(value=value, parts=parts, problem=problem)
+
+    async def _call(
+        self, reward: ImageRewardConfig, image: NDArray[np.uint8], prompt: str, metadata: dict[str, Any]
+    ) -> float:
+        """Call a reward's function in a worker, and repeat a call that fails.
+
+        Raises:
+            TimeoutError: The call took longer than its time limit.
+            InfraError: Every attempt failed.
+        """
+        arguments = reward.function, image, prompt, metadata, reward.options
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                return await run_in_pool(self.pool, _call_reward, *arguments, time_limit_s=reward.time_limit_s)
+            except InfraError as error:
+                if attempt == MAX_ATTEMPTS or isinstance(error, UnscorableError):
+                    raise
+                logger.info("reward '%s', attempt %d of %d: %s", reward.label, attempt, MAX_ATTEMPTS, error)
+        raise AssertionError("the last attempt returns or raises")
