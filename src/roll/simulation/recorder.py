@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -62,6 +63,8 @@ class Recorder:
     trace: bool = False
     steps: list[StepRecord] = field(default_factory=list)
     num_transitions: int = 0
+    phases_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Duration of each phase of the current step."""
     _hash: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
     _events: list[dict[str, Any]] = field(default_factory=list)
     _rollouts: RolloutTrace = field(init=False)
@@ -119,6 +122,7 @@ class Recorder:
             yield
         finally:
             ended = loop.time()
+            self.phases_s[name] += ended - start_time
             self._hash.update(f"{name} {start_time!r} {ended!r}\n".encode())
             if self.trace:
                 self._emit(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 
@@ -25,6 +25,7 @@ from roll.types import (
     EncodedText,
     Generation,
     GenerationRequest,
+    Group,
     IntArray,
     Message,
     PromptDraw,
@@ -160,7 +161,7 @@ class SimulatedRenderer:
 
 
 class SimulatedTrainer:
-    """Computes the duration of a simulated trainer's updates.
+    """Simulates the policy's trainer: its work takes simulated time.
 
     Args:
         config: The simulation.
@@ -171,13 +172,33 @@ class SimulatedTrainer:
 
     def __init__(self, config: SimulationConfig, model: Model, device: Device, workload: Workload) -> None:
         self._training = config.training
+        self._further_overhead_s = (config.training.num_updates - 1) * config.training.overhead_s
+        """Overhead of a step's updates after the first one."""
         self._num_devices = config.placement.num_training_devices
         self._model = model
         given = config.training.efficiency
         self._device = device if given is None else device.model_copy(update={"training_efficiency": given})
         self._workload = workload
 
-    def compute_duration_s(self, step: int, lengths: Sequence[int]) -> float:
+    async def update(self, step: int, groups: Iterable[Group]) -> None:
+        """Update the weights of step `step` with the gradients of `groups` and of all groups that were accumulated."""
+        await asyncio.sleep(self._compute_duration_s(step, self._list_lengths(groups)) + self._further_overhead_s)
+
+    async def accumulate(self, step: int, groups: Iterable[Group]) -> None:
+        """Compute the gradients of `groups` for the update of step `step`."""
+        seconds = self._compute_duration_s(step, self._list_lengths(groups))
+        await asyncio.sleep(max(0.0, seconds - self._training.overhead_s))
+
+    def _list_lengths(self, groups: Iterable[Group]) -> list[int]:
+        """Return the number of tokens of each rollout that the trainer computes."""
+        shared = self._training.share_prefix
+        return [
+            len(rollout.token_ids) + (len(group.draw.token_ids) if not index or not shared else 0)
+            for group in groups
+            for index, rollout in enumerate(group.scored_rollouts)
+        ]
+
+    def _compute_duration_s(self, step: int, lengths: Sequence[int]) -> float:
         """Return the duration of an update.
 
         Args:
