@@ -1,8 +1,9 @@
-"""Adaptive limits on recorded times of programs: the time saved on wrong ones, and the number of right ones cut off.
+"""Adaptive limits on recorded times of programs: the time saved on incorrect ones, and the number of correct ones that
+are stopped.
 
     python benchmarks/_adaptive_times.py     records the times again, in `tests/recorded/humaneval_times.json`
 
-The right programs are HumanEval's own solutions, run three times. The wrong ones are the same solutions with one
+The correct programs are HumanEval's solutions, run three times. The incorrect ones are the same solutions with one
 operator, constant or comparison changed, if the tests then fail. Each runs in a forked process; a program that has not
 ended after `RECORD_CPU_S` of CPU time is recorded as `null`, and counts as one that never ends.
 """
@@ -97,7 +98,7 @@ def record() -> None:
 
 
 def replay(num_right: int = 10_000, seed: int = 0) -> dict[str, float]:
-    """Apply adaptive limits to a random sequence of recorded answers with `num_right` right ones."""
+    """Apply adaptive limits to a random sequence of recorded answers of which `num_right` are correct."""
     draw = random.Random(seed)
     tasks = [task for task in json.loads(RECORDED.read_text()) if task["right"] and task["wrong"]]
     limits = AdaptiveLimits(2.0, CONFIGURED_S, 1.5, min_right=3)

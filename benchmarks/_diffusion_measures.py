@@ -67,10 +67,10 @@ def find_nearest(samples: Pictures, real: Pictures) -> tuple[NDArray[np.intp], N
 def measure_threes(samples: Pictures) -> dict[str, Any]:
     """Return the figures of samples that should be threes.
 
-    `class` is the share that a classifier reads as threes that no training used; `reward_class` that of the classifier
-    of Flow-GRPO's reward. `distance` is the mean distance of two samples, and `nearest_distance` that of a sample from
-    the nearest real three; both are divided by the mean distance of two real threes. `distinct_nearest` is the number
-    of real threes that are the nearest one of a sample.
+    `class` is the fraction that a classifier reads as threes that no training used; `reward_class` that of the
+    classifier of Flow-GRPO's reward. `distance` is the mean distance of two samples, and `nearest_distance` that of a
+    sample from the nearest real three; both are divided by the mean distance of two real threes. `distinct_nearest` is
+    the number of real threes that are the nearest one of a sample.
     """
     example, real = load_example(), load_real_digits(DIGIT)
     read = example.train_classifier(1).predict(samples) == DIGIT
@@ -88,7 +88,7 @@ def measure_threes(samples: Pictures) -> dict[str, Any]:
 
 
 def measure_prompts(samples: Pictures, prompts: list[str]) -> float:
-    """Return the share of samples that the independent classifier reads as the digit of their prompt."""
+    """Return the fraction of samples that the independent classifier reads as the digit of their prompt."""
     read = load_example().train_classifier(1).predict(samples)
     return round(float(np.mean([str(found) == prompt for found, prompt in zip(read, prompts, strict=True)])), 4)
 

@@ -2,7 +2,7 @@
 
 A Monte Carlo of the longest answers alone: seconds where the simulator needs minutes, so that laws can be searched for.
 Two families: `alike`, in which answers to one prompt share a part of their randomness, as in the simulator; and
-`two kinds`, in which a share of the prompts is hard and each answer to a hard prompt reaches the limit with the same
+`two kinds`, in which a fraction of the prompts is hard and each answer to a hard prompt reaches the limit with the same
 probability. Left out is that long answers slow each other down.
 """
 

@@ -45,7 +45,7 @@ def machine() -> dict[str, Any]:
 
 
 class Stopwatch:
-    """Measures processor time, of this process and of its children that have ended, and wall-clock time."""
+    """Measures CPU time, of this process and of its children that have ended, and wall-clock time."""
 
     def __init__(self) -> None:
         self._wall, self._processor = time.monotonic(), sum(os.times()[:4])
@@ -59,9 +59,9 @@ class Stopwatch:
 
 
 def measure_matmul_rate() -> float:
-    """Return the rate of float32 matrix products of one thread, in 10⁹ operations per second of processor time.
+    """Return the rate of float32 matmuls of one thread, in 10⁹ operations per second of CPU time.
 
-    Processor time excludes the time in which other processes run, but not the slower memory while they do.
+    CPU time excludes the time in which other processes run, but not the slower memory while they do.
     """
     import torch
 

@@ -67,7 +67,7 @@ def write_episodes(path: Path, seeds: Sequence[int], *, wrong: float) -> Path:
 
 
 def measure_clicks(model: Path, seeds: Sequence[int], *, shuffled: bool) -> float:
-    """Return the share of a model's clicks that are in the target, for the episodes of some seeds.
+    """Return the fraction of a model's clicks that are in the target, for the episodes of some seeds.
 
     Args:
         model: A directory of Hugging Face files.

@@ -116,7 +116,7 @@ _TAIL = (
     "answer. A part of the time in the paper therefore does not depend on the longest answer. This "
     "part is probably the time of rewards, which the workload omits. When the paper measured tail "
     "batching alone, rewards were not yet asynchronous. The later gain of asynchronous rewards shows "
-    "the share of rewards in the baseline's step: 27 % (7B), 17 % (14B), 5 % (32B). With rewards of "
+    "the fraction of rewards in the baseline's step: 27 % (7B), 17 % (14B), 5 % (32B). With rewards of "
     "this duration, short rounds of 7B are 2.3 times as fast as the rounds of the baseline, which "
     "agrees with the paper. The table shows the effect of other assumptions:"
 )
@@ -137,7 +137,7 @@ NOTES: Mapping[str, Sequence[str]] = {
         (
             "The baseline takes the published time (125 s), because the length limit of its answers was "
             "fitted to this time. With redundant prompts, a simulated step is faster than the published step "
-            "(37 s). The result depends on the share of prompts without a learning signal. This share is "
+            "(37 s). The result depends on the fraction of prompts without a learning signal. This share is "
             "unknown, and the workload assumes one half. The table shows the effect of other values:"
         ),
         (

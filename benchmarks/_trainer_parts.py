@@ -1,4 +1,4 @@
-"""The trainer's parts of `bench_parts`: its share of the matrix-product rate, and the memory of its log-probs.
+"""The trainer's parts of `bench_parts`: its share of the matmul rate, and the memory of its log-probs.
 
 Model FLOPs count each multiplication and addition once that the mathematics asks for: tokens as packed (a group's
 prompt once), pairs of query and key as far as they are visible, the vocabulary only where a token is predicted. What
@@ -74,7 +74,7 @@ def random_batch(num_groups: int, group_size: int, answer: tuple[int, int], voca
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Products:
-    """The matrix products of a model, found in its modules."""
+    """The matmuls of a model, found in its modules."""
 
     layers: Mapping[tuple[int, int], int]
     """How many projections of [out, in] all layers have together."""

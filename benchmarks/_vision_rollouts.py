@@ -36,7 +36,7 @@ MAX_SAMPLES = 30
 """Maximum number of measurements of memory that are stored for a run."""
 PROMPTS_PER_STEP = 50
 TEXT_STEPS = 12
-"""Number of steps of a text-only run; processor time counts after the second."""
+"""Number of steps of a text-only run; CPU time counts after the second."""
 TOKENIZER = "smollm2-135m-instruct"
 
 _COUNTER = """
@@ -190,7 +190,7 @@ def run(directory: Path, config: dict[str, Any], *, checkout: Path = ROOT, first
         directory: For logs.
         config: The configuration.
         checkout: The checkout to run.
-        first: The step after which processor time counts.
+        first: The step after which CPU time counts.
     """
     name, last = config["name"], config["training"]["num_steps"]
     shutil.rmtree(Path(config["output_dir"], name), ignore_errors=True)
@@ -256,7 +256,7 @@ def compute_quarters(memory: list[dict[str, float]], key: str) -> list[float]:
 
 
 def compare_text(directory: Path, model: Path, rows: Path, commit: str, num_repeats: int) -> dict[str, Any]:
-    """Return the processor time of text-only rollouts in this checkout and at an earlier commit, run alternately."""
+    """Return the CPU time of text-only rollouts in this checkout and at an earlier commit, run alternately."""
     before = directory / "before"
     if not before.exists():
         subprocess.run(["git", "-C", str(ROOT), "worktree", "add", "-q", "--detach", str(before), commit], check=True)
@@ -268,7 +268,7 @@ def compare_text(directory: Path, model: Path, rows: Path, commit: str, num_repe
                 config = build_row_config(directory, f"text-{name}", model, rows, TEXT_STEPS)
                 measured = run(directory, config, checkout=checkout, first=2)
                 found[name].append(round(measured["cpu_ms_per_rollout"], 3))
-                print(name, found[name][-1], "ms of processor time per rollout", flush=True)
+                print(name, found[name][-1], "ms of CPU time per rollout", flush=True)
     finally:
         subprocess.run(["git", "-C", str(ROOT), "worktree", "remove", "--force", str(before)], check=False)
     ratios = {

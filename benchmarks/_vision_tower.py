@@ -58,7 +58,7 @@ def train_tower(path: Path, seconds: float, seed: int = 0) -> dict[str, float]:
 
     Args:
         path: The file of the tower's weights, which is written.
-        seconds: Processor time.
+        seconds: CPU time.
         seed: Seed of the weights and of the order of images.
     """
     tower = build_encoder(1, seed)["vision_model"]
@@ -80,7 +80,7 @@ def align_tower(path: Path, tower: Path, scale_factor: int, seconds: float, seed
         path: The file of the weights of tower and projector, which is written.
         tower: The file of `train_tower`.
         scale_factor: See `build_vision_model`.
-        seconds: Processor time.
+        seconds: CPU time.
         seed: Seed of the weights and of the order of images.
 
     Returns:
@@ -104,7 +104,7 @@ def train_screen_tower(path: Path, seconds: float, seed: int = 0) -> dict[str, f
 
     Args:
         path: The file of the tower's weights, which is written.
-        seconds: Processor time.
+        seconds: CPU time.
         seed: Seed of the weights and of the order of screens.
     """
     tower = build_encoder(1, seed)["vision_model"]
@@ -148,12 +148,12 @@ def align_screen_tower(path: Path, tower: Path, scale_factor: int, seconds: floa
         path: The file of the weights of tower and projector, which is written.
         tower: The file of `train_screen_tower`.
         scale_factor: See `build_vision_model`.
-        seconds: Processor time.
+        seconds: CPU time.
         seed: Seed of the weights and of the order of screens.
 
     Returns:
         The share of tokens of new screens whose nearest word is the right one, and the mean distance from the right
-        embedding as a share of its norm.
+        embedding as a fraction of its norm.
     """
     encoder = build_encoder(scale_factor, seed)
     encoder["vision_model"].load_state_dict(load_file(tower))
@@ -198,7 +198,7 @@ def normalize(pixels: Tensor) -> Tensor:
 
 
 def fit(modules: list[Any], loss: Callable[[np.random.Generator], Tensor], seconds: float, seed: int) -> None:
-    """Minimize a loss for some seconds of processor time, with a learning rate that rises and then falls linearly."""
+    """Minimize a loss for some seconds of CPU time, with a learning rate that rises and then falls linearly."""
     parameters = [parameter for module in modules for parameter in module.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01)
     rng = np.random.default_rng(seed)

@@ -5,7 +5,7 @@
 Training: 8-turn episodes whose history is rewritten before every turn, thinking stripped from it, so that a rollout is
 one training sample per turn. What the contexts of a group have in common goes through the network once; beside it, the
 same samples without sharing. Both sides take turns in one process, and the ratio of neighbours is what counts: of
-seconds, and of processor time, which other work on the machine moves less.
+seconds, and of CPU time, which other work on the machine moves less.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Each agent is a conversation that grows by a turn with every request and starts anew after some; so most contexts extend
 an earlier answer's tokens, as those of real agents do. What a request took at its agent, less the engine's time for it,
 is what the endpoint added, the agent's own waiting for a core included. `endpoint_cpu_ms_per_request` is the server's
-processor time, with the simulated engine's, and `agents_cpu_ms_per_request` that of the agents' process. The agents
+CPU time, with the simulated engine's, and `agents_cpu_ms_per_request` that of the agents' process. The agents
 come one after the other within `--arrive-s`, and what they ask is counted from when all are there: with 0 they all
 knock in the same moment, and the last of them waits for the 199 before it.
 

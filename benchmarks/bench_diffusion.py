@@ -55,7 +55,7 @@ NUM_STEPS, NUM_STEPS_OF_BASE = 10, 20
 
 
 def train(example: str, name: str, directory: Path, changes: Sequence[str]) -> dict[str, int]:
-    """Run `roll train` in a process of its own; return its processor time and wall-clock time."""
+    """Run `roll train` in a process of its own; return its CPU time and wall-clock time."""
     settings = [f"name={name}", f"output_dir={directory}", "tracking.console=plain", *changes]
     shutil.rmtree(directory / name, ignore_errors=True)
     watch = Stopwatch()

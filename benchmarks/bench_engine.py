@@ -175,7 +175,7 @@ class Side:
                 process.send_signal(number)
 
     def _cpu_s(self) -> float:
-        """Processor time of all its processes so far."""
+        """CPU time of all its processes so far."""
         times = [process.cpu_times() for process in self._processes()]
         return sum(t.user + t.system for t in times)
 

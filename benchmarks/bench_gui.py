@@ -39,7 +39,7 @@ SCALE_FACTOR = 2
 
 
 def evaluate(model: Path) -> dict[str, float]:
-    """Return the share of clicks in the target for a model, or for the last checkpoint of a run, on each set."""
+    """Return the fraction of clicks in the target for a model, or for the last checkpoint of a run, on each set."""
     model = find_model_directory(model) or model
     seeds = range(NUM_EPISODES, NUM_EPISODES + NUM_HELD_OUT)
     return {name: measure_clicks(model, seeds, shuffled=name == "shuffled") for name in SETS}

@@ -157,7 +157,7 @@ def measure(source: Path, model: Path, num_ranks: int, parallel: dict[str, int])
 def table(cases: dict[str, list[dict[str, Any]]]) -> str:
     """Markdown: of every case and phase, the rank with the highest peak."""
     lines = [
-        "| | share of the weights | " + " | ".join(PHASES) + " | file pages while loading |",
+        "| | fraction of the weights | " + " | ".join(PHASES) + " | file pages while loading |",
         "|---|" + "---:|" * (len(PHASES) + 2),
     ]
     for name, ranks in cases.items():

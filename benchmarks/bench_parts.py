@@ -2,7 +2,7 @@
 
     make bench NAME=parts
 
-    trainer   model-FLOPs utilisation of forward and backward, against matrix products timed in the same minutes
+    trainer   model-FLOPs utilisation of forward and backward, against matmuls timed in the same minutes
     memory    peak memory of the vocabulary's log-probs, against logits that are materialised
     sync      verified weight sync to a vLLM engine and to an embedded one; CPU time of an engine without work
     commands  how long `roll --help`, `roll check` and the refusal of a misspelt key take

@@ -144,7 +144,7 @@ def rows(fit: EngineFit, sync_s: float) -> list[Row]:
 
 
 def wasted(played: Played) -> float:
-    """Share of the answers that were generated to their end, and not trained."""
+    """Fraction of the answers that were generated to their end, and not trained."""
     return 1 - played.trained / max(1, len(played.lengths))
 
 

@@ -1,4 +1,5 @@
-"""Mathematics: right and wrong answers of published cases, and answers per second; remote rewards; adaptive limits.
+"""Mathematics: correct and incorrect answers of published cases, and answers per second; remote rewards; adaptive
+limits.
 
     make bench NAME=rewards [ARGS="--seconds 5"]
 

@@ -214,7 +214,7 @@ def compare(kind: str, rows: Path, arguments: argparse.Namespace) -> dict[str, A
 
 
 def share_of_rate(kind: dict[str, Any], machine: dict[str, float]) -> float:
-    """Of the machine's matrix-product rate, in ROLL's median step."""
+    """Of the machine's matmul rate, in ROLL's median step."""
     per_step = statistics.median(
         (step["computed_tokens"] * machine["flops_per_token"] + step["loss_tokens"] * machine["flops_per_loss_token"])
         / step["seconds"]

@@ -7,7 +7,7 @@ or not. TRL runs in each dtype it offers, without gradient checkpointing (its fa
 one counts. The sides take turns, each in a process of its own; the first steps of each process warm up and are not
 counted.
 
-The machine's own rates of matrix products and of copies are measured before and after each side, and ROLL's step is
+The machine's own rates of matmuls and of copies are measured before and after each side, and ROLL's step is
 shown by phase. `ideal_s` is what the step's multiplications and additions would take at the rate of a large square
 product; no step can be faster on that machine.
 """

@@ -77,7 +77,8 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         "This page reports whether every [algorithm preset](../algorithms.md) learns. SmolLM2-135M learns to add two",
         f"numbers with `examples/quickstart.yaml` and seed 0, in one run of {NUM_STEPS} steps per preset. All presets",
         "use their default settings. Answers have at most 16 tokens, and the learning rate is 1e-5. Accuracy is",
-        "measured on held-out prompts at temperature 1.0, and truncated answers count as wrong. One seed of one easy",
+        "measured on held-out prompts at temperature 1.0, and truncated answers are treated as incorrect. One seed of "
+        "one easy",
         "task is enough to show that each preset learns, but not to rank the presets.",
         "",
         "| preset | accuracy before training | accuracy after training | mean reward of the last 5 steps | "

@@ -37,7 +37,8 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         f"for multi-turn rollouts. SmolLM2-135M plays a game of two turns (`{EXAMPLE}`, seed 0): it guesses a",
         "number from 1 to 3, reads `higher` or `lower`, and guesses again. The presets have their default settings,",
         "with two exceptions from the example: a truncated answer reduces the reward by 0.2, and groups with equal",
-        "rewards are not filtered. The accuracy is the share of 96 held-out games that the model wins at temperature",
+        "rewards are not filtered. The accuracy is the fraction of 96 held-out games that the model wins at "
+        "temperature",
         "1.0.",
         "",
         "Before training, most answers are truncated prose. The model first learns the format of a guess, and then",

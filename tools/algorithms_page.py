@@ -26,7 +26,7 @@ algorithm: {type: dapo, gate: {high: 0.3}, kl: {coefficient: 0.001}}
 | part | key | what it sets |
 |---|---|---|
 | reward | `algorithm.reward` | scaling, shifting and clipping of rewards; penalties for long or malformed answers |
-| advantage | `algorithm.advantage` | baseline, division by a deviation, returns over tokens or turns, whitening |
+| advantage | `algorithm.advantage` | baseline, std normalization, returns over tokens or turns, whitening |
 | filters | `algorithm.filters` | which groups and rollouts are used for training; replacing filtered prompts |
 | ratio | `algorithm.ratio` | whether probability ratios are taken per token, per chunk, or per answer |
 | gate | `algorithm.gate` | how ratio and advantage become an objective, for example with a clip |
@@ -146,7 +146,7 @@ mismatch is measured only on the tokens of the current version, and staleness is
 stale tokens, so the whole difference is mismatch.
 
 Snapshots need the back-end `torch`. A resumed run starts its unfinished rollouts again, so it needs no older versions.
-A replay begins without snapshots; `train_inference/known_share` is the share of tokens whose version is known.
+A replay begins without snapshots; `train_inference/known_share` is the fraction of tokens whose version is known.
 
 ## A shared critic
 

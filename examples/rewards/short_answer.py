@@ -7,7 +7,7 @@
 A reward function takes the model's answer, the reference answer, and the prompt's other columns. The entries of
 `options` are passed as keyword arguments. The function may be `async`, for example to call a server; then up to
 `max_concurrent` answers wait at once. It runs in a worker process under the reward's `time_limit_s`: an answer that
-takes longer counts as wrong. An exception is an infrastructure error and never gives a reward of 0.
+takes longer is treated as incorrect. An exception is an infrastructure error and never gives a reward of 0.
 
 The return type decides how ROLL uses the result:
 

@@ -7,9 +7,9 @@ program on two cores, decoding took 3.4 times as long as alone, and 1.7 times wi
 
 GNU's OpenMP reads its settings once, but it has a special rule: while a process has more OpenMP threads than cores, no
 thread spins (`do_spin` in libgomp's wait.h). `SpinControl` uses this rule. The kernel's pressure stall information
-reports the share of time in which some thread waited for a core; while it is high, `SpinControl` keeps a team of idle
-threads, one more than there are cores. The number of computing threads stays the same, and so does every result. With
-another OpenMP runtime, or a kernel without pressure stall information, nothing happens.
+reports the fraction of time in which some thread waited for a core; while it is high, `SpinControl` keeps a team of
+idle threads, one more than there are cores. The number of computing threads stays the same, and so does every result.
+With another OpenMP runtime, or a kernel without pressure stall information, nothing happens.
 
 libgomp terminates the process if it cannot start a thread. So a team is created only if this process can start twice
 as many additional threads, which is tested with Python threads.
@@ -37,10 +37,11 @@ __all__ = [
 
 PERIOD_S = 0.25
 CONTENDED_SHARE = 0.3
-"""Share of time with a waiting thread above which cores count as shared; 0.4 to 1 was measured with one other program.
+"""Fraction of time with a waiting thread above which cores are treated as shared; 0.4 to 1 was measured with one other
+program.
 """
 QUIET_SHARE = 0.15
-"""Share below which cores count as not shared; up to 0.08 was measured without other programs."""
+"""Share below which cores are treated as not shared; up to 0.08 was measured without other programs."""
 
 
 def find_loaded_libgomp(maps: Path = Path("/proc/self/maps")) -> str | None:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 def read_record(record_class: type[T], data: Mapping[str, Any]) -> T:
     """Return a record with the fields of a mapping.
 
-    Keys that are not fields are ignored, and `None` counts as absent: the field's default is used.
+    Keys that are not fields are ignored, and `None` is treated as absent: the field's default is used.
 
     Args:
         record_class: A `NamedTuple` or dataclass whose field names are the keys.

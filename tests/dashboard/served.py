@@ -49,11 +49,12 @@ def copy(source: Path, target: Path, num_steps: int) -> None:
 
 
 def add_images(run: Path) -> dict[str, str]:
-    """Mention three images in the prompt of the first training row; returns their digests: shown, damaged, missing."""
+    """Mention three images in the prompt of the first training row; returns their digests: shown, corrupted,
+    missing."""
     store = MediaStore(run / "media")
     image = Image.new("RGB", (600, 300), "red")
-    digests = {"shown": store.add_image(image), "damaged": store.add_image(image.rotate(90)), "missing": "0f" * 32}
-    (run / "media" / digests["damaged"][:2] / digests["damaged"]).write_bytes(b"no image")
+    digests = {"shown": store.add_image(image), "corrupted": store.add_image(image.rotate(90)), "missing": "0f" * 32}
+    (run / "media" / digests["corrupted"][:2] / digests["corrupted"]).write_bytes(b"no image")
     path = sorted((run / "rollouts").glob("step-*.parquet"))[0]
     rows = pq.read_table(path)
     columns = rows.to_pydict()

@@ -46,9 +46,9 @@ def test_dashboard_page_images_are_thumbnails_that_a_click_enlarges(
 
 def test_dashboard_page_images_that_are_missing_say_so(page: Any, site: Site, digests: dict[str, str]) -> None:
     def hide(route: Any) -> None:
-        """Answer without the damaged image, about which the browser's console complains."""
+        """Answer without the corrupted image, about which the browser's console complains."""
         found = route.fetch().json()
-        found["messages"] = [message for message in found["messages"] if "damaged" not in message["content"]]
+        found["messages"] = [message for message in found["messages"] if "corrupted" not in message["content"]]
         route.fulfill(json=found)
 
     row = first_row(site, "images")["row"]

@@ -19,7 +19,7 @@ def every_metric_is_documented(tmp_path: Path, request: pytest.FixtureRequest) -
         current(name)
         for path in tmp_path.rglob("metrics.jsonl")
         for line in path.read_text().splitlines()
-        if line.endswith("}")  # a test may have damaged the file
+        if line.endswith("}")  # a test may have corrupted the file
         for name in json.loads(line)
     } - {"step", "kind"}
     of_tests = {name for name in names if name.startswith("training/own/")}  # of losses that tests define

@@ -23,7 +23,7 @@ from roll.types import LossOutputs
 CALLS = Path(__file__).with_name("calls")
 
 def fails(text, answer, metadata):
-    if text != answer:  # before a run, the right answer is tried, too
+    if text != answer:  # before a run, the correct answer is tried, too
         raise ConnectionError("the judge is not there")
     return 1.0
 

@@ -188,7 +188,7 @@ async def test_hung_engine_an_engine_on_ray_reports_what_its_own_scheduler_says(
     local = await LocalCluster().start_engines([spec(tiny_model, "hf", "b")], "actor_infer")
 
     async def largest(group: Any, wanted: float, attempts: int) -> float:
-        """Share of the cache that was used at most; a report comes every 0.2 s, which may be after an answer."""
+        """Fraction of the cache that was used at most; a report comes every 0.2 s, which may be after an answer."""
         found, asked = 0.0, 0
         async with serving(group) as proxy:
             while found < wanted and asked < attempts:

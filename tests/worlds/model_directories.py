@@ -212,7 +212,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
         r"weight 'model\.layers\.1\.mlp\.up_proj\.weight' of model .* has NaN or",
     ),
     "missing file": (_lose_shard, r"lacks 1 of 2 weight files, for example 'model-00002-of-00002\.safetensors'"),
-    "truncated": (_truncate, r"model\.safetensors' is damaged, or is not a safetensors file.*Copy the model again"),
+    "truncated": (_truncate, r"model\.safetensors' is corrupted, or is not a safetensors file.*Copy the model again"),
     ".bin": (_convert_to_bin, r"older format \(\.bin\): convert them to safetensors"),
 }
 """What makes a directory that is refused, and the message."""

@@ -1,4 +1,4 @@
-"""What depends on the machine: metrics of two equal runs that may differ, and processor time as counted loops."""
+"""What depends on the machine: metrics of two equal runs that may differ, and CPU time as counted loops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def loops(seconds):
     for _ in range(1_000_000): pass
     return seconds / (time.process_time() - began)
 """
-"""Source of `loops`: processor time of a Python process as so many counts to a million (20 ms on a fast core). A slow
+"""Source of `loops`: CPU time of a Python process as so many counts to a million (20 ms on a fast core). A slow
 or shared core makes both longer."""
 
 

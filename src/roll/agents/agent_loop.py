@@ -5,7 +5,7 @@
 Invariants:
     - however the agent ends, its session is closed and its program ended before the rollout is returned;
     - a program that crashes or hangs is an infrastructure error and is retried; its reward is never set to 0. The
-      rollout is scored instead if its session's budget was used up, if its last answer was cut off, or if
+      rollout is scored instead if its session's budget was used up, if its last answer was truncated, or if
       `on_failure` is `score`.
 """
 

@@ -73,7 +73,8 @@ def _has_effect(name: str, value: Any) -> bool:
 
 
 class ApiObject(BaseModel):
-    """An object of a vendor's API; a null field counts as missing, and an unknown field is ignored with a warning."""
+    """An object of a vendor's API; a null field is treated as missing, and an unknown field is ignored with a
+    warning."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=())
 

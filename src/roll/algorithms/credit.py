@@ -52,7 +52,7 @@ CreditPattern: TypeAlias = Literal["local", "global", "coupled"]
 Int64Array: TypeAlias = NDArray[np.int64]
 
 HEAD_SHARE = 0.3
-"""Share of the heads that are local, and share of the heads that are global."""
+"""Fraction of the heads that are local, and fraction of the heads that are global."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +96,7 @@ def group_heads(distances: NDArray[np.floating], share: float = HEAD_SHARE) -> t
 
     Args:
         distances: Mean attention distance of each head, shape [K].
-        share: Share of the heads in each group.
+        share: Fraction of the heads in each group.
     """
     count = max(round(share * len(distances)), 1)
     order = np.argsort(distances, kind="stable")
@@ -151,10 +151,10 @@ def compute_credit_factors(
         mask: Tokens that the loss counts, shape [L].
         pattern: Which tokens are chosen: see the patterns `local`, `global` and `coupled` in the module docstring.
         amplification: Factor on chosen tokens.
-        share: Share of the sample's tokens that is chosen.
+        share: Fraction of the sample's tokens that is chosen.
         introduction_window: How many tokens back to look for an introduction; the paper tries 1 to 3.
-        introduction_share: Share of the amplification that moves to the introduction; with the default of one half, the
-            anchor and its introduction get the same amplification.
+        introduction_share: Fraction of the amplification that moves to the introduction; with the default of one half,
+            the anchor and its introduction get the same amplification.
         waad_quantile: Maximum WAAD of a dominated anchor, as a quantile of the sample's WAAD; by default the median.
         jump_quantile: Minimum jump of an introduction, as a quantile of the sample's jumps; with the default of
             1 - 0.4, introductions are the tokens that the local pattern amplifies.

@@ -54,9 +54,9 @@ def cannot_pass_filter(
 ) -> bool:
     """Return whether the filters will reject a group for all possible values of its missing rewards.
 
-    The mean is largest (smallest) where all missing rewards are highest (lowest). The deviation is a convex function of
-    the missing rewards, so it is largest at a corner of the cube, and by symmetry only the number of missing rewards at
-    the highest value matters.
+    The mean is largest (smallest) where all missing rewards are highest (lowest). The standard deviation is a convex
+    function of the missing rewards, so it is largest at a corner of the cube, and by symmetry only the number of
+    missing rewards at the highest value matters.
 
     Args:
         rewards: The known rewards.

@@ -68,7 +68,7 @@ def _compute_mean(values: Iterable[float]) -> float:
 
 
 def compute_repeated_text_share(answers: Sequence[tuple[str, list[str]]]) -> float:
-    """Return the share of answers that are repeated, word for word, as an answer to another prompt.
+    """Return the fraction of answers that are repeated, word for word, as an answer to another prompt.
 
     Answers of fewer than `MIN_WORDS` words are left out; the share is 0 if no answer is left.
 
@@ -83,7 +83,7 @@ def compute_repeated_text_share(answers: Sequence[tuple[str, list[str]]]) -> flo
 
 
 def compute_shared_ngram_share(answers: Sequence[tuple[str, list[str]]]) -> float:
-    """Return the share of word n-grams that occur in answers to at least half of the prompts, and at least two.
+    """Return the fraction of word n-grams that occur in answers to at least half of the prompts, and at least two.
 
     Args:
         answers: The prompt's UID and the words of each answer.

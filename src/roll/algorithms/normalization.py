@@ -1,8 +1,8 @@
 """Reward normalization and advantage whitening, over a group, the batch, or the run. NumPy only.
 
 The GRPO paper does not specify which standard deviation it uses. The scopes `group` and `batch` use the unbiased
-deviation (n - 1), as published implementations do, so that published learning rates can be used. Whitening uses the
-population deviation, as GEM does.
+standard deviation (n - 1), like published implementations, so that published learning rates can be used. Whitening uses
+the population standard deviation, like GEM.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EPSILON = 1e-6
 """Added to a standard deviation before dividing by it."""
 
 ROUNDING_TOLERANCE = 1e-12
-"""A standard deviation below this share of the rewards' magnitude is treated as a rounding error, and so as 0."""
+"""A standard deviation below this fraction of the rewards' magnitude is treated as a rounding error, and so as 0."""
 
 WHITENING_EPSILON = 1e-8
 """Added to a variance, as the published implementations of PPO and REINFORCE++ do."""
@@ -144,7 +144,8 @@ def normalize_rewards(
         elif mean != "none":
             result[index] -= _compute_group_baseline(mean, [episodes[i] for i in index], own, group)
         if std != "none":
-            # The deviation is of the rewards, not of the centered values, so the baseline can have a different scope.
+            # The standard deviation is that of the rewards, not of the centered values, so the baseline can have a
+            # different scope.
             spread = moments[domain].std if std == "running" else _compute_spread(scopes[std])
             # Rewards that differ only by rounding must not be divided by the rounding error: it would become a signal
             # of size 1.

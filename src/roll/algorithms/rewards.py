@@ -146,7 +146,7 @@ def is_rollout_level(algorithm: AlgorithmConfig) -> bool:
 
 
 def compute_baseline_reward(episode: Episode, algorithm: AlgorithmConfig) -> float:
-    """Return the reward from which baselines and deviations are computed.
+    """Return the reward from which baselines and standard deviations are computed.
 
     If the estimator assigns one value to the whole rollout, the result includes rewards per turn and per token (a KL
     penalty).

@@ -33,7 +33,7 @@ class Selection:
     trained: tuple[ShapedRollout, ...]
     """The policy's rollouts to train on, in the order of their groups."""
     others: tuple[ShapedRollout, ...] = ()
-    """Scored rollouts that are not trained on, but count in baselines, deviations and whitening."""
+    """Scored rollouts that are not trained on, but count in baselines, standard deviations and whitening."""
     outcomes: Float64Array
     """[n + m] normalized rewards of `trained`, then of `others`."""
     demonstrations: tuple[ShapedRollout, ...] = ()
@@ -41,7 +41,7 @@ class Selection:
     draw_outcomes: dict[int, tuple[DrawOutcome, str]]
     """The outcome of each group by draw id, with the reason if it is not trained on."""
     accuracies: dict[int, float] = field(default_factory=dict)
-    """Share of solved rollouts of each group by draw id, or the mean reward if rewards do not decide correctness."""
+    """Fraction of solved rollouts of each group by draw id, or the mean reward if rewards do not decide correctness."""
     moments: dict[str, Moments] = field(default_factory=dict)
     """Moments of all rewards of the run by domain, including this step's."""
 
@@ -64,7 +64,8 @@ def select_training_rollouts(
     """Select the rollouts that a step trains on: shape and normalize rewards, then filter groups and rollouts.
 
     No baseline includes a rollout with an infrastructure error; a group in which all rollouts failed gets the outcome
-    `failed`. Baselines and deviations count every scored rollout, including rollouts that are then filtered out.
+    `failed`. Baselines and standard deviations include every scored rollout, including rollouts that are then filtered
+    out.
 
     Args:
         groups: Groups of the step.
@@ -74,7 +75,7 @@ def select_training_rollouts(
         greedy: Groups with the greedy answer to each prompt, for the baseline `greedy`; a group without a greedy answer
             has failed.
         demonstrations: Expert rollouts of some of the prompts; no baseline includes them, and only
-            `algorithm.imitation` filters them. A draw counts as trained if its demonstration is used for training.
+            `algorithm.imitation` filters them. A draw is treated as trained if its demonstration is used for training.
         known_outcomes: Maps draw IDs to the outcomes of groups that were stopped early and of draws that were dropped.
     """
     shape = partial(shape_rollout, algorithm=algorithm, max_new_tokens=max_new_tokens)

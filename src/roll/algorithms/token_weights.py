@@ -45,7 +45,7 @@ def add_advantages(
         algorithm: The algorithm's settings.
         values: [M][n][L] values by critic and sample.
         token_rewards: [n][L] rewards per token, such as a KL penalty. If the estimator assigns one value to a whole
-            rollout, their sum is included before baseline and deviation are computed.
+            rollout, their sum is included before baseline and standard deviation are computed.
         columns: [n] other columns of the samples (log-probs, attention), by field name.
 
     Raises:
@@ -187,7 +187,7 @@ def _estimate_trained_advantages(
 ) -> AdvantageEstimate:
     """Return the advantages of the episodes of `selection.trained`, which come first in `episodes`.
 
-    The other episodes only count in baselines, deviations and whitening.
+    The other episodes only count in baselines, standard deviations and whitening.
     """
     settings, num, outcomes = algorithm.advantage, len(selection.trained), selection.outcomes
     if settings.function is not None:

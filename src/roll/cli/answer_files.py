@@ -123,7 +123,7 @@ def _find_key(row: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
 
 def _read_plain_value(value: Any, key: str, location: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise DataError(f"{location}: '{key}' must be text or a number, got {short(value)}.")
+        raise DataError(f"{location}: '{key}' must be a string or a number, got {short(value)}.")
     return str(value)
 
 
@@ -159,7 +159,7 @@ def _parse_messages(value: Any, location: str) -> tuple[Message, ...]:
         for message in value
     )
     if not is_chat:
-        raise DataError(f"{location}: the prompt must be text or a list of chat messages, got {short(value)}.")
+        raise DataError(f"{location}: the prompt must be a string or a list of chat messages, got {short(value)}.")
     return tuple(Message(role=message["role"], content=message["content"]) for message in value)
 
 

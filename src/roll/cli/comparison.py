@@ -91,7 +91,7 @@ def _open_run(path: str) -> _ComparedRun:
     except RunDirectoryError as error:
         raise RunDirectoryError(f"'{path}' cannot be compared: {error}") from None
     except (ValueError, RecursionError) as error:
-        raise RunDirectoryError(f"'{path}' is damaged: the metrics cannot be read ({error}).") from error
+        raise RunDirectoryError(f"'{path}' is corrupted: the metrics cannot be read ({error}).") from error
     # The files are untrusted: a metric may have any type, and `summarize` computes with them.
     try:
         rows = [_read_numbers(row) for row in lines]
@@ -104,7 +104,7 @@ def _open_run(path: str) -> _ComparedRun:
             rows=lines,
         )
     except (ArithmeticError, RecursionError, ValueError, TypeError, KeyError, AttributeError, OSError) as error:
-        raise RunDirectoryError(f"'{path}' is damaged: the metrics cannot be read ({error}).") from error
+        raise RunDirectoryError(f"'{path}' is corrupted: the metrics cannot be read ({error}).") from error
     return _ComparedRun(
         label=run.name,
         settings={key: value for key, value in settings.items() if key not in ("name", "output_dir")},

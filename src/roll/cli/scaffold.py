@@ -140,7 +140,7 @@ def _format_data(run: NewRun) -> list[str]:
     path = "data.jsonl" if run.data == SAMPLE_DATA else run.data
     lines = ["data:", "  - source: file", f"    path: {_quote(path)}  # JSONL or Parquet"]
     if run.pipeline in _CONVERSATIONS + _PAIRS:
-        return [*lines, "    held_out: 0.1  # share of the rows that is kept for evaluation"]
+        return [*lines, "    held_out: 0.1  # fraction of the rows that is kept for evaluation"]
     prompt = _choose_column(run, _PROMPT_COLUMNS)
     if prompt is None:
         raise UserError(
@@ -152,7 +152,7 @@ def _format_data(run: NewRun) -> list[str]:
     lines += [
         f"    prompt_key: {_quote(prompt)}  # column with the prompt: text, or a list of chat messages",
         f"    answer_key: {_quote(answer) if answer else 'null'}  # column with the reference answer; null for none",
-        "    held_out: 0.1  # share of the rows that is kept for evaluation",
+        "    held_out: 0.1  # fraction of the rows that is kept for evaluation",
     ]
     if not run.needs_reward:
         return [*lines, "    reward: math  # only for the evaluation: the loss comes from the teacher"]
@@ -272,7 +272,7 @@ _ENVIRONMENT_FILE = dedent('''\
             return f"Guess a number between {first} and {first + 7}. Answer with the number alone.", {}
 
         def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, str]]:
-            """Return the next observation, the reward, whether the episode ended, whether it was cut off, and info."""
+            """Return the next observation, the reward, `terminated`, `truncated`, and info."""
             self.turns_left -= 1
             guess = action.strip().rstrip(".")
             if guess == str(self.number):

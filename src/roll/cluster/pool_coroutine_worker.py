@@ -37,7 +37,7 @@ __all__ = ["FIND_BLOCKING_CALL", "TIMED_OUT", "main"]
 TIMED_OUT = b"late"
 FIND_BLOCKING_CALL = b"who"
 BLOCKED_AFTER_S = 0.5
-"""Time without an iteration of the event loop after which its current task counts as blocking it."""
+"""Time without an iteration of the event loop after which its current task is treated as blocking it."""
 
 _call_number: ContextVar[int | None] = ContextVar("number", default=None)
 """The number of the call that the current task belongs to."""

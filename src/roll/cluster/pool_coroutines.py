@@ -5,8 +5,9 @@
                                           │ no reply: find the blocking call ──► SIGKILL, a new process
 
 Invariants: a timeout starts when a call begins, not while a process starts or imports. If a call blocks its process's
-event loop, the process is killed: the blocking call counts as timed out, and the other calls raise `WorkerDiedError`,
-whichever timeout expires first. If a caller is canceled, its call is canceled too. Processes end with this process.
+event loop, the process is killed: the blocking call is treated as timed out, and the other calls raise
+`WorkerDiedError`, whichever timeout expires first. If a caller is canceled, its call is canceled too. Processes end
+with this process.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from roll.errors import WorkerDiedError
 __all__ = ["CoroutineWorkers"]
 
 CANCEL_GRACE_S = 2.0
-"""Time that a process has to cancel a call after its timeout; then its event loop counts as blocked."""
+"""Time that a process has to cancel a call after its timeout; then its event loop is treated as blocked."""
 BLOCKING_CALL_TIMEOUT_S = 5.0
 """Time that a process has to report which call blocks its event loop."""
 

@@ -104,7 +104,7 @@ def estimate_activation_bytes_per_token(
         sizes: the sizes of the model.
         element_bytes: bytes of one number in the dtype of the computation.
         checkpointing: whether layers run again in the backward pass.
-        mlp_slice: share of a row's tokens in each slice, if MLPs run in slices and again in the backward pass; then
+        mlp_slice: fraction of a row's tokens in each slice, if MLPs run in slices and again in the backward pass; then
             only one slice of one MLP is in memory at a time.
         fused: whether norms and gates are fused where possible, as on a CPU in bfloat16.
         offloaded: whether activations are offloaded to host memory.

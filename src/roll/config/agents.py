@@ -95,7 +95,7 @@ class AgentConfig(Section):
     on_failure: Literal["reissue", "score"] = option(
         "reissue",
         "Handling of an agent's exception, non-zero exit code or timeout. `reissue`: treat it as an infrastructure "
-        "error. `score`: score the rollout as it is. A rollout that reached a limit, or whose answer was cut off at "
+        "error. `score`: score the rollout as it is. A rollout that reached a limit, or whose answer was truncated at "
         "`max_new_tokens`, is always scored.",
     )
 

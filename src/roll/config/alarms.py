@@ -46,14 +46,14 @@ class AlarmsConfig(Section):
     )
     infra_errors_above: float | None = option(
         0.25,
-        "Alarm if the share of answers without a reward is above this value. Only answers count for which a "
-        "verifier, an environment or an engine failed, not answers that were cut off and therefore not verified.",
+        "Alarm if the fraction of answers without a reward is above this value. Only answers count for which a "
+        "verifier, an environment or an engine failed, not answers that were truncated and therefore not verified.",
         ge=0,
         lt=1,
     )
     timeouts_above: float | None = option(
         0.5,
-        "Alarm if the share of answers whose verification exceeded `time_limit_s` is above this value. Such answers "
+        "Alarm if the fraction of answers whose verification exceeded `time_limit_s` is above this value. Such answers "
         "get a reward of 0.",
         ge=0,
         lt=1,
@@ -74,7 +74,7 @@ class AlarmsConfig(Section):
     )
     no_signal: bool = option(True, "Alarm if a step has no learning signal: within every group, all rewards are equal.")
     unfinished_above: float | None = option(
-        0.5, "Alarm if the share of rollouts that were cut off is above this value.", ge=0, lt=1
+        0.5, "Alarm if the fraction of rollouts that were truncated is above this value.", ge=0, lt=1
     )
     length_drift_above: float | None = option(
         None,
@@ -85,28 +85,28 @@ class AlarmsConfig(Section):
     )
     repeated_text_above: float | None = option(
         0.5,
-        "Alarm if the share of answers that are identical to an answer to another prompt is above this value. Only "
+        "Alarm if the fraction of answers that are identical to an answer to another prompt is above this value. Only "
         "answers of 12 or more words count.",
         ge=0,
         lt=1,
     )
     shared_ngrams_above: float | None = option(
         0.5,
-        "Alarm if the share of 8-grams of words that occur in answers to at least half of the prompts is above this "
+        "Alarm if the fraction of 8-grams of words that occur in answers to at least half of the prompts is above this "
         "value.",
         ge=0,
         lt=1,
     )
     self_repetition_above: float | None = option(
         0.5,
-        "Alarm if the share of answers in which more than half of the 4-grams of tokens are repetitions is above this "
-        "value.",
+        "Alarm if the fraction of answers in which more than half of the 4-grams of tokens are repetitions is above "
+        "this value.",
         ge=0,
         lt=1,
     )
     disagreement_above: float | None = option(
         0.5,
-        "Alarm if the share of answers that one component of the reward accepts and another rejects is above this "
+        "Alarm if the fraction of answers that one component of the reward accepts and another rejects is above this "
         "value.",
         ge=0,
         lt=1,

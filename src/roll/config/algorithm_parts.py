@@ -41,7 +41,7 @@ class RewardShapingConfig(Section):
     )
     overlong_penalty: float = option(1.0, "Maximum of the soft overlong penalty.", ge=0)
     format_penalty: float = option(
-        0.0, "Penalty for an answer that was cut off, or in which the verifier found no answer.", ge=0
+        0.0, "Penalty for an answer that was truncated, or in which the verifier found no answer.", ge=0
     )
 
 
@@ -154,7 +154,7 @@ class EntropyConfig(Section):
     coefficient: float = option(0.0, "Weight of the bonus.", ge=0)
     drop_divergent: float = option(
         0.0,
-        "Share of tokens that get no bonus: the tokens on whose value the critics disagree most (AsyPPO).",
+        "Fraction of tokens that get no bonus: the tokens on whose value the critics disagree most (AsyPPO).",
         ge=0,
         lt=1,
     )
@@ -180,7 +180,7 @@ class FilterConfig(Section):
     min_std: float | None = option(
         None, "Drop groups whose (population) standard deviation is not above this value.", ge=0
     )
-    drop_unfinished: bool = option(False, "Whether to drop rollouts that were cut off (overlong filtering).")
+    drop_unfinished: bool = option(False, "Whether to drop rollouts that were truncated (overlong filtering).")
     keep: Literal["all", "positive", "best", "worst", "extremes"] = option(
         "all",
         "Rollouts of a group to train on, selected by the shaped reward. `all`: all rollouts. `positive`: those with "
@@ -191,7 +191,7 @@ class FilterConfig(Section):
         2, "Number of rollouts that `best` and `worst` each keep; `extremes` keeps twice as many.", ge=1
     )
     top_variance: float = option(
-        1.0, "Share of groups to train on: the groups with the largest standard deviation (StarPO-S).", gt=0, le=1
+        1.0, "Fraction of groups to train on: the groups with the largest standard deviation (StarPO-S).", gt=0, le=1
     )
     refill: bool = option(
         False,
@@ -288,7 +288,7 @@ class CriticConfig(Section):
     )
     drop_agreed: float = option(
         0.0,
-        "Share of tokens whose advantage is set to 0: the tokens on whose value the critics agree most (AsyPPO).",
+        "Fraction of tokens whose advantage is set to 0: the tokens on whose value the critics agree most (AsyPPO).",
         ge=0,
         lt=1,
     )
@@ -305,7 +305,7 @@ class CreditConfig(Section):
         "token that begins the phrase.",
     )
     amplification: float = option(1.5, "Factor on the advantages of amplified tokens.", ge=1)
-    share: float = option(0.4, "Share of each answer's tokens that is amplified.", gt=0, le=1)
+    share: float = option(0.4, "Fraction of each answer's tokens that is amplified.", gt=0, le=1)
     window: int = option(10, "Distance at which WAAD truncates larger attention distances.", unit="tokens", ge=1)
     horizon_start: int = option(
         10, "FAI counts the attention of later tokens from this distance on.", unit="tokens", ge=1
@@ -315,7 +315,7 @@ class CreditConfig(Section):
         3, "`coupled`: how many tokens before an anchor are searched for its introduction.", ge=1
     )
     introduction_share: float = option(
-        0.5, "`coupled`: share of an anchor's amplification that moves to its introduction.", ge=0, le=1
+        0.5, "`coupled`: fraction of an anchor's amplification that moves to its introduction.", ge=0, le=1
     )
     waad_quantile: float = option(
         0.5,
@@ -326,7 +326,7 @@ class CreditConfig(Section):
     )
     jump_quantile: float = option(
         0.6,
-        "`coupled`: a token counts as an introduction if its jump in WAAD is at least this quantile of the "
+        "`coupled`: a token is treated as an introduction if its jump in WAAD is at least this quantile of the "
         "answer's jumps.",
         ge=0,
         le=1,

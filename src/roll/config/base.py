@@ -42,8 +42,8 @@ PATTERN_DESCRIPTIONS = {
 class Section(BaseModel):
     """A part of the configuration: unknown keys are rejected, and values cannot change after loading.
 
-    Types are strict: `true` is not a number, `"8"` is text, and `8.0` is not a whole number. A whole number is accepted
-    as a float.
+    Types are strict: `true` is not a number, `"8"` is a string, and `8.0` is not an integer. An integer is accepted as
+        a float.
     """
 
     model_config = ConfigDict(

@@ -76,7 +76,7 @@ class _Source(DataEntryBase, _ScoredSource):
 class _SplitSource(_Source):
     held_out: float = option(
         0.1,
-        "Share of the source that is used only for evaluation. It is ignored if the source has a separate split or "
+        "Fraction of the source that is used only for evaluation. It is ignored if the source has a separate split or "
         "file for evaluation.",
         ge=0,
         lt=1,
@@ -98,7 +98,7 @@ class FunctionsData(_SplitSource):
         20, "Number of constants for each kind of function, starting at 2: `add_2`, `add_3`, and so on.", ge=1, le=1000
     )
     num_cases: int = option(6, "Number of hidden test cases of each task.", ge=1, le=100)
-    held_out: float = option(0.3, "Share of the tasks that is used only for evaluation.", ge=0, lt=1)
+    held_out: float = option(0.3, "Fraction of the tasks that is used only for evaluation.", ge=0, lt=1)
 
 
 class GuessNumberData(_Source):

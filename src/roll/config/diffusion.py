@@ -40,7 +40,7 @@ class DiffusionModelConfig(ModelConfig):
         min_length=1,
     )
     dtype: Literal["bfloat16", "float32"] = option(
-        "float32", "Number format of the denoiser's computation; master weights are always float32."
+        "float32", "Compute dtype of the denoiser; master weights are always float32."
     )
     weights: str | None = path_option(
         None,
@@ -86,13 +86,13 @@ class DiffusionDataConfig(Section):
     held_out_path: str | None = path_option(None, "File for evaluation; if set, no rows of `path` are held out.")
     held_out: float = option(
         0.0,
-        "Share of the rows that is used only for evaluation. With 0, evaluation uses prompts of training, with "
+        "Fraction of the rows that is used only for evaluation. With 0, evaluation uses prompts of training, with "
         "other noise.",
         ge=0,
         lt=1,
     )
     domain: str = option("images", "Name of the source; several sources need different names.", min_length=1)
-    weight: float = option(1.0, "Share of each step's rows, relative to the other sources.", gt=0)
+    weight: float = option(1.0, "Fraction of each step's rows, relative to the other sources.", gt=0)
     prompt_key: str = option("prompt", "Column with the prompt.")
     image_key: str = option("image", "Column with the path of the image, relative to the file; for `flow_matching`.")
     chosen_key: str = option("chosen", "Column with the path of the preferred image; for `dpo`.")

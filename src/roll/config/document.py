@@ -275,7 +275,7 @@ class _Builder:
         if not isinstance(key, str):
             shown = node.value if isinstance(node, yaml.ScalarNode) else "a list or mapping"
             raise ConfigError(
-                f"{self._locate(node)}: keys must be text, but {str(shown)[:40]!r} is not: put it in quotes."
+                f"{self._locate(node)}: keys must be strings, but {str(shown)[:40]!r} is not: put it in quotes."
             )
         return key
 

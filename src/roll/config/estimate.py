@@ -52,7 +52,7 @@ DEFAULT_CPU_KV_BYTES = 256 * 2**20
 NF4_BYTES = 0.5 + (1 + 4 / 256) / 64
 """Bytes of a weight in 4 bits, with its share of the scales."""
 KERNEL_BYTES = 0.57 * 2**20
-"""Code and tables of a matrix product of any size on a CPU in bfloat16 (oneDNN); measured: 0.53 to 0.65 MiB."""
+"""Code and tables of a matmul of any size on a CPU in bfloat16 (oneDNN); measured: 0.53 to 0.65 MiB."""
 MAX_KERNELS = 1024
 """Number of kernels that oneDNN caches; it creates one for each product size."""
 _KERNEL_CACHE = "kernels of products"
@@ -203,7 +203,7 @@ def estimate_heap_bytes(parts: Mapping[str, int], *, trimmed: bool) -> dict[str,
 def estimate_kernel_bytes(
     model: ModelConfig, training: TrainingConfig, sizes: ModelSizes, micro_batches: int, *, on_accelerator: bool
 ) -> dict[str, int]:
-    """Estimate the memory of the kernels that oneDNN caches for the matrix products of a step's micro-batches on a CPU.
+    """Estimate the memory of the kernels that oneDNN caches for the matmuls of a step's micro-batches on a CPU.
 
     Every micro-batch has a different number of tokens, and every expert gets a different share of them, so their
     products need different kernels. A matrix has three products: one for the output and one for each of the two
@@ -295,7 +295,7 @@ def estimate_trained_bytes(
 
 
 def _compute_rank_share(sizes: ModelSizes, parallel: ParallelConfig, ranks: int) -> float:
-    """Compute the largest share of the weights on one rank, if one copy is sharded over `ranks` ranks."""
+    """Compute the largest fraction of the weights on one rank, if one copy is sharded over `ranks` ranks."""
     return compute_peak_stage_shares(sizes, parallel).weights * parallel.pp / ranks
 
 

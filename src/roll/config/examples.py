@@ -25,8 +25,8 @@ TooLong: TypeAlias = Literal["refuse", "cut", "skip"]
 class _ExampleSource(DataEntryBase):
     weight: float | None = option(
         None,
-        "Share of each step's examples, relative to the other sources; `null`: proportional to the number of examples "
-        "in the source, so that every example is drawn once in an epoch.",
+        "Fraction of each step's examples, relative to the other sources; `null`: proportional to the number of "
+        "examples in the source, so that every example is drawn once in an epoch.",
         gt=0,
     )
     too_long: TooLong = option(
@@ -61,7 +61,7 @@ class ExampleColumns(ConversationColumns, _ExampleSource):
 
     held_out: float = option(
         0.1,
-        "Share of the source that is used only for evaluation. It is ignored if the source has a separate split or "
+        "Fraction of the source that is used only for evaluation. It is ignored if the source has a separate split or "
         "file for evaluation.",
         ge=0,
         lt=1,

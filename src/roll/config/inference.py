@@ -55,6 +55,6 @@ class InferenceConfig(EngineOptions):
     )
     quantization: Quantization = option(
         "none",
-        "Number format in which a weight sync sends the weights of linear layers. `int8` and `fp8` (e4m3) have one "
+        "Format in which a weight sync sends linear weights. `int8` and `fp8` (e4m3) have one "
         "scale per output channel. The engines compute with the dequantized weights.",
     )

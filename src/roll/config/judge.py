@@ -27,7 +27,7 @@ class JudgeConfig(EngineOptions):
     model: str = path_option(
         "smollm2-135m-instruct", "A name from the catalog, a Hugging Face directory, or a hub id.", min_length=1
     )
-    dtype: Literal["bfloat16", "float32"] = option("bfloat16", "Number format of the computation.")
+    dtype: Literal["bfloat16", "float32"] = option("bfloat16", "Compute dtype.")
     num_engines: int | None = option(
         None,
         "Number of engines; by default one, or as many as the devices of `cluster.device_mapping.judge` allow.",

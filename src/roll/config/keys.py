@@ -92,7 +92,7 @@ class Key:
 
     @property
     def type_description(self) -> str:
-        """A description of the allowed values, such as `a whole number >= 1`."""
+        """A description of the allowed values, such as `an integer >= 1`."""
         return describe_type(self.field.annotation, self.field)
 
     @property
@@ -193,8 +193,8 @@ def replace_indices(path: tuple[str | int, ...]) -> tuple[str, ...]:
     return tuple("N" if isinstance(part, int) or part.isdigit() else part for part in path)
 
 
-_SCALAR_DESCRIPTIONS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Any: "any value"}
-_ITEM_DESCRIPTIONS = {int: "whole numbers", float: "numbers", str: "strings", bool: "true or false"}
+_SCALAR_DESCRIPTIONS = {int: "an integer", float: "a number", bool: "true or false", str: "a string", Any: "any value"}
+_ITEM_DESCRIPTIONS = {int: "integers", float: "numbers", str: "strings", bool: "true or false"}
 
 
 def describe_type(annotation: Any, field: FieldInfo | None = None) -> str:
@@ -253,7 +253,7 @@ def _describe_items(value_type: ValueType) -> str:
 
 def _describe_text(words: str, limits: list[Any]) -> str:
     if _get_length_limits(limits)[0]:
-        words = f"non-empty {words}"
+        words = f"a non-empty {words.removeprefix('a ')}"
     pattern = next((item.pattern for item in limits if getattr(item, "pattern", None)), None)
     return words if pattern is None else f"{words} {PATTERN_DESCRIPTIONS.get(pattern, f'that matches `{pattern}`')}"
 

@@ -121,7 +121,7 @@ def _to_plain(value: Any, path: KeyPath = ()) -> Any:
 def _check_key(key: Any, path: KeyPath) -> str:
     if isinstance(key, str):
         return key
-    raise ConfigError(f"'{format_path(path) or 'the configuration'}' has the key {key!r}, but keys must be text.")
+    raise ConfigError(f"'{format_path(path) or 'the configuration'}' has the key {key!r}, but keys must be strings.")
 
 
 def _select_pipeline(document: Document, overrides: Overrides) -> type[RunConfig]:

@@ -18,7 +18,7 @@ class LoRAConfig(Section):
     alpha: float = option(32.0, "Scale of the adapters: their output is multiplied by alpha / rank.", gt=0)
     base: Literal["as_is", "nf4"] = option(
         "as_is",
-        "Number format of the frozen weights during training. `as_is`: not quantized. `nf4`: 4.1 bits per weight "
+        "Storage format of the frozen weights during training. `as_is`: not quantized. `nf4`: 4.1 bits per weight "
         "(QLoRA, arXiv 2305.14314); dequantizing the weights takes a little time. Engines and exports get the "
         "dequantized weights merged with the adapters.",
     )
@@ -68,7 +68,7 @@ class ModelConfig(Section):
     )
     dtype: Literal["bfloat16", "float32"] = option(
         "bfloat16",
-        "Number format of the computation in the trainer and the engines. Master weights are always float32.",
+        "Compute dtype of the trainer and the engines. Master weights are always float32.",
     )
     lora: LoRAConfig | None = option(None, "Adapters to train; `null` trains all weights.")
     vision: VisionConfig = option(

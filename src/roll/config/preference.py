@@ -75,7 +75,7 @@ METHODS: Mapping[MethodName, PreferenceMethod] = {
     ),
     "cdpo": PreferenceMethod(
         paper="2305.18290",
-        description="DPO with a share of wrong labels (Mitchell's note, 2023)",
+        description="DPO with a fraction of wrong labels (Mitchell's note, 2023)",
         defaults={"beta": 0.1, "label_smoothing": 0.1, "margin": 0.0, "likelihood": 0.0},
     ),
     "robust": PreferenceMethod(
@@ -180,7 +180,7 @@ class PreferenceLossSection(Section):
     beta: float | None = option(
         None, "Factor that converts an answer's score to its reward; for IPO it is tau, and for ORPO lambda.", gt=0
     )
-    label_smoothing: float | None = option(None, "Assumed share of wrong labels.", ge=0, lt=0.5)
+    label_smoothing: float | None = option(None, "Assumed fraction of wrong labels.", ge=0, lt=0.5)
     margin: float | None = option(
         None, "Required excess of the chosen answer's reward over the rejected one's (gamma of SimPO)."
     )

@@ -98,7 +98,10 @@ class SchedulingConfig(Section):
         "depends on the order in which groups finish, so runs are not bitwise reproducible.",
     )
     max_kv_used: float = option(
-        0.95, "A busy engine gets no further requests while more than this share of its KV cache is used.", gt=0, le=1
+        0.95,
+        "A busy engine gets no further requests while more than this fraction of its KV cache is in use.",
+        gt=0,
+        le=1,
     )
 
     @model_validator(mode="after")

@@ -58,7 +58,7 @@ class SimulatedEngineConfig(Section):
     tensor_parallel: int = option(1, "Number of devices of one engine.", ge=1)
     max_num_seqs: int = option(256, "Maximum number of requests that one engine runs at once.", ge=1)
     max_batched_tokens: int = option(8192, "Maximum number of tokens of one step, decoded and prefilled.", ge=2)
-    memory_share: float = option(0.85, "Share of the device's memory for weights and KV cache.", gt=0, le=1)
+    memory_share: float = option(0.85, "Fraction of the device's memory for weights and KV cache.", gt=0, le=1)
     kv_capacity: int | None = option(
         None, "Size of the KV cache; by default all memory that the weights do not use.", unit="tokens", ge=1
     )
@@ -88,7 +88,7 @@ class SimulatedEngineConfig(Section):
 
 
 class SimulatedRewardConfig(Section):
-    """Scoring of simulated rollouts: its latency, and the share of correct rollouts."""
+    """Scoring of simulated rollouts: its latency, and the fraction of correct rollouts."""
 
     latency: DistributionConfig = option(FixedDistribution(value=0.0), "Time to score one rollout, in seconds.")
     num_workers: int | None = option(None, "Maximum number of rollouts that are scored at once; by default all.", ge=1)
@@ -125,7 +125,7 @@ class SimulatedTrainingConfig(Section):
     )
     efficiency: float | None = option(
         None,
-        "Share of the device's peak FLOPs that training reaches; by default the device's `training_efficiency`.",
+        "Fraction of the device's peak FLOPs that training reaches; by default the device's `training_efficiency`.",
         gt=0,
         le=1,
     )
@@ -146,7 +146,7 @@ class SimulatedTrainingConfig(Section):
         ge=0,
     )
     quantization: Quantization = option(
-        "none", "Number format in which a weight sync sends linear weights, as `inference.quantization` of a run."
+        "none", "Format in which a weight sync sends linear weights, like a run's `inference.quantization`."
     )
     share_prefix: bool = option(
         False, "Whether a group's prompt is computed once for all rollouts, as `training.share_prefix` of a run."

@@ -96,7 +96,7 @@ def validate_unique_names(entries: list[Any]) -> list[Any]:
 class SumsTask(DataEntryBase):
     """Seeded sums such as `3 + 4`; training and held-out operand pairs are disjoint."""
 
-    held_out: float = option(0.3, "Share of the operand pairs that is used only for evaluation.", ge=0, lt=1)
+    held_out: float = option(0.3, "Fraction of the operand pairs that is used only for evaluation.", ge=0, lt=1)
     source: Literal["arithmetic"] = option(..., "Name of the source.")
     operations: list[Literal["+", "-", "*"]] = option(["+"], "Operations to draw from.", min_length=1)
     min_operand: int = option(1, "Smallest operand.")

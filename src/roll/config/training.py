@@ -101,7 +101,7 @@ class TrainingConfig(Section):
     )
     fp8: Fp8Recipe = option(
         "none",
-        "Torchao recipe for computing the decoder's linear layers with FP8 (e4m3) matrix products. "
+        "Torchao recipe for computing the decoder's linear layers with FP8 (e4m3) matmuls. "
         "`rowwise_with_gw_hp`: the gradients of weights are computed in bfloat16. `rowwise`: they are computed in "
         "FP8 as well, which is at most a third faster and less exact. Each token, output feature and input feature "
         "has its own scale. The model's dtype must be bfloat16; master weights do not change. FP8 needs an H100 or "

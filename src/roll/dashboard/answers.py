@@ -82,7 +82,7 @@ def _explain_staleness(facts: RunFacts) -> Answer:
         ("staleness, mean", mean),
         ("async ratio", facts.get_number("rollout.scheduling.async_ratio")),
         ("engine–trainer difference, nats per token", apart),
-        ("effective sample share", share),
+        ("effective sample fraction", share),
     ]
     links = [build_link("engine against trainer", "overview", runs=facts.run, q="agreement")]
     if most is None:
@@ -101,7 +101,7 @@ def _explain_staleness(facts: RunFacts) -> Answer:
         links.insert(0, build_link("stale answers", "rollouts", staleness_min=1, sort="staleness", desc=1))
     if apart is not None:
         text += f" The log-probs of engine and trainer differ by {apart:.3f} nats per token" + (
-            f", and the effective sample share is {share:.1%}." if share is not None else "."
+            f", and the effective sample fraction is {share:.1%}." if share is not None else "."
         )
         tone = "bad" if apart > 0.1 else tone
     return Answer(id="off_policy", question=question, text=text, tone=tone, figures=figures, links=links)

@@ -18,7 +18,7 @@ _MIN_INTERVAL_S = 2.0
 _MAX_INTERVAL_S = 20.0
 """Maximum delay of a notification, even if the server is over its budget."""
 _CPU_SHARE = 0.004
-"""Share of the CPU time of all cores that a server with open pages may use."""
+"""Fraction of the CPU time of all cores that a server with open pages may use."""
 
 
 class CpuLimiter:

@@ -13,7 +13,7 @@ from roll.tracking.summary import count_compared_steps
 __all__ = ["explain_learning"]
 
 _MIN_CHANGE = 0.05
-"""Minimum change of a mean reward or held-out score that does not count as flat."""
+"""Minimum change of a mean reward or held-out score that is not treated as flat."""
 _MIN_LEARNING_RATE = 1e-9
 """Smallest learning rate that changes weights noticeably."""
 _FAILED_SHARE = 0.5
@@ -122,7 +122,7 @@ def _find_causes(facts: RunFacts, reward: float) -> Iterable[tuple[str, dict[str
         yield (
             f"{cut:.0%} of answers are truncated at {limit or math.nan:g} tokens, and most rewards give truncated "
             "answers 0: raise rollout.max_new_tokens.",
-            build_link("answers that were cut off", "rollouts", finish_reason="length", kind="train"),
+            build_link("answers that were truncated", "rollouts", finish_reason="length", kind="train"),
         )
     groups = facts.compute_mean("data/groups_trained", recent)
     if groups is not None and groups < 0.5:

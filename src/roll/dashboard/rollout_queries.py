@@ -215,7 +215,7 @@ def count_facets(rollouts: Rollouts) -> dict[str, Any]:
 
 
 def _to_plain(value: float) -> float | int | None:
-    """Convert a number for JSON: whole numbers to integers, values that are not finite to `None`."""
+    """Convert a number for JSON: integral floats to `int`, non-finite values to `None`."""
     if not math.isfinite(value):
         return None
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value

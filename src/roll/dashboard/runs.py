@@ -32,8 +32,8 @@ _MAX_LOADED_RUNS = 8
 _MAX_INDEXING_S = 0.5
 _MAX_SUMMARY_BYTES = 2**20
 _IDLE_TIMEOUT_S = 120.0
-"""Seconds without writes after which a run on another machine counts as stopped, if its steps take at most a third of
-this time."""
+"""Seconds without writes after which a run on another machine is treated as stopped, if its steps take at most a third
+of this time."""
 
 
 class Run:

@@ -1,4 +1,4 @@
-"""Strict reading of the columns of a row; errors contain the location of the wrong value."""
+"""Strict parsing of a row's columns; errors name the location of the invalid value."""
 
 from __future__ import annotations
 

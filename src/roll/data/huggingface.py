@@ -119,7 +119,7 @@ def _load_splits(config: HuggingFaceTable) -> Mapping[str, Any]:
 def _disable_decoding(feature: Any) -> None:
     """Configure a dataset to return images, audio and video as bytes and path; ROLL decodes them with its own limits.
 
-    If `datasets` decoded them, one damaged image would make the whole dataset unreadable, not only its row.
+    If `datasets` decoded them, one corrupted image would make the whole dataset unreadable, not only its row.
     """
     if isinstance(feature, Mapping):
         for inner in feature.values():

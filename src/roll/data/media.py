@@ -315,7 +315,7 @@ def _get_frames(value: Any) -> Any:
 
 def _to_image(value: Any, location: str) -> Image:
     """Convert an array, a nested list or a Pillow image to an image."""
-    if hasattr(value, "convert") and hasattr(value, "tobytes"):  # a Pillow image; its lazy file may be damaged
+    if hasattr(value, "convert") and hasattr(value, "tobytes"):  # a Pillow image; its lazy file may be corrupted
         return convert_pillow_to_image(value, f"{location}: the image")
     if isinstance(value, np.ndarray) or (isinstance(value, list) and value and isinstance(value[0], list)):
         return convert_array_to_image(_as_bytes(value), f"{location}: the image")

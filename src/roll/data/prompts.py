@@ -127,7 +127,7 @@ def _read_messages(
         if not content.strip():
             raise BadRow(
                 "empty prompt",
-                f"{location}: column '{key}' must be text or a list of chat messages, but is empty: fill it in, or "
+                f"{location}: column '{key}' must be a string or a list of chat messages, but is empty: fill it in, or "
                 "leave the row out.",
             )
         messages = build_messages(content, None, config.prompt_template)
@@ -151,7 +151,7 @@ def _read_answer(row: RowView, config: TableConfig, location: str) -> str:
     value = value.item() if isinstance(value, np.generic) else value
     if not isinstance(value, str | int | float) and not hasattr(value, "as_tuple"):  # a Decimal has `as_tuple`
         raise BadRow(
-            "wrong type", f"{location}: column '{config.answer_key}' must be text or a number, got {short(value)}."
+            "wrong type", f"{location}: column '{config.answer_key}' must be a string or a number, got {short(value)}."
         )
     if not isinstance(value, str | int) and not math.isfinite(value):  # data frames write missing values as NaN
         raise BadRow(

@@ -112,7 +112,7 @@ class RowItems(Generic[T]):
 
 
 def split_rows(reader: RowReader[T], tables: tuple[Table, Table | None], seed: int) -> tuple[RowItems[T], RowItems[T]]:
-    """Split rows into training and held-out items; hold out the second table or, without one, a share of the first.
+    """Split rows into training and held-out items; hold out the second table or, without one, a fraction of the first.
 
     Raises:
         DataError: A table cannot be read or is empty, a row is malformed, or the second table contains all questions of

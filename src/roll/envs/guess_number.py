@@ -16,7 +16,7 @@ _MAX_DIGITS = 9
 
 
 class GuessNumber:
-    """An `Env` with a secret whole number from 1 to `max_number`. The right guess gives a reward of 1, other guesses 0.
+    """An `Env` with a secret integer from 1 to `max_number`. The correct guess has a reward of 1, other guesses 0.
 
     The last number of an action is the guess. An action without a number uses up its turn and gets no hint. Every hint
     repeats the first question, so that the policy has to learn the answer's format only once.

@@ -186,7 +186,7 @@ class EnvHosts:
         """Return metrics of each environment since the last call of this method, and reset them.
 
         The metrics are the mean seconds per call and per start, the numbers of failures and timeouts, the tool calls
-        per episode, and the share of failed tool calls.
+        per episode, and the fraction of failed tool calls.
 
         Starts are counted separately: starting a process and importing the class takes seconds, and calls take
         microseconds, so a joint mean would be dominated by starts.

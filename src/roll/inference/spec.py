@@ -36,7 +36,8 @@ class EngineSpec:
     max_num_seqs: int = 64
     """The maximum number of concurrent requests; further requests wait."""
     kv_cache_bytes: int | None = None
-    """The size of the KV cache; `None`: 256 MiB on a CPU, elsewhere a share of the device that the engine chooses."""
+    """The size of the KV cache; `None`: 256 MiB on a CPU, elsewhere a fraction of the device that the engine
+    chooses."""
     tensor_parallel: int = 1
     seed: int = 0
     """The seed of requests without their own seed."""

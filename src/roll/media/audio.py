@@ -68,7 +68,7 @@ def decode_audio(data: bytes, label: str, rate: int | None, limits: AudioLimits 
         limits: The limits; by default `AudioLimits()`.
 
     Raises:
-        DataError: The audio is empty, too long, damaged, or not in a supported format.
+        DataError: The audio is empty, too long, corrupted, or not in a supported format.
     """
     limits = limits or AudioLimits()
     if len(data) > limits.num_bytes:
@@ -162,6 +162,6 @@ def _read_with_soundfile(data: bytes, label: str) -> tuple[NDArray[np.float32], 
         ) from None
     try:
         samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
-    except Exception as error:  # libsndfile raises various errors for damaged files
+    except Exception as error:  # libsndfile raises various errors for corrupted files
         raise DataError(f"{label} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error
     return samples, int(rate)

@@ -52,7 +52,7 @@ def decode_image(data: bytes, label: str, limits: ImageLimits | None = None) -> 
         limits: The limits; by default `ImageLimits()`.
 
     Raises:
-        DataError: The image is too large, animated, damaged, or not in a supported format.
+        DataError: The image is too large, animated, corrupted, or not in a supported format.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -73,7 +73,7 @@ def decode_image(data: bytes, label: str, limits: ImageLimits | None = None) -> 
         raise DataError(
             f"{label} is not an image in a supported format ({', '.join(FORMATS)}); it begins with {data[:12]!r}."
         ) from error
-    except Exception as error:  # decoders raise various errors for damaged files
+    except Exception as error:  # decoders raise various errors for corrupted files
         raise DataError(f"{label} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error
 
 
@@ -86,7 +86,7 @@ def convert_pillow_to_image(image: Any, label: str, limits: ImageLimits | None =
         limits: The limits; by default `ImageLimits()`.
 
     Raises:
-        DataError: The image is too large, animated, empty or damaged.
+        DataError: The image is too large, animated, empty or corrupted.
     """
     if not image.width * image.height:
         raise DataError(f"{label} has {image.width} × {image.height} pixels: it is empty.")
@@ -127,7 +127,7 @@ def convert_array_to_image(array: Any, label: str) -> Image:
 
 
 def read_image_size(file: IO[bytes]) -> tuple[int, int] | None:
-    """Return the width and height of an encoded image, in pixels, from its header; `None` if it is damaged.
+    """Return the width and height of an encoded image, in pixels, from its header; `None` if it is corrupted.
 
     The pixels are not decoded, and a rotation in the EXIF data is ignored.
     """
@@ -137,7 +137,7 @@ def read_image_size(file: IO[bytes]) -> tuple[int, int] | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return Image.open(file, formats=FORMATS).size
-    except Exception:  # decoders raise various errors for damaged files
+    except Exception:  # decoders raise various errors for corrupted files
         return None
 
 

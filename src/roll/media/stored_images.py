@@ -114,7 +114,7 @@ def _describe_size(run_dir: SafeDirectory, prefix: str) -> str:
             size = read_image_size(file)
     except RunDirectoryError:
         return "missing from the run's media store"
-    pixels = "damaged" if size is None else f"{size[0]} × {size[1]} pixels"
+    pixels = "corrupted" if size is None else f"{size[0]} × {size[1]} pixels"
     return f"{pixels}, {image.num_bytes / 1024:.1f} KiB"
 
 

@@ -70,7 +70,7 @@ class VideoClip:
         """Read the archive that `encode` wrote.
 
         Raises:
-            DataError: The archive is damaged.
+            DataError: The archive is corrupted.
         """
         try:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -78,7 +78,7 @@ class VideoClip:
                 count, fps = int(settings["frames"]), float(settings["fps"])
                 images = [decode_image(archive.read(f"{i:06d}.png"), f"{label}, frame {i}") for i in range(count)]
         except (zipfile.BadZipFile, KeyError, ValueError, TypeError) as error:
-            raise DataError(f"{label} is damaged: {type(error).__name__}: {error}.") from error
+            raise DataError(f"{label} is corrupted: {type(error).__name__}: {error}.") from error
         return build_video(images, fps, label)
 
 
@@ -134,7 +134,8 @@ def decode_video(data: bytes, label: str, limits: VideoLimits | None = None) -> 
         limits: The limits; by default `VideoLimits()`.
 
     Raises:
-        DataError: The video is too large, damaged, or not in a supported format, or its frames have unequal durations.
+        DataError: The video is too large, corrupted, or not in a supported format, or its frames have unequal
+            durations.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -147,7 +148,7 @@ def decode_video(data: bytes, label: str, limits: VideoLimits | None = None) -> 
         animation = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
         return _decode_with_av(data, label, limits)
-    except Exception as error:  # decoders raise various errors for damaged files
+    except Exception as error:  # decoders raise various errors for corrupted files
         raise DataError(f"{label} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error
     return _decode_animation(animation, label, limits)
 
@@ -180,7 +181,7 @@ def _decode_animation(animation: Any, label: str, limits: VideoLimits) -> VideoC
             durations.append(float(animation.info.get("duration", 0)))
     except DataError:
         raise
-    except Exception as error:  # decoders raise various errors for damaged files
+    except Exception as error:  # decoders raise various errors for corrupted files
         raise DataError(f"{label} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error
     if min(durations) <= 0 or max(durations) > min(durations):
         raise DataError(
@@ -223,5 +224,5 @@ def _decode_with_av(data: bytes, label: str, limits: VideoLimits) -> VideoClip:
             return build_video(read(container, stream), fps, label, limits)
     except DataError:
         raise
-    except Exception as error:  # FFmpeg raises various errors for damaged files
+    except Exception as error:  # FFmpeg raises various errors for corrupted files
         raise DataError(f"{label} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error

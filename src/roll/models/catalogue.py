@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 CONVERSION_REVISION = 1
 """Increase this when the result of `_convert` changes, so that cached directories of older revisions are not used."""
 STALE_AFTER_S = 3600.0
-"""Age in seconds after which an unfinished directory counts as left by a killed process, and is removed."""
+"""Age in seconds after which an unfinished directory is considered abandoned by a killed process, and is removed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -63,7 +63,8 @@ def count_kv_elements_per_token(directory: Path, description: ModelDescription) 
     """Return the number of elements per token in the KV cache of an inference engine, over all layers.
 
     Multi-head latent attention stores one compressed vector and the rotated part of the key (DeepSeek-V2, arXiv
-    2405.04434, section 2.1); linear attention layers store nothing per token. Sliding windows count as full attention.
+    2405.04434, section 2.1); linear attention layers store nothing per token. Sliding windows are treated as full
+    attention.
     """
     text = get_text_config(read_config(directory))
     kinds = text.get("layer_types")

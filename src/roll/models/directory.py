@@ -129,8 +129,8 @@ def list_weight_files(directory: Path) -> list[Path]:
 
     Raises:
         MissingFileError: the directory has no weights, or a file that the index lists is missing.
-        ModelError: the directory has both model.safetensors and an index, the index is damaged, or a file is a Git LFS
-            pointer.
+        ModelError: the directory has both model.safetensors and an index, the index is corrupted, or a file is a Git
+            LFS pointer.
     """
     index = directory / INDEX_FILE
     files = _read_listed_files(directory) if index.is_file() else [directory / SINGLE_FILE]
@@ -161,7 +161,7 @@ def read_tensor_headers(files: list[Path]) -> dict[str, StoredTensor]:
     """Read the headers of safetensors files, and return the tensors by name.
 
     Raises:
-        ModelError: a file is damaged or incomplete, or two files have a tensor with the same name.
+        ModelError: a file is corrupted or incomplete, or two files have a tensor with the same name.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -179,7 +179,7 @@ def read_tensor_headers(files: list[Path]) -> dict[str, StoredTensor]:
                     found[name] = StoredTensor(file, part.get_dtype(), tuple(part.get_shape()))
         except (OSError, SafetensorError) as error:
             raise ModelError(
-                f"weight file '{file}' is damaged, or is not a safetensors file: {error}. Copy the model again."
+                f"weight file '{file}' is corrupted, or is not a safetensors file: {error}. Copy the model again."
             ) from error
     if not found:
         raise ModelError(f"'{files[0]}' does not contain any tensors.")

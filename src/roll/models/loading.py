@@ -61,7 +61,7 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreT
     try:
         with silence_transformers():
             tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
-    except Exception as error:  # `tokenizers` raises plain `Exception` for damaged files
+    except Exception as error:  # `tokenizers` raises plain `Exception` for corrupted files
         raise ModelError(f"tokenizer of model '{path}' cannot be loaded: {_shorten_error(error)}") from error
     if tokenizer is None:
         raise ModelError(f"model '{path}' has no tokenizer: copy tokenizer.json and tokenizer_config.json there.")
@@ -175,7 +175,7 @@ def _load(
                 ignore_mismatched_sizes=True,  # checked below: the error of `transformers` does not name the weight
                 **settings,
             )
-    except Exception as error:  # safetensors, JSON and model code raise various errors for damaged files
+    except Exception as error:  # safetensors, JSON and model code raise various errors for corrupted files
         raise ModelError(f"model '{path}' cannot be loaded: {_shorten_error(error)}") from error
     if wrong := sorted(report["mismatched_keys"]):
         name, found, expected = wrong[0]

@@ -83,9 +83,9 @@ def _add_advice_on_error(path: Path) -> Iterator[None]:
         names = [other.name for other in list_checkpoints(path.parent).values()]
         before = names[: names.index(path.name)] if path.name in names else []
         if before:
-            advice = f"If files are damaged, move '{path}' away: `roll resume` then continues from '{before[-1]}'."
+            advice = f"If files are corrupted, move '{path}' away: `roll resume` then continues from '{before[-1]}'."
         else:
-            advice = "No checkpoint is older: if files are damaged, begin a new run."
+            advice = "No checkpoint is older: if files are corrupted, begin a new run."
         raise CheckpointError(f"{str(error).rstrip('.')}. {advice}") from error
 
 

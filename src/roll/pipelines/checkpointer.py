@@ -41,7 +41,7 @@ __all__ = ["Checkpointer"]
 logger = logging.getLogger(__name__)
 
 MIN_FREE_BYTES = 2**20
-"""Free space below which the disk counts as full, since not all libraries report the reason of a failed write."""
+"""Free space below which the disk is treated as full, since not all libraries report the reason of a failed write."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,7 +32,7 @@ def export(source: Path, target: Path, *, adapter: bool = False) -> Path:
 
     Raises:
         RunDirectoryError: `source` has no checkpoint or no adapter, or `target` exists.
-        ModelError: The model's files are damaged or incomplete.
+        ModelError: The model's files are corrupted or incomplete.
     """
     model = find_model_directory(source)
     if model is None:

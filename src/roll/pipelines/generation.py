@@ -72,7 +72,7 @@ async def start_roles(
         tracker: Tracker that shows the roles that are still starting.
         trainers: Name and start coroutine of each trainer.
         offload_colocated: Whether engines sleep while trainers compute. If so, engines start after the trainers have
-            started and offloaded, since engines reserve a share of the free memory.
+            started and offloaded, since engines reserve a fraction of the free memory.
 
     Returns:
         The engines, reward workers and judge; and the started trainers, in the order of `trainers`.

@@ -68,7 +68,8 @@ class PolicySnapshots:
         if missing:
             logger.warning(
                 "snapshots of policy versions %s are missing (a resumed run or a replay begins without snapshots): "
-                "tokens of these versions count as sampled by the current version %d, see train_inference/known_share",
+                "tokens of these versions are treated as sampled by the current version %d, see "
+                "train_inference/known_share",
                 missing,
                 version,
             )

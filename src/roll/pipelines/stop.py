@@ -19,7 +19,7 @@ __all__ = ["Interrupted", "StopRequest", "stop_on_signals"]
 T = TypeVar("T")
 
 DUPLICATE_SIGNAL_S = 1.0
-"""Time within which a repeated signal counts as the first one."""
+"""Time within which a repeated signal is treated as the first one."""
 
 
 class Interrupted(RollError):

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 MAX_LISTED = 5
 MAX_BAD_SHARE = 0.1
-"""Share of wrong references in a source above which the run is rejected: the column probably has another format."""
+"""Fraction of wrong references in a source above which the run is rejected: the column probably has another format."""
 
 
 class ReferenceCheck:
@@ -38,7 +38,7 @@ class ReferenceCheck:
 
     @property
     def is_rejected(self) -> bool:
-        """True if the share of invalid references is so high that the run is rejected."""
+        """True if the fraction of invalid references is so high that the run is rejected."""
         return len(self.invalid) > MAX_BAD_SHARE * self.num_checked
 
     def __str__(self) -> str:

@@ -22,7 +22,7 @@ __all__ = ["Report", "RewardTrial", "align_rows", "render"]
 
 @dataclass(frozen=True, kw_only=True)
 class RewardTrial:
-    """The rewards for a correct and for a wrong answer to a prompt of a domain.
+    """The rewards for a correct and for an incorrect answer to a prompt of a domain.
 
     If the prompt has no reference answer, `correct_answer` is empty, and `wrong_answer` is an arbitrary text.
     """
@@ -35,7 +35,7 @@ class RewardTrial:
 
     @property
     def prefers_correct(self) -> bool:
-        """True if the correct answer has a higher reward than the wrong one, or no correct answer is known."""
+        """True if the correct answer has a higher reward than the incorrect one, or no correct answer is known."""
         return not self.correct_answer or self.correct_reward > self.wrong_reward
 
 

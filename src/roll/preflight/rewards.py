@@ -1,4 +1,4 @@
-"""Tests a run's rewards before it starts: the correct answer must score higher than a wrong one.
+"""Tests a run's rewards before it starts: the correct answer must score higher than an incorrect one.
 
 Also finds test cases of code rewards that are unusable, or that no answer can pass.
 """
@@ -37,7 +37,7 @@ TRIAL_TIMEOUT_S = 20.0
 async def try_rewards(
     sandbox: SandboxConfig, prompts: Sequence[tuple[DataConfig, Prompt]], add_note: Callable[[str], None]
 ) -> list[RewardTrial]:
-    """Score a correct and a wrong answer to each prompt in a worker process, as in a run, and return both rewards.
+    """Score a correct and an incorrect answer to each prompt in a worker process, as in a run, and return both rewards.
 
     Prompts of code rewards without a reference answer are scored, but not returned.
 
@@ -132,7 +132,7 @@ def _list_external_rewards(entry: DataConfig, prompt: Prompt) -> list[RewardConf
 
 
 def _build_answers(entry: DataConfig, prompt: Prompt) -> tuple[str, str]:
-    """Return the reference answer and a wrong answer to a prompt, in `\\boxed{}` if a reward expects that."""
+    """Return the reference answer and an incorrect answer to a prompt, in `\\boxed{}` if a reward expects that."""
     answer = prompt.answer
     wrong = str(int(answer) + 1) if answer.lstrip("-").isdecimal() else "no idea"
     boxed = any(getattr(config, "extract", "") == "boxed" for config in entry.reward)

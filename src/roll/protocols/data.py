@@ -13,7 +13,7 @@ Item_co = TypeVar("Item_co", covariant=True)
 
 @runtime_checkable
 class Reward(Protocol):
-    """Scores a rollout; a wrong answer gets a low value, and an exception means an infrastructure error."""
+    """Scores a rollout; an incorrect answer gets a low value, and an exception means an infrastructure error."""
 
     async def __call__(self, rollout: Rollout) -> RewardResult: ...
 

@@ -1,9 +1,9 @@
 """Adaptive limits on the CPU time of verification (RollPacker, arXiv 2509.21009, section 4.3).
 
-    T = min(max(T_min, lambda * T_anchor), T_max)      T_anchor = largest CPU time of a right answer
+    T = min(max(T_min, lambda * T_anchor), T_max)      T_anchor = largest CPU time of a correct answer
 
 The limit is on CPU time, not wall time: on a busy machine a verifier waits longer, but uses the same CPU time. Until
-enough right answers are known, the limit is T_max, so that no right answer is cut off.
+enough correct answers are known, the limit is T_max, so that no correct answer is stopped.
 
 Anchors are part of a checkpoint: without them a resumed run would be more lenient than before.
 """
@@ -38,7 +38,7 @@ class AdaptiveLimits:
         self._min_right = min_right
         self._max_cases = max_cases
         self._anchors: OrderedDict[str, dict[int, tuple[float, int]]] = OrderedDict()
-        """Largest CPU time and number of right answers, by prompt and case."""
+        """Largest CPU time and number of correct answers, by prompt and case."""
         self._num_cases = 0
 
     def compute_cpu_limit_s(self, uid: str, case: int) -> float:

@@ -8,8 +8,8 @@ The first call in a process also imports modules, which takes equally long for a
 first calls are recorded by domain, and the limit of a first call is the limit of the prompt plus that of first calls. A
 call that waits uses no CPU time: only `time_limit_s` bounds it.
 
-A limit hides right answers that would take longer. So `audit_share` of the answers, chosen by their text, have no
-adaptive limit: `right_over_limit` is the share of them that are right, but slower than the limit.
+A limit hides correct answers that would take longer. So `audit_share` of the answers, chosen by their text, have no
+adaptive limit: `right_over_limit` is the fraction of them that are right, but slower than the limit.
 """
 
 from __future__ import annotations

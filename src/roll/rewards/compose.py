@@ -27,7 +27,7 @@ __all__ = ["UNFINISHED", "Component", "WeightedReward"]
 logger = logging.getLogger(__name__)
 
 UNFINISHED = "unfinished"
-"""Verdict on an answer that was cut off, and therefore not verified."""
+"""Verdict on an answer that was truncated, and therefore not verified."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +46,8 @@ class Component:
     async def judge(self, rollout: Rollout) -> Judgement:
         """Run the verifier.
 
-        The value is 0 if the answer was cut off, is empty after the model's reasoning, or takes too long to verify. Any
-        other exception of the verifier is an infrastructure error for this one answer.
+        The value is 0 if the answer was truncated, is empty after the model's reasoning, or takes too long to verify.
+        Any other exception of the verifier is an infrastructure error for this one answer.
 
         Raises:
             RewardInfraError: The verifier failed; the message names the component and the prompt.
@@ -82,7 +82,7 @@ class Component:
     def has_timed_out(self, judgement: Judgement) -> bool:
         """Return whether the verifier itself ran out of time.
 
-        The result is false if the model's own program timed out: that is only a wrong answer.
+        The result is false if the model's own program timed out: that is only an incorrect answer.
         """
         return judgement.timed_out or (judgement.verdict == TIMEOUT and not self.config.needs_sandbox)
 
@@ -103,7 +103,7 @@ def _check_judgement(judgement: Judgement) -> Judgement:
 class WeightedReward:
     """The weighted sum of its components, or 0 if a gate is not passed; implements `Reward`.
 
-    A task counts as solved if every deciding component accepts the answer and every gate is passed; components that are
+    A task is solved if every deciding component accepts the answer and every gate is passed; components that are
     only logged (weight 0, no gate) are ignored. The verdict is that of the gate that was not passed, otherwise that of
     the first deciding component, otherwise that of the first component.
     """

@@ -11,7 +11,8 @@ from roll.types import Rollout
 __all__ = ["build_edit_distance_verifier", "compute_edit_distance", "compute_similarity"]
 
 MAX_LENGTH = 20_000
-"""Maximum number of characters that are compared: a longer answer is cut, and its lost characters count as errors."""
+"""Maximum number of characters that are compared: a longer answer is cut, and its lost characters are treated as
+errors."""
 
 
 def compute_edit_distance(one: str, other: str) -> int:
@@ -43,7 +44,8 @@ def compute_edit_distance(one: str, other: str) -> int:
 def compute_similarity(answer: str, reference: str, *, ignore_case: bool = False) -> float:
     """Return 1 minus the edit distance divided by the longer length; 1 if both texts are empty.
 
-    Each run of whitespace counts as one space. Characters of the answer after the first `MAX_LENGTH` count as edits.
+    Each run of whitespace is treated as one space. Characters of the answer after the first `MAX_LENGTH` are treated as
+    edits.
     """
     answer, reference = (" ".join(text.split()) for text in (answer, reference))
     if ignore_case:

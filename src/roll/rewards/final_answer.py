@@ -96,7 +96,7 @@ def find_last_box(text: str) -> str | None:
 
 
 def has_open_box(text: str) -> bool:
-    r"""Return whether the last `\boxed{…}` is not closed, for example because the answer was cut off in it."""
+    r"""Return whether the last `\boxed{…}` is not closed, for example because the answer was truncated in it."""
     return _BOX.search(text) is not None and find_last_box(text) is None
 
 

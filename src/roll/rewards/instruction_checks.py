@@ -3,7 +3,7 @@
 Names and arguments are as in the IFEval data set (`instruction_id_list`, `kwargs`), so rows of IFEval and of derived
 data sets can be used unchanged. Where the paper is ambiguous, ROLL follows the published code, with these exceptions:
 keywords are strings, not patterns; sentences are found by rules (`roll.rewards.sentences`) instead of a downloaded
-model; text of an unknown language counts as no language.
+model; text of an unknown language is treated as no language.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class InstructionError(ValueError):
 def _read_integer(arguments: Arguments, name: str) -> int:
     value = arguments.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 0:
-        raise InstructionError(f"'{name}' must be a whole number of at least 0, got {value!r}")
+        raise InstructionError(f"'{name}' must be an integer >= 0, got {value!r}")
     return int(value)
 
 

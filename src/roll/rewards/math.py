@@ -49,7 +49,7 @@ MAX_ANSWER_LENGTH = 1_000
 MAX_REFERENCE_LENGTH = 2_000
 """Maximum number of characters of a reference that is parsed as mathematics; a longer one is compared as plain text."""
 ALARM_FRACTION = 0.8
-"""Share of the time limit after which an alarm in the worker interrupts a comparison, before the pool kills it."""
+"""Fraction of the time limit after which an alarm in the worker interrupts a comparison, before the pool kills it."""
 
 _DECIMAL_COMMA = re.compile(r"-?(?:\d+,\d{1,2}|0,\d+)")
 _EQUATION = re.compile(r"(?<![<>!\\])=|[<>]|\\(?:le|ge|lt|gt|ne)")
@@ -85,7 +85,7 @@ def score_math(text: str, reference: str, extract: str, limit_s: float = 4.0) ->
     """
     try:
         return symbolic.call_with_limit(limit_s, _score, text[-MAX_TEXT_LENGTH:], reference, extract)
-    except (MemoryError, RecursionError, TooDeepError):  # a right answer would not be too large for the verifier
+    except (MemoryError, RecursionError, TooDeepError):  # a correct answer would not be too large for the verifier
         return False, "too large"
     except symbolic.SlowError:
         return False, "timeout"
@@ -147,7 +147,7 @@ def _extract_answer(text: str, extract: str, reference: str, right_number: Plain
     boxed = find_stated_answer(text) or find_last_boxed(text, allow_several=several) or find_marked_answer(text)
     if boxed is not None:
         return boxed
-    if has_open_box(text):  # the answer was cut off inside the box
+    if has_open_box(text):  # the answer was truncated inside the box
         return None
     if right_number is not None:
         return match_spaced_number(text) or find_last_number(text, with_unit=with_unit)

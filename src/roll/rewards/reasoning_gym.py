@@ -16,7 +16,7 @@ from roll.types import Rollout
 __all__ = ["build_reasoning_gym_verifier", "extract_answer", "prepare_worker", "score_task"]
 
 MAX_WRONG_SCORE = 0.05
-"""Scores up to this value count as wrong: tasks give 0.01 for an answer in the right format."""
+"""Scores up to this value are treated as incorrect: tasks give 0.01 for an answer in the right format."""
 
 
 def prepare_worker() -> None:

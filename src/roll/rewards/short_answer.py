@@ -44,7 +44,8 @@ def normalize_words(text: str) -> list[str]:
 def _normalize_both(answer: str, reference: str) -> tuple[list[str], list[str]]:
     """Return the normalized words of the answer and of the reference.
 
-    If neither has any words after normalization (blood group `A`, the sign `+`), articles or signs count as words.
+    If neither has any words after normalization (blood group `A`, the sign `+`), articles or signs are treated as
+    words.
     """
     for words in (normalize_words, _split_with_articles, _split_words):
         given, wanted = words(answer), words(reference)

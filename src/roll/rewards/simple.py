@@ -83,7 +83,8 @@ def build_environment_verifier(config: EnvironmentReward, pool: WorkerPool) -> V
 
 
 def compute_repeated_share(token_ids: Sequence[int] | np.ndarray, size: int) -> float:
-    """Return the share of n-grams of `size` tokens that repeat an earlier n-gram of the answer (arXiv 2502.03373)."""
+    """Return the fraction of n-grams of `size` tokens that repeat an earlier n-gram of the answer (arXiv
+    2502.03373)."""
     tokens = [int(token) for token in token_ids]
     grams = [tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)]
     return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
@@ -97,8 +98,8 @@ def compute_overlength_penalty(num_tokens: int, free_tokens: int, full_tokens: i
 def build_repetition_penalty_verifier(config: RepetitionPenalty, pool: WorkerPool) -> Verifier:
     """Build a verifier that penalizes repetition. It runs in the worker pool.
 
-    The value is 0 while the share of repeated n-grams is at most `tolerance`, and falls linearly to -1 for a share of
-    1.
+    The value is 0 while the fraction of repeated n-grams is at most `tolerance`, and falls linearly to -1 for a share
+    of 1.
     """
 
     async def judge(rollout: Rollout) -> Judgement:

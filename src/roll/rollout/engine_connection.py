@@ -11,7 +11,7 @@ Invariants:
     - a request occupies its slot until the engine has released it by an answer, or the engine is lost;
     - after `mark_lost`, no caller waits for the engine any more, and its late answers are ignored;
     - an engine with pending calls that makes no step within a timeout derived from its recent steps (`HangDetector`) is
-      lost. While an engine is paused, its generation requests do not count as pending.
+      lost. While an engine is paused, its generation requests are not treated as pending.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class HangDetector:
 
     @property
     def timeout_s(self) -> float:
-        """Time without a step after which the engine counts as hanging."""
+        """Time without a step after which the engine is treated as hanging."""
         # The timeout is for a step: one for a request would depend on the longest possible answer.
         if not self._gaps:
             return FIRST_STEP_TIMEOUT_S

@@ -23,12 +23,12 @@ class Candidate:
     train_s: float
     sync_s: float
     busy_share: float
-    """Share of time in which the engines were busy."""
+    """Fraction of time in which the engines were busy."""
     tail_share: float
-    """Time to generate the longest answer alone, as a share of the step time."""
+    """Time to generate the longest answer alone, as a fraction of the step time."""
     num_preempted: float
     scoring_share: float = 0.0
-    """Scoring time as a share of the time that rollouts spend in generation and scoring."""
+    """Scoring time as a fraction of the time that rollouts spend in generation and scoring."""
     divisor: int = 1
     """Divisor of devices and prompts in the simulation; 1 for full size."""
 

@@ -52,7 +52,7 @@ class EngineCosts:
     experts_s: float = 0.0
     """Time to read all routed experts once."""
     chosen_share: float = 1.0
-    """Share of a layer's experts that the router chooses for one token."""
+    """Fraction of a layer's experts that the router chooses for one token."""
     token_s: float = 0.0
     """Compute time of all linear layers, per token in the step."""
     communication_s: float = 0.0
@@ -162,7 +162,7 @@ def compute_kv_capacity(model: Model, device: Device, tensor_parallel: int, memo
         model: The model.
         device: Device of the engine.
         tensor_parallel: Number of devices of the engine.
-        memory_share: Share of each device's memory for weights and KV cache.
+        memory_share: Fraction of each device's memory for weights and KV cache.
     """
     free = device.memory_bytes * memory_share * tensor_parallel - model.weight_bytes
     return int(free // model.kv_bytes_per_token)

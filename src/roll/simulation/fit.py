@@ -50,7 +50,7 @@ class EngineFit:
     fitted_s: float
     """The model's prediction of `measured_s`."""
     step_error: float
-    """Mean absolute error of a span, as a share of its duration, weighted by duration."""
+    """Mean absolute error of a span, as a fraction of its duration, weighted by duration."""
     by_requests: tuple[tuple[int, int, float, float], ...]
     """Steps, measured seconds, and the model's relative error, by the upper end of each band of requests."""
 

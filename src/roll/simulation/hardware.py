@@ -55,11 +55,11 @@ class MeasuredEngine(Section, strict=False):
 class Device(Section):
     """One accelerator, or one CPU worker slot.
 
-    Rates are peak rates; an efficiency is the share of a peak rate that is reached in practice.
+    Rates are peak rates; an efficiency is the fraction of a peak rate that is reached in practice.
     """
 
     name: str = option(..., "Name of the device.")
-    flops: float = option(..., "Peak operations per second of dense bfloat16 matrix products.", gt=0)
+    flops: float = option(..., "Peak operations per second of dense bfloat16 matmuls.", gt=0)
     memory_bandwidth: float = option(..., "Peak memory bandwidth, bytes per second.", gt=0)
     memory_bytes: float = option(..., "Size of the memory.", unit="bytes", gt=0)
     link_bandwidth: float = option(
@@ -68,9 +68,11 @@ class Device(Section):
     network_bandwidth: float = option(
         ..., "Bandwidth to other machines, per device, in one direction; bytes per second.", gt=0
     )
-    compute_efficiency: float = option(..., "Share of `flops` that an engine reaches with large batches.", gt=0)
-    bandwidth_efficiency: float = option(..., "Share of `memory_bandwidth` that decoding reaches.", gt=0)
-    training_efficiency: float = option(..., "Share of `flops` that training reaches (model FLOPs utilization).", gt=0)
+    compute_efficiency: float = option(..., "Fraction of `flops` that an engine reaches with large batches.", gt=0)
+    bandwidth_efficiency: float = option(..., "Fraction of `memory_bandwidth` that decoding reaches.", gt=0)
+    training_efficiency: float = option(
+        ..., "Fraction of `flops` that training reaches (model FLOPs utilization).", gt=0
+    )
     step_overhead_s: float = option(
         ..., "Overhead of every engine step: kernel launches and the engine's scheduling.", unit="seconds", ge=0
     )
@@ -195,7 +197,7 @@ class Model(Section):
 
     @property
     def chosen_share(self) -> float:
-        """Share of a layer's experts that one token passes through; 1 for a dense model."""
+        """Fraction of a layer's experts that one token passes through; 1 for a dense model."""
         return self.experts_per_token / self.num_experts if self.num_experts else 1.0
 
     @property

@@ -19,7 +19,7 @@ __all__ = ["TrainerSettings", "estimate_memory", "estimate_trainer_bytes", "find
 STATE_BYTES = 12
 """Bytes per trained parameter in addition to its weight: a gradient and two moments in float32."""
 MAX_TRAINER_MEMORY_SHARE = 0.9
-"""Share of a device's memory that a plan may use for a trainer."""
+"""Fraction of a device's memory that a plan may use for a trainer."""
 RESERVED_PROMPT_TOKENS = 1024
 """Number of prompt tokens for which a sequence must have room in addition to its longest answer. If the model reads
 images, all of them may be images."""

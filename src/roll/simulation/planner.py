@@ -54,7 +54,7 @@ MIN_SIZE = 32
 NUM_CONFIRMED = 2
 """Number of asynchronous plans that are simulated at full size, in addition to the synchronous plan."""
 MIN_TIME_SHARE = 0.95
-"""Lower bound of an update's duration, as a share of its prediction: the number of tokens varies a little."""
+"""Lower bound of an update's duration, as a fraction of its prediction: the number of tokens varies a little."""
 MIN_GAIN = 1.05
 """Minimum speed-up for which an asynchronous plan is recommended; a smaller one does not justify the staleness."""
 

@@ -1,7 +1,7 @@
 """The prefix cache of an engine: whole blocks of tokens, each identified by all tokens up to its end.
 
-As in vLLM, a block counts as cached as soon as the first request with this block arrives, because other requests with
-the block are computed in the same step or later. Blocks are never evicted, so the savings are overestimated if an
+As in vLLM, a block is treated as cached as soon as the first request with this block arrives, because other requests
+with the block are computed in the same step or later. Blocks are never evicted, so the savings are overestimated if an
 engine's cache is too small.
 """
 

@@ -57,7 +57,7 @@ class StepView:
     failures: str = ""
     """Short description of infrastructure failures; empty if there were none."""
     truncated_share: float | None = None
-    """Share of rollouts that were truncated, between 0 and 1; `None` for a run without rollouts."""
+    """Fraction of rollouts that were truncated, between 0 and 1; `None` for a run without rollouts."""
 
     @property
     def bottleneck(self) -> tuple[str, float] | None:

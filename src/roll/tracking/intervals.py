@@ -23,7 +23,7 @@ def compute_wilson_interval(share: float, num_trials: float) -> tuple[float, flo
     """Return the lower and upper bound of the 95 % confidence interval of a share.
 
     Args:
-        share: Share of successes; a tie counts as half a success.
+        share: Fraction of successes; a tie is half a success.
         num_trials: Number of trials, above 0.
     """
     middle, spread = (

@@ -43,7 +43,7 @@ _MIN_ROWS = 20
 _MIN_COLUMNS = 72
 """Minimum number of columns for figures side by side; in a narrower terminal, they are stacked."""
 _HIGH_TRUNCATED_SHARE = 0.5
-"""Share of truncated answers above which the share is shown in red; the same as for `alarms.unfinished_above`."""
+"""Fraction of truncated answers above which the share is shown in red; the same as for `alarms.unfinished_above`."""
 _MIN_SHARE = 0.01
 _NUM_WARNINGS = 2
 
@@ -162,7 +162,7 @@ def _render_evaluations(evaluations: Sequence[EvaluationView]) -> Text:
 
 
 def _render_truncated(share: float) -> Text:
-    """Render the share of truncated answers, in red if it is high."""
+    """Render the fraction of truncated answers, in red if it is high."""
     style = "bold red" if share > _HIGH_TRUNCATED_SHARE else "bold"
     return (
         _format_label("truncated").append(f"{share:.0%}", style).append(" of answers (rollout.max_new_tokens)", "dim")

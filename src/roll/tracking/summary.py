@@ -71,9 +71,9 @@ class Summary:
     num_steps: int
     """Number of recorded steps."""
     num_trained_steps: int | None = None
-    """Number of steps that updated the weights; 0 counts as a failure."""
+    """Number of steps that updated the weights; 0 is treated as a failure."""
     accuracy_before: float | None = None
-    """Share of correct answers before the first step, among those with a verdict; `None` without verdicts."""
+    """Fraction of correct answers before the first step, among those with a verdict; `None` without verdicts."""
     accuracy_after: float | None = None
     """Accuracy after the last evaluated step; `None` without an evaluation, or if that evaluation had no answers."""
     accuracy_best: float | None = None
@@ -120,7 +120,7 @@ class Summary:
     length_counted: float | None = None
     length_launched: float | None = None
     stopped_share: float | None = None
-    """Share of launched rollouts that were stopped before they had a reward."""
+    """Fraction of launched rollouts that were stopped before they had a reward."""
     tracker_failures: int = 0
     """Number of failed writes to a tracker (TensorBoard, W&B, …) or a Parquet file."""
     steps_asked: int | None = None
@@ -135,7 +135,7 @@ class Summary:
 
     @property
     def problem(self) -> str:
-        """Reason why a completed run counts as a failure; an empty string if it succeeded."""
+        """Reason why a completed run is treated as a failure; an empty string if it succeeded."""
         if self.num_trained_steps != 0:
             return ""
         failed = f"; {self.infra_errors} answers got no reward" if self.infra_errors else ""

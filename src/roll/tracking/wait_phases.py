@@ -2,9 +2,9 @@
 
     generate │ generate │ environment │ generate │ reward │ reward ─► batch
 
-While the model generates for at least one rollout, the time counts as waiting for the model. While it generates for no
-rollout and an environment acts, the time counts as waiting for environments. While all running rollouts wait for a
-verdict, the time counts as waiting for rewards, including queues and retries. The parts add up to the whole wait.
+While the model generates for at least one rollout, the time is attributed to the model. While it generates for
+no rollout and an environment acts, the time is attributed to environments. While all running rollouts wait for
+a verdict, the time is attributed to rewards, including queues and retries. The parts add up to the whole wait.
 """
 
 from __future__ import annotations

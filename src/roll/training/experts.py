@@ -1,9 +1,9 @@
-"""MoE layers: each expert processes all tokens that its router assigned to it, in one matrix product.
+"""MoE layers: each expert processes all tokens that its router assigned to it, in one matmul.
 
     pairs of a token and an expert ─ sorted by expert ─► up, gate, down ─ times the router's weight ─► back in order
 
 `transformers` stacks a layer's experts in 3-D tensors (biases: 2-D), whose first dimension is the expert. On a CPU and
-in float64, one matrix product per expert is written into the result. The results are bitwise equal to `grouped_mm`, and
+in float64, one matmul per expert is written into the result. The results are bitwise equal to `grouped_mm`, and
 the speed is the same. Accelerators use the `grouped_mm` kernel.
 """
 

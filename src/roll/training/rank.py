@@ -197,7 +197,7 @@ class TrainerRank(ABC, Generic[B, L]):
         """Load a state that any back-end saved, even with a different number of ranks or another layout.
 
         Raises:
-            CheckpointError: The checkpoint is incomplete, damaged, or of another model.
+            CheckpointError: The checkpoint is incomplete, corrupted, or of another model.
         """
         with self._get_library_context():
             counters = self._load(path)

@@ -79,7 +79,7 @@ class EngineLoad:
     num_running: int
     num_waiting: int
     kv_used: float
-    """Share of the KV cache in use, 0 … 1."""
+    """Fraction of the KV cache in use, 0 … 1."""
     capacity: int
     """Number of requests that the engine can run at once."""
     num_steps: int | None = None

@@ -189,7 +189,7 @@ def _parse_part(value: Any) -> Part:
         case {"type": str(kind), "digest": str(digest), **rest} if kind in _PARTS:
             return _build_media_part(kind, digest, **rest)
     raise ValueError(
-        f"a part of message content must be text, an image with data, or one of {', '.join(_PARTS)} with a digest, "
+        f"a part of message content must be a string, an image with data, or one of {', '.join(_PARTS)} with a digest, "
         f"got type "
         f"{short(value.get('type'))}"
     )

@@ -200,7 +200,7 @@ class RewardResult:
     """Correctness according to each component that decides it, by name. If components disagree, one of them is
     wrong."""
     timed_out: tuple[str, ...] = ()
-    """Names of components whose verifier timed out, so that the answer counts as wrong."""
+    """Names of components whose verifier timed out, so that the answer is treated as incorrect."""
     duration_s: float = 0.0
 
 

@@ -140,7 +140,7 @@ class StoreServer:
 
     def _compare_set(self, key: bytes, expected: bytes, desired: bytes) -> list[bytes]:
         current = self._values.get(key)
-        # As in TCPStore: a missing key counts as empty.
+        # As in TCPStore: a missing key is treated as empty.
         if current == expected or (current is None and not expected):
             current = self._values[key] = desired
         return [expected if current is None else current]

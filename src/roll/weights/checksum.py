@@ -13,7 +13,7 @@ DEVICE_CHUNK_BYTES = 64 * 2**20
 def to_flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's bytes in row-major order, as `uint8` [bytes]. For a contiguous tensor, the result is a view."""
     flat = tensor.detach().contiguous().reshape(-1)
-    # A tensor with a single element counts as contiguous with any stride, but needs stride 1 to be viewed as bytes.
+    # A tensor with a single element is treated as contiguous with any stride, but needs stride 1 to be viewed as bytes.
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
 
 

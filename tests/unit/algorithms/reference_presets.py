@@ -33,7 +33,7 @@ class Method:
     """Whose reward a penalty in the reward lowers: see `with_kl_rewards`."""
     uses_credit: bool = False
     agreement: tuple[float, float] | None = None
-    """AsyPPO: share of tokens without advantage, and without entropy bonus."""
+    """AsyPPO: fraction of tokens without advantage, and without entropy bonus."""
 
     def trained(self, attempts: list[Attempt]) -> list[Attempt]:
         """Rollouts that are trained, in order."""

@@ -257,7 +257,7 @@ def test_cli_check_all_problems_of_a_run_come_in_one_look(place, capsys):
 
 BAD_ROWS = {
     "unknown key": (["training.lerning_rate=1"], "Did you mean 'learning_rate'?"),
-    "wrong type": (["training.num_steps=many"], "must be a whole number >= 1, got 'many'"),
+    "wrong type": (["training.num_steps=many"], "must be an integer >= 1, got 'many'"),
     "missing data file": ([*FROM_FILE, "data.0.path=rowz.jsonl"], "Did you mean 'rows.jsonl'?"),
     "malformed data file": ([*FROM_FILE, "data.0.path=bad.jsonl"], "line 2"),
     "unknown model": (["model=nowhere"], "model 'nowhere'"),

@@ -97,7 +97,7 @@ def test_cli_compare_one_run_and_no_run_get_one_message(runs: list[str], capsys:
     "content",
     ["{", "[1]", '"x"', '{"setup_s": "long"}', '{"peak_rss_bytes": "x"}', f'{{"setup_s": {"9" * 400}}}', "[" * 100_000],
 )
-def test_cli_compare_a_damaged_summary_is_named_or_passed_over(
+def test_cli_compare_a_corrupted_summary_is_named_or_passed_over(
     runs: list[str], content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path(runs[1], "summary.json").write_text(content)

@@ -142,7 +142,7 @@ def test_cli_main_version_and_help_are_0(capsys):
 
 
 def imported_by(*arguments: str) -> tuple[int, set[str], float]:
-    """Exit code, top-level modules and processor time (see `LOOPS`) of a command in a process of its own."""
+    """Exit code, top-level modules and CPU time (see `LOOPS`) of a command in a process of its own."""
     program = (
         f"{LOOPS}\n"
         "import sys, time\n"

@@ -128,7 +128,7 @@ def test_cli_view_a_mistake_gets_one_message(
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 not really PAR1", b"\x00" * 4096], ids=["empty", "torn", "zeros"])
-def test_cli_view_a_damaged_file_is_named_and_the_others_are_shown(
+def test_cli_view_a_corrupted_file_is_named_and_the_others_are_shown(
     run: RunDirectory, content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.get_rollouts_path(2).write_bytes(content)
@@ -369,7 +369,7 @@ async def test_cli_view_tokens_are_spelt_by_the_tokenizer_that_the_run_kept(tmp_
         assert "Only token ids are shown" not in _screen(app)
 
 
-async def test_cli_view_a_damaged_file_leaves_the_others_readable(run: RunDirectory) -> None:
+async def test_cli_view_a_corrupted_file_leaves_the_others_readable(run: RunDirectory) -> None:
     run.get_rollouts_path(2).write_bytes(b"torn")
     app = _app(run)
     async with app.run_test(size=(200, 40)) as pilot:

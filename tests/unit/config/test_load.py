@@ -209,12 +209,12 @@ def test_config_load_names_from_elsewhere_lead_to_keys_that_exist():
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("training.num_steps=true", "'training.num_steps' must be a whole number >= 1, got true."),
-        ("training.num_steps='8'", "must be a whole number >= 1, got '8'. Write it without quotes: 8."),
-        ("training.num_steps=8.0", "must be a whole number >= 1, got 8.0. Write 8."),
-        ("training.num_steps=0", "must be a whole number >= 1, got 0."),
-        ("training.num_steps=null", "must be a whole number >= 1, got null."),
-        ("training.num_steps=[3]", "must be a whole number >= 1, got [3]."),
+        ("training.num_steps=true", "'training.num_steps' must be an integer >= 1, got true."),
+        ("training.num_steps='8'", "must be an integer >= 1, got '8'. Write it without quotes: 8."),
+        ("training.num_steps=8.0", "must be an integer >= 1, got 8.0. Write 8."),
+        ("training.num_steps=0", "must be an integer >= 1, got 0."),
+        ("training.num_steps=null", "must be an integer >= 1, got null."),
+        ("training.num_steps=[3]", "must be an integer >= 1, got [3]."),
         ("training.warmup_steps=33", "'training.warmup_steps': 33 exceeds training.num_steps 32"),
         ("training.learning_rate=-1", "must be a number > 0, got -1."),
         ("training.learning_rate=.inf", "must be a number > 0, got Infinity."),
@@ -222,7 +222,7 @@ def test_config_load_names_from_elsewhere_lead_to_keys_that_exist():
         ("training.beta1=1", "must be a number >= 0 and < 1, got 1."),
         ("tracking.tensorboard=yes", "must be true or false, got 'yes'. Write true."),
         ("tracking.tensorboard=1", "must be true or false, got 1."),
-        ("tracking.wandb=5", "must be text or null, got 5. Put it in quotes: '5'."),
+        ("tracking.wandb=5", "must be a string or null, got 5. Put it in quotes: '5'."),
         ("training.schedule=cosin", "must be one of 'constant', 'linear', 'cosine', got 'cosin'. Did you mean 'cosine'?"),  # noqa: E501
         ("training=5", "'training' must be a section, got 5."),
         ("algorithm=grpo", "'algorithm' must be a section, got 'grpo'. Write `algorithm.type=grpo`, or in a file `algorithm: {type: grpo}`."),  # noqa: E501
@@ -231,7 +231,7 @@ def test_config_load_names_from_elsewhere_lead_to_keys_that_exist():
         ("training=null", "must be a section, got null. The section is empty"),
         ("data=[]", "'data' must be a non-empty list of sections, got []."),
         ("data={}", "'data' must be a non-empty list of sections, got {}."),
-        ("name=a/b", "'name' must be text of letters (A to Z, a to z), digits, '.', '_' and '-' that begins with"),
+        ("name=a/b", "'name' must be a string of letters (A to Z, a to z), digits, '.', '_' and '-' that begins with"),
         ("model=[a]", "'model' must be a section, got"),
         ("model={}", "missing key 'model.path'"),
         ("data.0.operations=[+, /]", "'data.0.operations.1' must be one of '+', '-', '*', got '/'."),
@@ -243,7 +243,7 @@ def test_config_load_names_from_elsewhere_lead_to_keys_that_exist():
         ("data.0.prompt_template=hello", "does not contain {prompt}"),
         ("data.0.max_operand=0", "max_operand must be >= min_operand, got 0 < 1"),
         ("model={path: m, lora: {target_modules: 3}}", "'model.lora.target_modules' must be a list of strings or 'all-linear', got 3."),  # noqa: E501
-        ("training.num_steps=1e99", "must be a whole number >= 1, got 1e+99."),
+        ("training.num_steps=1e99", "must be an integer >= 1, got 1e+99."),
         ("training.learning_rate='nan'", "must be a number > 0, got 'nan'."),
         ("cluster.device_mapping={actor_train: 0-x}", "'0-x' is not a list of devices"),
         ("cluster.device_mapping={actor_train: 3-0}", "'3-0' is not a list of devices"),
@@ -274,8 +274,8 @@ def test_config_load_all_problems_of_file_and_overrides_come_together(tmp_path):
     path.write_text(QUICKSTART.read_text().replace("num_steps: 32", "num_steps: many"))
     message = refusal(path, "seed=-1", "nmae=x")
     assert message.startswith("3 problems")
-    assert f"({path}:8) must be a whole number >= 1, got 'many'" in message
-    assert "'seed' (override 'seed=-1') must be a whole number >= 0 and < 18446744073709551616, got -1." in message
+    assert f"({path}:8) must be an integer >= 1, got 'many'" in message
+    assert "'seed' (override 'seed=-1') must be an integer >= 0 and < 18446744073709551616, got -1." in message
     assert "unknown key 'nmae' (override 'nmae=x'). Did you mean 'name'?" in message
 
 
@@ -312,7 +312,7 @@ def test_config_load_overrides_as_one_text_are_refused():
     [
         ({"seed": np.int64(3)}, "'seed' is a Python int64"),
         ({"inference": {"options": {"f": print}}}, "'inference.options.f' is a Python builtin"),
-        ({3: 4}, "keys must be text"),
+        ({3: 4}, "keys must be strings"),
         (5, "a configuration must be a file or a dictionary, not int"),
     ],
 )

@@ -115,7 +115,7 @@ def test_config_path_a_seed_is_one_that_every_generator_takes(seed: int, good: b
     if good:
         assert load_config(BASE, {"seed": seed}).seed == seed
         return
-    with pytest.raises(ConfigError, match=r"'seed'.* must be a whole number >= 0 and < 18446744073709551616"):
+    with pytest.raises(ConfigError, match=r"'seed'.* must be an integer >= 0 and < 18446744073709551616"):
         load_config(BASE, {"seed": seed})
 
 

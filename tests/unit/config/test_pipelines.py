@@ -92,7 +92,7 @@ def test_config_pipelines_its_own_sections_stand_where_a_reader_looks_first() ->
     ("change", "message"),
     [
         ({"imitation": {"fil": "x"}}, r"unknown key 'imitation.fil'. Did you mean 'file'\?"),
-        ({"imitation": {"file": "x", "num_epochs": 0}}, "'imitation.num_epochs' must be a whole number >= 1, got 0"),
+        ({"imitation": {"file": "x", "num_epochs": 0}}, "'imitation.num_epochs' must be an integer >= 1, got 0"),
         ({"imitation": None}, "'imitation' must be a section, got null. The section is empty"),
         ({"rollout": {"group_size": 2}}, "unknown key 'rollout'"),
         ({"num_generations": 2}, r"unknown key 'num_generations'\. (?!.*rollout)"),

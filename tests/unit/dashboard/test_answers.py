@@ -49,7 +49,7 @@ def test_dashboard_answers_a_flat_reward_is_told_its_causes(make_run: MakeRun) -
     flat = asked(run)["flat"]
     assert "90% of answers are truncated" in flat["answer"]
     assert "the rewards within each group are equal" in flat["answer"] and "too hard" in flat["answer"]
-    assert {"text": "answers that were cut off", "view": "rollouts"}.items() <= flat["links"][1].items()
+    assert {"text": "answers that were truncated", "view": "rollouts"}.items() <= flat["links"][1].items()
 
 
 def test_dashboard_answers_filtered_answers_are_found_by_their_step(make_run: MakeRun) -> None:

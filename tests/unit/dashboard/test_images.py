@@ -226,5 +226,5 @@ def test_images_in_texts_of_the_terminal_show_their_size(run: Path) -> None:
         f"b [image {ABSENT[:12]}: missing from the run's media store]"
     )
     place(run, digest).write_bytes(b"no image")
-    assert describe_images(inside, f"[image {digest[:12]}]") == f"[image {digest[:12]}: damaged, 0.0 KiB]"
+    assert describe_images(inside, f"[image {digest[:12]}]") == f"[image {digest[:12]}: corrupted, 0.0 KiB]"
     assert find_image(inside, digest).num_bytes == 8

@@ -55,7 +55,7 @@ def test_hf_determinism_two_processes_give_the_same_bits(tiny_model: Path) -> No
         for _ in range(2)
     ]
     first, second = (process.communicate(timeout=240)[0].split() for process in processes)
-    assert first == second and len(set(first)) == 4  # two number formats, two steps
+    assert first == second and len(set(first)) == 4  # two dtypes, two steps
 
 
 async def batches_of(engine: HFEngine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:

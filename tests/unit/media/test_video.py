@@ -99,10 +99,10 @@ def test_video_files_that_cannot_be_read_are_reported(data: bytes, message: str,
         decode_video(still.getvalue(), "a")
 
 
-def test_video_archive_that_is_damaged_is_reported(tmp_path: Path) -> None:
+def test_video_archive_that_is_corrupted_is_reported(tmp_path: Path) -> None:
     store = MediaStore(tmp_path)
     digest = store.add_clip(build_video(FRAMES, 4, "a"))
     path = tmp_path / digest[:2] / digest
     path.write_bytes(path.read_bytes()[:-60])
-    with pytest.raises(DataError, match=f"video {digest[:12]} is damaged"):
+    with pytest.raises(DataError, match=f"video {digest[:12]} is corrupted"):
         MediaStore(tmp_path).get(digest)

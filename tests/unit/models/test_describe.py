@@ -104,10 +104,10 @@ def test_model_describe_describing_and_resolving_import_no_torch(tiny_model: Pat
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 8, b"\x10\0\0\0\0\0\0\0not json at all!"])
-def test_model_describe_damaged_weights_are_named(tiny_model: Path, tmp_path: Path, content: bytes) -> None:
+def test_model_describe_corrupted_weights_are_named(tiny_model: Path, tmp_path: Path, content: bytes) -> None:
     directory = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     (directory / "model.safetensors").write_bytes(content)
-    with pytest.raises(ModelError, match=r"model\.safetensors.*damaged"):
+    with pytest.raises(ModelError, match=r"model\.safetensors.*corrupted"):
         describe_model(directory)
 
 

@@ -56,9 +56,9 @@ def test_model_loading_an_unknown_architecture_is_refused(model_copy: Path) -> N
         load_causal_lm(model_copy, "float32")
 
 
-def test_model_loading_damaged_weights_are_refused(model_copy: Path) -> None:
+def test_model_loading_corrupted_weights_are_refused(model_copy: Path) -> None:
     (model_copy / "model.safetensors").write_bytes(b"not safetensors")
-    with pytest.raises(ModelError, match=r"model\.safetensors' is damaged, or is not a safetensors file"):
+    with pytest.raises(ModelError, match=r"model\.safetensors' is corrupted, or is not a safetensors file"):
         load_causal_lm(model_copy, "float32")
 
 
@@ -82,7 +82,7 @@ def test_model_loading_a_weight_of_another_shape_is_refused_and_named(model_copy
         load_causal_lm(model_copy, "float32")
 
 
-def test_model_loading_a_damaged_tokenizer_is_refused(model_copy: Path) -> None:
+def test_model_loading_a_corrupted_tokenizer_is_refused(model_copy: Path) -> None:
     (model_copy / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match="tokenizer"):
         load_tokenizer(model_copy)

@@ -209,19 +209,19 @@ async def test_checkpoint_a_checkpoint_of_another_version_is_refused_with_the_wa
     assert isinstance(caught.value, CheckpointError | UserError), "exit code 2, without a traceback"
 
 
-async def test_checkpoint_what_is_damaged_is_refused_with_the_checkpoint_before_it(run: RunDirectory) -> None:
-    class Damaged(FileTrainer):
+async def test_checkpoint_what_is_corrupted_is_refused_with_the_checkpoint_before_it(run: RunDirectory) -> None:
+    class Corrupted(FileTrainer):
         async def load(self, path: Path) -> None:
-            raise CheckpointError(f"'{path}' is damaged.")
+            raise CheckpointError(f"'{path}' is corrupted.")
 
     checkpointer = Checkpointer(run, CheckpointConfig(keep_last=2), FileTrainer())
     paths = [await checkpointer.save(RunState(step=step), ledger_of(0)) for step in (9, 10)]
-    ways = ["No checkpoint is older: if files are damaged, begin a new run."]
-    ways += [f"If files are damaged, move '{paths[1]}' away: `roll resume` then continues from 'step-000009'."]
+    ways = ["No checkpoint is older: if files are corrupted, begin a new run."]
+    ways += [f"If files are corrupted, move '{paths[1]}' away: `roll resume` then continues from 'step-000009'."]
     for path, way in zip(paths, ways, strict=True):
         with pytest.raises(CheckpointError) as caught:
-            await read_checkpoint(path, RunState).restore(Damaged())
-        assert str(caught.value) == f"'{path / 'trainer'}' is damaged. {way}"
+            await read_checkpoint(path, RunState).restore(Corrupted())
+        assert str(caught.value) == f"'{path / 'trainer'}' is corrupted. {way}"
         (path / "state.json").write_text("[")
         with pytest.raises(CheckpointError) as caught:
             read_checkpoint(path, RunState)

@@ -223,7 +223,7 @@ def test_diffusion_export_and_evaluation_of_a_trained_model(world: Path) -> None
     ("row", "message"),
     [
         ({"image": "0.png"}, "there is no column 'prompt'"),
-        ({"prompt": 3, "image": "0.png"}, "column 'prompt' must be text, got int"),
+        ({"prompt": 3, "image": "0.png"}, "column 'prompt' must be a string, got int"),
         ({"prompt": "x", "image": "none.png"}, r"the image '.*none.png' does not exist"),
         ({"prompt": "x", "image": "http://a/b.png"}, "is a URL"),
         ({"prompt": "x", "image": ["0.png"]}, "must be the path of an image, got list"),

@@ -29,7 +29,7 @@ def checkpoint(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_export_refuses_weights_that_are_not_whole(checkpoint: Path, tmp_path: Path, adapter: bool, kept_bytes: int):
     file = checkpoint / ("adapter/adapter_model.safetensors" if adapter else "model/model.safetensors")
     file.write_bytes(file.read_bytes()[:kept_bytes])
-    with pytest.raises(ModelError, match=rf"{file.name}' is damaged, or is not a safetensors file"):
+    with pytest.raises(ModelError, match=rf"{file.name}' is corrupted, or is not a safetensors file"):
         exporting.export(checkpoint, tmp_path / "target", adapter=adapter)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 

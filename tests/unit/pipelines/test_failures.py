@@ -52,7 +52,7 @@ def test_failures_shares_are_of_the_answers_that_a_verifier_was_asked_about() ->
     boom = [f"a worker (process {7 + i}) is gone (prompt 'd/{i}')" for i in range(2)]
     groups = [group(0, boom[0], RIGHT, CUT, CUT), group(1, boom[1], LATE, CUT, "other")]
     found = count_failures(groups)
-    assert (found.num_judged, found.failed, found.timed_out) == (5, 3, 1)  # three were cut off: nobody looked at them
+    assert (found.num_judged, found.failed, found.timed_out) == (5, 3, 1)  # three were truncated: nobody looked at them
     assert found.collect_metrics() == {
         "rollout/infra_errors": 3, "rollout/infra_error_share": 0.6, "reward/timeouts": 1, "reward/timeout_share": 0.2
     }  # fmt: skip

@@ -46,17 +46,17 @@ def test_teacher_output_store_rows_have_several_columns_of_several_widths(tmp_pa
     assert rows.dtype.itemsize == 3 * (2 + 4)  # nothing but the numbers
 
 
-@pytest.mark.parametrize("damaged", ["npz", "npy"])
-def test_teacher_output_store_damaged_files_are_asked_for_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, damaged: str
+@pytest.mark.parametrize("corrupted", ["npz", "npy"])
+def test_teacher_output_store_corrupted_files_are_asked_for_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, corrupted: str
 ) -> None:
     one, other = sample(0, [1], [2]), sample(1, [1], [3])
     kept = OutputStore(tmp_path)
     kept.add([one], [said(-1)])
-    (path,) = tmp_path.glob(f"*.{damaged}")
+    (path,) = tmp_path.glob(f"*.{corrupted}")
     kept.add([other], [said(-2)])
     content = bytearray(path.read_bytes())
-    content[-1 if damaged == "npy" else 100] ^= 1  # one bit
+    content[-1 if corrupted == "npy" else 100] ^= 1  # one bit
     path.write_bytes(content)
     read = OutputStore(tmp_path)
     assert read.find_missing([one, other]) == [one]

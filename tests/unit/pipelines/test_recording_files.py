@@ -1,4 +1,4 @@
-"""The format of recordings: nothing is lost, nothing damaged is read, a resumed run goes on where it stood."""
+"""The format of recordings: nothing is lost, nothing corrupted is read, a resumed run goes on where it stood."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def test_recording_a_torn_line_at_the_end_was_never_recorded(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("at", [10, 3000, -12, -2])
-def test_recording_a_damaged_byte_is_named_with_its_file_and_place(tmp_path: Path, at: int) -> None:
+def test_recording_a_corrupted_byte_is_named_with_its_file_and_place(tmp_path: Path, at: int) -> None:
     path = recorded(tmp_path, 2) / "step-000002" / "rollouts.parquet"
     content = bytearray(path.read_bytes())
     content[at] ^= 1
@@ -280,7 +280,7 @@ def test_recording_a_damaged_byte_is_named_with_its_file_and_place(tmp_path: Pat
     place = at % len(content) // 4096 * 4096
     recording = Recording.open(tmp_path)
     recording.read(1)
-    with pytest.raises(DataError, match=rf"step-000002/rollouts\.parquet' is damaged between bytes {place:,} and"):
+    with pytest.raises(DataError, match=rf"step-000002/rollouts\.parquet' is corrupted between bytes {place:,} and"):
         recording.read(2)
 
 

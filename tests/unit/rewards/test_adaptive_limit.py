@@ -1,4 +1,4 @@
-"""Adaptive limits: what they measure, when they apply, and that right answers are not cut off."""
+"""Adaptive limits: what they measure, when they apply, and that correct answers are not cut off."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_adaptive_limit_follows_the_slowest_right_answer(rollout: MakeRoll
     trial = _Trial(rollout, min_right=3)
     for cpu_s in (1.0, 4.0, 2.0):
         await trial.score("right", cpu_s)
-    await trial.score("wrong", 5.9)  # below the limit of 6 s; the time of a wrong answer does not count
+    await trial.score("wrong", 5.9)  # below the limit of 6 s; the time of an incorrect answer does not count
     cut = await trial.score("wrong", 6.1)
     assert trial.pool.limits == [None, None, None, 6.0, 6.0]  # the configured limit until three are known
     assert (cut.value, cut.verdict, cut.correct, cut.parts) == (0.0, "timeout", False, {"cut_early": 1.0})
@@ -140,7 +140,7 @@ async def test_adaptive_limit_is_restored_from_a_checkpoint(rollout: MakeRollout
     await again.score("right", 1.0)
     await again.score("right", 1.0)
     assert again.pool.limits == [None, 4.5]
-    earlier = AdaptiveLimits(2.0, 30.0, 1.5)  # a checkpoint without numbers of right answers
+    earlier = AdaptiveLimits(2.0, 30.0, 1.5)  # a checkpoint without numbers of correct answers
     earlier.restore({"p": [[0, 4.0]]})
     assert earlier.compute_cpu_limit_s("p", 0) == 6.0
 

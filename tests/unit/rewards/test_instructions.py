@@ -216,12 +216,12 @@ def test_reward_instructions_words() -> None:
         (
             "detectable_format:number_bullet_lists",
             {"num_bullets": 1.5},
-            "'num_bullets' must be a whole number of at least 0, got 1.5",
+            "'num_bullets' must be an integer >= 0, got 1.5",
         ),
         (
             "detectable_format:number_bullet_lists",
             {"num_bullets": True},
-            "must be a whole number of at least 0, got True",
+            "must be an integer >= 0, got True",
         ),
     ],
 )

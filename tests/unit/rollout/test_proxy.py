@@ -242,7 +242,7 @@ def test_llm_proxy_router_of_unequal_engines_leaves_no_slot_free_while_a_request
             assert (chosen is None) == all(loads[name] == limits[name] for name in loads)
             if chosen is not None:
                 loads[chosen.engine_id] += 1
-                if policy == "least_loaded" and not session:  # the share of its slots was the smallest
+                if policy == "least_loaded" and not session:  # the fraction of its slots was the smallest
                     taken = loads[chosen.engine_id] - 1
                     others = [n for n in loads if n != chosen.engine_id]
                     assert all(taken * limits[n] <= loads[n] * limits[chosen.engine_id] for n in others)

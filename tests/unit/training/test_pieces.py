@@ -86,7 +86,7 @@ DAMAGES: dict[str, tuple[dict[str, Any], Callable[[bytearray], object], str]] = 
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_sharded_weights_damaged_files_are_refused_alike_in_pieces_and_whole(
+def test_sharded_weights_corrupted_files_are_refused_alike_in_pieces_and_whole(
     tiny_model: Path, tmp_path: Path, damage: str
 ) -> None:
     changes, spoil, said = DAMAGES[damage]

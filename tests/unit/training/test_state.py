@@ -1,4 +1,4 @@
-"""A trainer that was saved and loaded goes on bit for bit; damaged or foreign checkpoints are refused."""
+"""A trainer that was saved and loaded goes on bit for bit; corrupted or foreign checkpoints are refused."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ def test_trainer_state_numbers_that_no_trainer_writes_are_refused(
     saved: Any = reader.read_metadata().state_dict_metadata
     state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in saved.items()}
     dcp.load(state, storage_reader=reader, no_dist=True)
-    dcp.save(state | instead, storage_writer=dcp.FileSystemWriter(tmp_path / "damaged"), no_dist=True)
+    dcp.save(state | instead, storage_writer=dcp.FileSystemWriter(tmp_path / "corrupted"), no_dist=True)
     with pytest.raises(CheckpointError, match=says):
-        backend.load(tmp_path / "damaged")
+        backend.load(tmp_path / "corrupted")
     assert torch.equal(torch.get_rng_state(), generator)
 
 
-def test_trainer_state_missing_and_damaged_checkpoints_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+def test_trainer_state_missing_and_corrupted_checkpoints_are_refused(tiny_model: Path, tmp_path: Path) -> None:
     backend = TorchBackend(make_spec(tiny_model))
     with pytest.raises(CheckpointError, match="cannot be read"):
         backend.load(tmp_path / "nothing")

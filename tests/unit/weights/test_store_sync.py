@@ -238,7 +238,7 @@ async def test_store_sync_of_merged_adapters_writes_deltas(open_bench: Callable[
     bench.check_weights()
 
 
-async def test_store_sync_with_a_damaged_bucket_does_not_pause_the_engines(
+async def test_store_sync_with_a_corrupted_bucket_does_not_pause_the_engines(
     open_bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ):
     bench = await open_bench(RecordingEngine)

@@ -1,4 +1,4 @@
-"""The transport `store`: what engines receive, what stays in the store, and what happens when files are damaged."""
+"""The transport `store`: what engines receive, what stays in the store, and what happens when files are corrupted."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def flip_byte(path: Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing": (Path.unlink, "FileNotFoundError"),
     "truncated": (lambda path: os.truncate(path, 100), "the file has 100 bytes, expected"),
-    "damaged": (flip_byte, "the file is damaged: its checksum is"),
+    "corrupted": (flip_byte, "the file is corrupted: its checksum is"),
 }
 
 
@@ -322,7 +322,7 @@ def test_store_transport_full_disk_of_an_engine_is_reported(
         engine.fetch(update, 5.0)
 
 
-def test_store_transport_damaged_local_copy_is_fetched_again(
+def test_store_transport_corrupted_local_copy_is_fetched_again(
     sender: Sender, engine: WeightPrefetcher, store: WeightStore
 ):
     tensors = build_tensors()
@@ -389,7 +389,7 @@ def test_store_transport_engine_killed_while_it_fetches_does_not_block_the_next(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_store_transport_survives_random_faults(seed: int, store: WeightStore, monkeypatch: pytest.MonkeyPatch):
-    """Run ten schedules of syncs, crashes, failed reads and damaged files: an engine never gets other weights."""
+    """Run ten schedules of syncs, crashes, failed reads and corrupted files: an engine never gets other weights."""
     chance = random.Random(seed)
     monkeypatch.setattr(files, "NUM_ATTEMPTS", 2)
     original = {name: getattr(DirectoryBackend, name) for name in ("read", "write", "delete")}

@@ -38,7 +38,7 @@ MAX_HOLD_S = 1800.0
 IDLE_BYTES = 2_300_000
 """Memory that an idle sandbox adds to the memory in use, as measured (`make bench NAME=sandbox-service`)."""
 MEMORY_SHARE = 0.25
-"""Maximum share of the free memory that idle sandboxes may use."""
+"""Maximum fraction of the free memory that idle sandboxes may use."""
 MAX_START_TIME_S = 10.0
 """Maximum seconds that the cores may need to start all idle sandboxes, which bounds their number."""
 _K = TypeVar("_K")

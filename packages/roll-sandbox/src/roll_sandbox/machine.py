@@ -39,13 +39,13 @@ def read_memory_bytes() -> tuple[int, int] | None:
 
 
 class CpuMeter:
-    """Measures the share of the machine's cores that were busy since the last call."""
+    """Measures the fraction of the machine's cores that were busy since the last call."""
 
     def __init__(self) -> None:
         self._last = _read_jiffies()
 
     def measure_busy_share(self) -> float:
-        """Return the share of cores that were busy since the last call, from 0 to 1; 0 if the system has no data."""
+        """Return the fraction of cores that were busy since the last call, from 0 to 1; 0 if the system has no data."""
         (idle, total), (idle_then, total_then) = _read_jiffies(), self._last
         self._last = idle, total
         return 1 - (idle - idle_then) / (total - total_then) if total > total_then else 0.0

@@ -263,7 +263,7 @@ print("BREACH")
     ),
     _python(
         "a file limit passed through a pointer",
-        "a pointer whose lower half is zero does not count as null",
+        "a pointer whose lower half is zero is not treated as null",
         """
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -324,7 +324,7 @@ except OSError: print("refused")
     ),
     _python(
         "out of memory in the agent",
-        "the program counts as having exceeded its memory limit, whichever process the kernel kills",
+        "the program is treated as having exceeded its memory limit, whichever process the kernel kills",
         """
 with open("/proc/self/oom_score_adj", "w") as file: file.write("0")
 for n in range(12):

@@ -69,7 +69,7 @@ def count_epoch_rows(values: LibraryValues) -> float:
 
 
 def is_fraction(steps: float) -> bool:
-    """Return whether `steps` is a share of all steps, not a number of steps; `TrainingArguments` allows both."""
+    """Return whether `steps` is a fraction of all steps, not a number of steps; `TrainingArguments` allows both."""
     return 0 < steps < 1
 
 
@@ -118,7 +118,7 @@ def _convert_save_steps(values: LibraryValues) -> Mapping[str, Any]:
     if values.save_strategy != "steps":
         return {}
     if is_fraction(values.save_steps):
-        raise UnsupportedValueError("a share of all steps is not supported; by default ROLL saves every ten minutes")
+        raise UnsupportedValueError("a fraction of all steps is not supported; by default ROLL saves every ten minutes")
     return {"checkpoint.every_num_steps": max(1, round(values.save_steps / values.updates_per_step(values)))}
 
 

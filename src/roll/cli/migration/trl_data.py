@@ -81,12 +81,12 @@ def _convert_eval_every(value: Any, values: LibraryValues) -> int:
         return 0
     steps = float(value or values.logging_steps)
     if is_fraction(steps):
-        raise UnsupportedValueError("a share of all steps is not supported: set evaluation.every_num_steps")
+        raise UnsupportedValueError("a fraction of all steps is not supported: set evaluation.every_num_steps")
     return max(1, round(steps / values.updates_per_step(values)))
 
 
 def _convert_warmup(value: float, values: LibraryValues) -> int:
-    """Return the warm-up in ROLL steps; TRL gives it as a number of optimizer steps, or as a share of all steps."""
+    """Return the warm-up in ROLL steps; TRL gives it as a number of optimizer steps, or as a fraction of all steps."""
     if not value:
         return 0
     updates = values.updates_per_step(values)
@@ -94,7 +94,7 @@ def _convert_warmup(value: float, values: LibraryValues) -> int:
         return math.ceil(value / updates)
     total = values.total_steps(values)
     if total is None:
-        raise UnsupportedValueError("a share of all steps depends on the number of rows: set training.warmup_steps")
+        raise UnsupportedValueError("a fraction of all steps depends on the number of rows: set training.warmup_steps")
     return math.ceil(float(value) * total)
 
 
@@ -109,7 +109,7 @@ def build_step_rules() -> list[Rule]:
             0,
             "training.warmup_steps",
             _convert_warmup,
-            "in steps of ROLL; a fraction is a share of all steps",
+            "in steps of ROLL; a value below 1 is a fraction of all steps",
         ),
         renamed_key_rule("eval_steps", None, "evaluation.every_num_steps", _convert_eval_every),
         companion_rule("eval_strategy", "no", ["evaluation.every_num_steps", "data"], "`no` evaluates only at the end"),

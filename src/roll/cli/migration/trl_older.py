@@ -27,11 +27,11 @@ def _convert_warmup(values: LibraryValues) -> Mapping[str, Any]:
     if not share or values.warmup_steps:
         return {}
     if not 0 <= float(share) <= 1:
-        raise ValueError("it is a share of all steps, and must be between 0 and 1")
+        raise ValueError("it is a fraction of all steps, and must be between 0 and 1")
     total = values.total_steps(values)
     if total is None:
         raise UnsupportedValueError(
-            "a share of all steps requires the number of rows: set --rows or training.warmup_steps"
+            "a fraction of all steps requires the number of rows: set --rows or training.warmup_steps"
         )
     return {"training.warmup_steps": math.ceil(float(share) * total)}
 

@@ -118,7 +118,7 @@ class RolloutFile:
             max_length: maximum length of each string.
 
         Raises:
-            UserError: the file is damaged, or was replaced.
+            UserError: the file is corrupted, or was replaced.
         """
         places = [row.number for row in rows]
         with self._open() as file:
@@ -129,7 +129,7 @@ class RolloutFile:
         """Yield the rows that match a filter.
 
         Raises:
-            UserError: the file is damaged, or was not written by a run.
+            UserError: the file is corrupted, or was not written by a run.
         """
 
         # The name of a file decides its kind and step: files that cannot match are not opened.
@@ -170,7 +170,8 @@ class RolloutFile:
         """Return the text and scores, or with `tokens` the token columns, of rollout `number` in this file, by column.
 
         Raises:
-            UserError: the file is damaged, was not written by a run, or has become shorter, for example after a resume.
+            UserError: the file is corrupted, was not written by a run, or has become shorter, for example after a
+                resume.
         """
         columns = _TOKEN_COLUMNS if tokens else _DETAIL_COLUMNS
         with self._open() as file:

@@ -50,10 +50,10 @@ def show_rollouts(path: str, filters: str, sort: str, *, plain: bool, limit: int
         else:
             RolloutApp(run, filters, sort).run()
             return
-    rows, damaged = _read_rows(files, row_filter, sort, limit)
-    if len(damaged) == len(files):
-        raise damaged[0]
-    for error in damaged:
+    rows, corrupted = _read_rows(files, row_filter, sort, limit)
+    if len(corrupted) == len(files):
+        raise corrupted[0]
+    for error in corrupted:
         click.echo(f"Skipped: {error}", err=True)
     click.echo(_format_table(rows))
 
@@ -61,19 +61,19 @@ def show_rollouts(path: str, filters: str, sort: str, *, plain: bool, limit: int
 def _read_rows(
     files: Sequence[RolloutFile], row_filter: Filter, sort: str, limit: int
 ) -> tuple[list[Row], list[UserError]]:
-    """Return the first `limit` matching rows, newest files first or sorted by `sort`, and errors of damaged files."""
+    """Return the first `limit` matching rows, newest files first or sorted by `sort`, and errors of corrupted files."""
     rows: list[Row] = []
-    damaged: list[UserError] = []
+    corrupted: list[UserError] = []
     for file in files:
         found = file.read_rows(row_filter)
         try:
             while more := list(itertools.islice(found, _SORT_BATCH_SIZE if sort else limit - len(rows))):
                 rows = sort_rows([*rows, *more], sort)[:limit] if sort else [*rows, *more]
         except UserError as error:
-            damaged.append(error)
+            corrupted.append(error)
         if not sort and len(rows) >= limit:
             break
-    return rows, damaged
+    return rows, corrupted
 
 
 def _format_table(rows: list[Row]) -> str:

@@ -118,7 +118,7 @@ def _load_token_decoder(run: RunDirectory) -> tuple[Callable[[int], str], str]:
 
     try:
         tokenizer = Tokenizer.from_file(str(found))
-    except Exception as error:  # `tokenizers` raises plain exceptions for damaged files
+    except Exception as error:  # `tokenizers` raises plain exceptions for corrupted files
         return str, f"Only token ids are shown: the tokenizer cannot be read ({error})."
     return lambda token: tokenizer.decode([token], skip_special_tokens=False), ""
 

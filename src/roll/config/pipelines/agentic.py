@@ -21,7 +21,7 @@ class CurriculumConfig(Section):
     )
     min_share: float = option(
         0.1,
-        "Share of its weight that an environment keeps if its episodes always succeed or never succeed.",
+        "Fraction of its weight that an environment keeps if its episodes always succeed or never succeed.",
         gt=0,
         le=1,
     )
@@ -43,7 +43,7 @@ class AnchorsConfig(Section):
     )
     share: float = option(
         0.5,
-        "Share of an environment's groups that begin at anchors, once the environment has successful episodes.",
+        "Fraction of an environment's groups that begin at anchors, once the environment has successful episodes.",
         gt=0,
         le=1,
     )

@@ -13,31 +13,31 @@ __all__ = ["AdaptiveLimit", "PooledReward"]
 
 
 class AdaptiveLimit(Section):
-    """CPU-time limit of a reward that adapts to the times of right answers (RollPacker, arXiv 2509.21009).
+    """CPU-time limit of a reward that adapts to the times of correct answers (RollPacker, arXiv 2509.21009).
 
-    The limit is `factor` times the longest CPU time of a right answer, at least `min_cpu_s` and at most `time_limit_s`.
-    An answer that exceeds it counts as wrong.
+    The limit is `factor` times the longest CPU time of a correct answer, at least `min_cpu_s` and at most
+    `time_limit_s`. An answer that exceeds it is treated as incorrect.
     """
 
-    factor: float = option(1.5, "The limit is this factor times the longest CPU time of a right answer.", ge=1)
+    factor: float = option(1.5, "The limit is this factor times the longest CPU time of a correct answer.", ge=1)
     min_cpu_s: float = option(2.0, "Lower bound of the limit.", unit="s", gt=0)
     min_right: int = option(
-        3, "Number of right answers that are needed to adapt the limit. Until then, `time_limit_s` applies.", ge=1
+        3, "Number of correct answers that are needed to adapt the limit. Until then, `time_limit_s` applies.", ge=1
     )
     scope: Literal["prompt", "domain"] = option(
         "prompt",
-        "Which right answers determine the limit. `prompt`: answers to the same prompt. `domain`: answers of the "
+        "Which correct answers determine the limit. `prompt`: answers to the same prompt. `domain`: answers of the "
         "same domain.",
     )
     audit_share: float = option(
         0.05,
-        "Share of answers that run without the adaptive limit, to measure how many right answers it would cut off "
+        "Fraction of answers that run without the adaptive limit, to measure how many correct answers it would stop "
         "(metric `right_over_limit`).",
         ge=0,
         le=1,
     )
     right_at: float = option(
-        1.0, "If the reward gives no verdict, an answer counts as right if its value is at least this."
+        1.0, "If the reward gives no verdict, an answer is treated as correct if its value is at least this."
     )
 
 
@@ -46,7 +46,7 @@ class PooledReward(RewardSection):
 
     adaptive_limit: AdaptiveLimit | None = option(
         None,
-        "CPU-time limit that adapts to the times of right answers; `true` uses its defaults. If it is not set, only "
+        "CPU-time limit that adapts to the times of correct answers; `true` uses its defaults. If it is not set, only "
         "`time_limit_s` applies.",
     )
 

@@ -38,9 +38,9 @@ class RewardSection(Section):
         examples=[1.0],
     )
     time_limit_s: float = option(
-        5.0, "Time limit for one answer; an answer that exceeds it counts as wrong.", unit="s", gt=0
+        5.0, "Time limit for one answer; an answer that exceeds it is treated as incorrect.", unit="s", gt=0
     )
-    require_finished: bool = option(True, "Whether an answer that was cut off scores 0.")
+    require_finished: bool = option(True, "Whether an answer that was truncated scores 0.")
     reasoning: str = option(
         KEEP_REASONING,
         "Part of an answer that is scored. `auto`: the text after the model's reasoning, in the format of its chat "

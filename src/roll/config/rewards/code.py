@@ -28,7 +28,7 @@ class CodeReward(RewardSection):
     language_key: str = option("language", "Column with the answer's language; rows may omit it.")
     modules: list[str] = option(["solution"], "Names under which pytest files import the answer.", min_length=1)
     credit: Literal["all", "share"] = option(
-        "all", "`all`: 1 if every case passes, otherwise 0. `share`: the share of cases that pass."
+        "all", "`all`: 1 if every case passes, otherwise 0. `share`: the fraction of cases that pass."
     )
     compare: Literal["lines", "tokens", "exact"] = option(
         "lines",
@@ -36,7 +36,7 @@ class CodeReward(RewardSection):
         "output. `tokens`: word by word. `exact`: byte by byte.",
     )
     tolerance: float = option(
-        0.0, "Relative or absolute difference up to which floating-point results count as equal.", ge=0, lt=1
+        0.0, "Relative or absolute difference up to which floating-point results are treated as equal.", ge=0, lt=1
     )
     min_cpu_s: float = option(2.0, "Lower bound of a case's CPU-time limit.", unit="s", gt=0)
     max_cpu_s: float = option(
@@ -65,12 +65,12 @@ class CodeReward(RewardSection):
     )
     time_limit_s: float = option(
         180.0,
-        "Wall-time limit of an answer's test cases together; an answer that exceeds it counts as wrong.",
+        "Wall-time limit of an answer's test cases together; an answer that exceeds it is treated as incorrect.",
         unit="s",
         gt=0,
     )
     max_code_bytes: int = option(
-        2**16, "Maximum size of a program; a larger program counts as wrong.", unit="bytes", ge=1
+        2**16, "Maximum size of a program; a larger program is treated as incorrect.", unit="bytes", ge=1
     )
     max_output_bytes: int = option(
         2**20,

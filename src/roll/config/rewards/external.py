@@ -57,5 +57,5 @@ class EnvironmentReward(RewardSection):
     """The sum of the environment's rewards over all turns; for sources with an environment."""
 
     type: Literal["environment"] = option(..., "Kind of reward.")
-    solved_at: float = option(1.0, "The task counts as solved if the sum is at least this value.")
-    require_finished: bool = option(False, "Whether an episode whose last turn was cut off scores 0.")
+    solved_at: float = option(1.0, "The task is solved if the sum is at least this value.")
+    require_finished: bool = option(False, "Whether an episode whose last turn was truncated scores 0.")

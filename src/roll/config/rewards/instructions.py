@@ -19,7 +19,7 @@ class InstructionsReward(PooledReward):
     type: Literal["instructions"] = option(..., "Kind of reward.")
     reasoning: str = build_auto_reasoning_option()
     score: Literal["all", "share"] = option(
-        "all", "`all`: 1 if all instructions are followed, otherwise 0. `share`: the share that is followed."
+        "all", "`all`: 1 if all instructions are followed, otherwise 0. `share`: the fraction that is followed."
     )
     loose: bool = option(
         False,
@@ -59,7 +59,7 @@ class FormatReward(PooledReward):
         None, "JSON Schema of the answer, or of the content of `json_tag`; a code fence around the JSON is allowed."
     )
     json_tag: str | None = option(None, "Tag that contains the JSON.", examples=["answer"])
-    partial: bool = option(False, "Whether the reward is the share of met requirements instead of 1 or 0.")
+    partial: bool = option(False, "Whether the reward is the fraction of met requirements instead of 1 or 0.")
 
     @property
     def scores_reasoning(self) -> bool:

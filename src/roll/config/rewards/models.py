@@ -65,7 +65,7 @@ class JudgeReward(RewardSection):
     )
     solved_at: float | None = option(
         None,
-        "The task counts as solved if the reward (from 0 to 1) is at least this value. By default, the judge does "
+        "The task is solved if the reward (from 0 to 1) is at least this value. By default, the judge does "
         "not decide correctness.",
         gt=0,
         le=1,
@@ -82,12 +82,12 @@ class JudgeReward(RewardSection):
     time_limit_s: float = option(
         120.0,
         "Time limit of one reply. A request to an endpoint that exceeds it is sent again. If a request to the run's "
-        "own judge exceeds it, measured from when an engine starts the request, the judge counts as unreachable.",
+        "own judge exceeds it, measured from when an engine starts the request, the judge is treated as unreachable.",
         unit="s",
         gt=0,
     )
     max_attempts: int = option(
-        5, "Number of failed requests in a row after which the judge counts as unreachable.", ge=1
+        5, "Number of failed requests in a row after which the judge is treated as unreachable.", ge=1
     )
     backoff_s: float = option(
         1.0,
@@ -169,11 +169,10 @@ class RewardModelReward(RewardSection):
     shift: float = option(0.0, "Constant that is added after scaling.")
     solved_at: float | None = option(
         None,
-        "The task counts as solved if the reward is at least this value. By default, the model does not decide "
-        "correctness.",
+        "The task is solved if the reward is at least this value. By default, the model does not decide correctness.",
     )
     max_length: int = option(
-        4096, "Maximum length of the model's input; the beginning of a longer input is cut off.", unit="tokens", ge=2
+        4096, "Maximum length of the model's input; a longer input is truncated at the beginning.", unit="tokens", ge=2
     )
     batch_size: int = option(16, "Maximum number of answers in one forward pass.", ge=1)
     num_workers: int = option(1, "Number of processes, each with a separate copy of the model.", ge=1)
@@ -183,7 +182,7 @@ class RewardModelReward(RewardSection):
         "Device of the model: `cpu`, a device such as `cuda:1`, or `auto`, which uses an accelerator if there is one.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "Number format of the weights; `auto` keeps the format of the saved weights."
+        "auto", "Dtype of the weights; `auto` keeps the format of the saved weights."
     )
     time_limit_s: float = option(
         300.0,

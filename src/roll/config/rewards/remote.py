@@ -39,8 +39,7 @@ class RemoteReward(RewardSection):
     )
     solved_at: float | None = option(
         None,
-        "The task counts as solved if the reward is at least this value. By default, the result's field `correct` "
-        "decides.",
+        "The task is solved if the reward is at least this value. By default, the result's field `correct` decides.",
     )
     metadata_keys: list[str] | None = option(
         None, "Columns that are sent to the service; by default all columns.", examples=[["tests", "entry_point"]]

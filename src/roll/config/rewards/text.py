@@ -115,8 +115,8 @@ class RepetitionPenalty(PooledReward):
 
     type: Literal["repetition"] = option(..., "Kind of reward.")
     ngram_size: int = option(4, "Number of tokens of an n-gram.", unit="tokens", ge=1)
-    tolerance: float = option(0.1, "Share of repeated n-grams that is not penalized.", ge=0, lt=1)
-    require_finished: bool = option(False, "Whether an answer that was cut off gets no penalty.")
+    tolerance: float = option(0.1, "Fraction of repeated n-grams that is not penalized.", ge=0, lt=1)
+    require_finished: bool = option(False, "Whether an answer that was truncated gets no penalty.")
 
 
 class LengthPenalty(RewardSection):
@@ -127,7 +127,7 @@ class LengthPenalty(RewardSection):
         ..., "Number of tokens up to which there is no penalty.", unit="tokens", ge=0, examples=[256]
     )
     full_tokens: int = option(..., "Number of tokens at which the penalty is -1.", unit="tokens", ge=1, examples=[512])
-    require_finished: bool = option(False, "Whether an answer that was cut off gets no penalty.")
+    require_finished: bool = option(False, "Whether an answer that was truncated gets no penalty.")
 
     @model_validator(mode="after")
     def _check_limits(self) -> LengthPenalty:

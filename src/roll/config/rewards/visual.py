@@ -23,7 +23,7 @@ class BoxReward(PooledReward):
     score: Literal["iou", "hit"] = option(
         "iou", "`iou`: the IoU. `hit`: 1 if the IoU reaches `solved_at`, otherwise 0."
     )
-    solved_at: float = option(0.5, "The task counts as solved if the IoU is at least this value.", gt=0, le=1)
+    solved_at: float = option(0.5, "The task is solved if the IoU is at least this value.", gt=0, le=1)
 
     @property
     def needs_answer(self) -> bool:
@@ -50,13 +50,13 @@ class EditDistanceReward(PooledReward):
     """Recognized text (OCR): 1 - edit distance to the reference / length of the longer text.
 
     The text between the last `<answer>` and `</answer>` is compared, or the whole text without these tags. Runs of
-    whitespace count as one space.
+    whitespace are treated as one space.
     """
 
     type: Literal["edit_distance"] = option(..., "Kind of reward.")
     reasoning: str = build_auto_reasoning_option()
     ignore_case: bool = option(False, "Whether the comparison ignores case.")
-    solved_at: float = option(1.0, "The task counts as solved if the reward is at least this value.", gt=0, le=1)
+    solved_at: float = option(1.0, "The task is solved if the reward is at least this value.", gt=0, le=1)
 
     @property
     def needs_answer(self) -> bool:

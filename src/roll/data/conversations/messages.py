@@ -115,7 +115,7 @@ class MessageReader:
         if not isinstance(value, list | tuple) or not value:
             raise BadRow(
                 "wrong type",
-                f"{location}: column '{key}' must be text or a list of chat messages ({{role, content}}, roles "
+                f"{location}: column '{key}' must be a string or a list of chat messages ({{role, content}}, roles "
                 f"{', '.join(ROLES)}), got {short(value)}.",
             )
         messages: list[Message] = []
@@ -193,7 +193,7 @@ class MessageReader:
         if calls and (is_null(content) or content == []):
             return MessageContent()
         if not isinstance(content, list | tuple) or not content:
-            raise BadRow("wrong type", f"{location}: `content` must be text, got {short(content)}.")
+            raise BadRow("wrong type", f"{location}: `content` must be a string, got {short(content)}.")
         return read_parts(content, self.ignored, location, drop_nulls=self.drop_nulls, media=self.media)
 
 
@@ -260,7 +260,7 @@ def _read_boolean(fields: UnreadFields, name: str, location: str) -> bool | None
 def _read_name(fields: UnreadFields, field_name: str, location: str) -> str | None:
     value = fields.pop(field_name)
     if value is not None and not isinstance(value, str):
-        raise BadRow("wrong type", f"{location}: `{field_name}` must be text, got {short(value)}.")
+        raise BadRow("wrong type", f"{location}: `{field_name}` must be a string, got {short(value)}.")
     return value
 
 

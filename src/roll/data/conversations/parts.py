@@ -61,7 +61,9 @@ def read_parts(
         if isinstance(part, str):
             part = {"type": "text", "text": part}
         if not isinstance(part, Mapping):
-            raise BadRow("wrong type", f"{location}: a part of `content` must be text or an object, got {short(part)}.")
+            raise BadRow(
+                "wrong type", f"{location}: a part of `content` must be a string or an object, got {short(part)}."
+            )
         _read_part(part, parts, ignored, location, drop_nulls, media)
     return parts
 
@@ -115,7 +117,7 @@ def _read_part(
     else:
         raise BadRow(
             "unsupported content part",
-            f"{location}: `content` must be text or parts of type text, thinking, tool_use or tool_result, got "
+            f"{location}: `content` must be a string or parts of type text, thinking, tool_use or tool_result, got "
             f"{short(part)}.",
         )
     fields.check_all_read(IGNORED_PART_FIELDS, _KNOWN_FIELDS, "a content part", location)
@@ -129,7 +131,7 @@ def _find_kind(type_name: str) -> MediaKind | None:
 def _read_text(value: Any, part: Any, location: str) -> str:
     value = "" if value is None and any(part.get(name) == "" for name in ("text", "thinking")) else value
     if not isinstance(value, str):
-        raise BadRow("wrong type", f"{location}: `content` must be text, got {short(part)}.")
+        raise BadRow("wrong type", f"{location}: `content` must be a string, got {short(part)}.")
     return value
 
 
@@ -139,7 +141,7 @@ def _read_result(value: Any, ignored: frozenset[str], location: str) -> str:
         return value or ""
     parts = read_parts(value, ignored, location) if isinstance(value, list | tuple) else None
     if parts is None or parts.reasoning or parts.calls or parts.results:
-        raise BadRow("wrong type", f"{location}: a tool result must be text, got {short(value)}.")
+        raise BadRow("wrong type", f"{location}: a tool result must be a string, got {short(value)}.")
     return parts.text
 
 

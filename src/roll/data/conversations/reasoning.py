@@ -36,7 +36,7 @@ def read_reasoning(fields: UnreadFields, location: str) -> dict[str, str]:
         if value is None:
             continue
         if not isinstance(value, str):
-            raise BadRow("wrong type", f"{location}: `{name}` must be text, got {short(value)}.")
+            raise BadRow("wrong type", f"{location}: `{name}` must be a string, got {short(value)}.")
         found[name] = value
     return found
 
@@ -61,7 +61,7 @@ def merge_reasoning(reasoning: Mapping[str, str], location: str) -> str | None:
 def _read_detail(value: Any, name: str, location: str) -> str:
     if not isinstance(value, Mapping):
         raise BadRow(
-            "wrong type", f"{location}: `{name}` must be text, or a list of objects with text, got {short(value)}."
+            "wrong type", f"{location}: `{name}` must be a string, or a list of objects with text, got {short(value)}."
         )
     fields = UnreadFields(value)
     kind = fields.pop("type")

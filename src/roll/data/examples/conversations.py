@@ -204,7 +204,7 @@ class RowParser:
 
     def _check_text_cell(self, value: Any, key: str, label: str = "text") -> str:
         if not isinstance(value, str):
-            raise BadRow("wrong type", f"{self._where}: column '{key}' must be text, got {short(value)}.")
+            raise BadRow("wrong type", f"{self._where}: column '{key}' must be a string, got {short(value)}.")
         if not value.strip():
             raise BadRow(f"empty {label}", f"{self._where}: column '{key}' is empty: fill it in, or leave the row out.")
         check_text(value, key, self._where)

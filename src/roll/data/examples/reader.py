@@ -123,7 +123,8 @@ class ExampleReader:
         return placed
 
     def _check_columns(self, row: RowView, conversations: tuple[Conversation, ...], location: str) -> None:
-        """Check that every column was read; a column that repeats other columns in another format counts as read."""
+        """Check that every column was read; a column that repeats other columns in another format is treated as
+        read."""
         config = self._config
         if self._kind != "pair" and config.completion_key in (config.chosen_key, config.rejected_key):
             row.read |= {config.chosen_key, config.rejected_key}  # the configuration selects one of the two answers

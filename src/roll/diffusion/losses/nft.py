@@ -37,7 +37,7 @@ class NFTLoss:
     beta: float = 1.0
     """Strength of the guidance between old and current policy."""
     max_advantage: float = 5.0
-    """Advantage m at which a sample counts as good with probability 1."""
+    """Advantage m at which a sample is treated as good with probability 1."""
     kl_coefficient: float = 1e-4
     """Coefficient of the squared distance between the velocities of policy and reference."""
     distance: Literal["x0", "velocity"] = "x0"

@@ -23,7 +23,7 @@ class FrozenLake(DirectionGame):
     The goal can be reached within the maximum number of turns. The rules are those of `FrozenLake` in Gymnasium.
 
     Args:
-        holes: Share of cells with a hole, below 1.
+        holes: Fraction of cells with a hole, below 1.
         slippery: Whether the ice is slippery: a move goes in its own direction, to the left or to the right of it,
             with probability 1/3 each.
     """

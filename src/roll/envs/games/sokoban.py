@@ -17,7 +17,7 @@ _SAMPLED_VARIANTS = [((6, 6), 2, 20), ((8, 8), 5, 50)]
 """Possible rooms, boxes and turns if an argument is None."""
 
 _WALL_SHARE = 0.12
-"""Share of cells inside the room that become walls."""
+"""Fraction of cells inside the room that become walls."""
 
 _NUM_ATTEMPTS = 200
 
@@ -27,7 +27,7 @@ class Sokoban(DirectionGame):
     """A room of `dim_room` rows and columns, including the walls around it, with `num_boxes` boxes and as many goals.
 
     A room is generated backward from the solved state, by pulling the boxes off their goals in at most `max_turns`
-    moves, so it can always be solved within the turns. The reward of the last turn is the share of boxes on goals.
+    moves, so it can always be solved within the turns. The reward of the last turn is the fraction of boxes on goals.
     """
 
     dim_room: Sequence[int] | None = (6, 6)

@@ -17,7 +17,7 @@ _SAMPLED_VARIANTS = [(3, 10), (4, 20), (5, 35)]
 class TowerofHanoi(Game[tuple[str, str]]):
     """Towers A, B and C, with `num_disks` disks on A that must be moved to C.
 
-    The reward of the last turn is the share of disks that are on C.
+    The reward of the last turn is the fraction of disks that are on C.
     """
 
     num_disks: int | None = 3

@@ -46,7 +46,7 @@ def derive_traits(facts: set[str], rules: tuple[_Rule, ...]) -> dict[str, int]:
 class RuleTaker(World):
     r"""A question about facts and rules, to be answered with `\boxed{True}` or `\boxed{False}`.
 
-    The reward is 1 for the right answer, 0 for the wrong answer, and −0.1 for any other text.
+    The reward is 1 for the correct answer, 0 for the incorrect answer, and −0.1 for any other text.
 
     Args:
         depth: Depth of the question, 0 to 5.

@@ -128,8 +128,8 @@ def _set_process_title(name: str) -> None:
 def set_up_process(environment: Mapping[str, str]) -> None:
     """Set up this process as if its owner had spawned it with this environment.
 
-    Variables that already have the right value are not set again: some names, such as the empty name, can be inherited
-    but not set.
+    Variables that already have the correct value are not set again: some names, such as the empty name, can be
+    inherited but not set.
     """
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]

@@ -100,7 +100,7 @@ class MediaProcessor:
                 f"the processor of model '{path}' needs a package that is not installed: {_get_first_line(error)} Run "
                 "`make setup`, or install roll-rl[vision]."
             ) from error
-        except Exception as error:  # damaged files cause various errors
+        except Exception as error:  # corrupted files cause various errors
             raise ModelError(f"the processor of model '{path}' cannot be loaded: {_get_first_line(error)}") from error
         config = get_thinker_config(read_config(directory))
         self.feature_ids: dict[MediaKind, int] = {}

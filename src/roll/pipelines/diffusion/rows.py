@@ -156,7 +156,7 @@ def _read_table(path: Path, config: DiffusionDataConfig, keys: Mapping[str, str]
         if not isinstance(prompt, str):
             raise BadRow(
                 "prompt is not text",
-                f"{location}: column '{config.prompt_key}' must be text, got {type(prompt).__name__}.",
+                f"{location}: column '{config.prompt_key}' must be a string, got {type(prompt).__name__}.",
             )
         images = {name: _find_image(row, name, key, path, location) for name, key in keys.items()}
         used = {config.prompt_key, *keys.values()}

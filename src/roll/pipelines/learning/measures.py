@@ -36,7 +36,7 @@ def compute_agreement_metrics(batch: TrainingBatch, results: Sequence[StepResult
 
     The trainer's log-probs are computed before the update or, with a single update, in its forward pass. The metrics
     are the mean and the largest absolute difference, quantiles of the ratio old/rollout, and the effective sample size
-    under these ratios as a share of tokens. The result is empty if no sample has both log-probs."""
+    under these ratios as a fraction of tokens. The result is empty if no sample has both log-probs."""
     given = [s.old_logprobs for s in batch.samples]
     trainer = given if all(x is not None for x in given) else (results[0].logprobs if len(results) == 1 else ())
     differences = [

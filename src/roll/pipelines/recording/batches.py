@@ -49,7 +49,7 @@ class RecordedBatches:
         """Return the recorded batch of step `state.step + 1`.
 
         Raises:
-            DataError: The step is not recorded, the recording is damaged, or the data's prompts have changed.
+            DataError: The step is not recorded, the recording is corrupted, or the data's prompts have changed.
         """
         recorded = await asyncio.to_thread(self.recording.read, self.state.step + 1)
         for drawn in recorded.draws:

@@ -38,7 +38,7 @@ def open_recording(config: RLVRConfig) -> Recording:
     """Open the recording that the configuration replays.
 
     Raises:
-        DataError: The recording does not exist, or is damaged.
+        DataError: The recording does not exist, or is corrupted.
         ConfigError: The configuration changes a recorded setting.
     """
     assert config.replay is not None, "this is a replay"

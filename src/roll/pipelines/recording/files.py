@@ -7,7 +7,7 @@ Invariants:
       at most one incomplete last line, and directories without a line;
     - `truncate_recording` keeps exactly the steps up to a checkpoint, before the run resumes from it;
     - only unchanged bytes are parsed: the index has each file's size, and a checksum for each of its blocks (readers of
-      Parquet may crash on damaged bytes).
+      Parquet may crash on corrupted bytes).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def truncate_recording(directory: Path, step: int) -> None:
     """Remove the steps after `step`, and incomplete files that a crash left behind; -1 removes everything.
 
     Raises:
-        DataError: The index is damaged, so the recorded steps are unknown.
+        DataError: The index is corrupted, so the recorded steps are unknown.
     """
     if not directory.is_dir():
         return
@@ -81,7 +81,7 @@ class RecordingWriter:
     The recording must already be truncated to the step from which the run resumes.
 
     Raises:
-        DataError: The index is damaged.
+        DataError: The index is corrupted.
         OSError: The recording cannot be written; methods raise this error as well.
     """
 
@@ -132,7 +132,7 @@ class Recording:
         """Open the recording of a run directory.
 
         Raises:
-            DataError: The recording does not exist or has no step, its index is damaged, or intermediate steps are
+            DataError: The recording does not exist or has no step, its index is corrupted, or intermediate steps are
                 missing.
         """
         directory = run / "recording"
@@ -185,7 +185,7 @@ class Recording:
         """Read a step.
 
         Raises:
-            DataError: The step is not recorded, or one of its files is missing, truncated, or damaged.
+            DataError: The step is not recorded, or one of its files is missing, truncated, or corrupted.
         """
         if step not in self.files:
             raise DataError(
@@ -205,7 +205,7 @@ class Recording:
         except DataError:
             raise
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise DataError(f"recording '{place}' is damaged ({one_line_error(error)}): copy it again.") from error
+            raise DataError(f"recording '{place}' is corrupted ({one_line_error(error)}): copy it again.") from error
 
     def check(self, steps: range) -> None:
         """Check that the files of the steps exist and have the recorded sizes.
@@ -238,7 +238,7 @@ class Recording:
                 block = _compute_block_size(len(content))
                 end = min((number + 1) * block, len(content))
                 raise DataError(
-                    f"recording '{path}' is damaged between bytes {number * block:,} and {end:,}: they differ from "
+                    f"recording '{path}' is corrupted between bytes {number * block:,} and {end:,}: they differ from "
                     "the bytes that were written. Copy the file again."
                 )
         return content

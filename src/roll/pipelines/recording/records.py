@@ -28,7 +28,7 @@ class RecordedTransition(NamedTuple):
 
 
 class RecordedRequest(NamedTuple):
-    """One request to the model; continuations and retries count as the same request."""
+    """One request to the model; continuations and retries are treated as the same request."""
 
     request_id: str
     """Id of the engine request: `RolloutId.request_id`, unless a user-defined loop set another id."""

@@ -79,14 +79,14 @@ def _check_processor(machine: Machine) -> Finding:
             f"machine: export OMP_NUM_THREADS={threads}.",
         )
     if not has and platform.machine() == "x86_64":
-        return report_warning("processor", found, "matrix products are slow without AVX2: train on another processor.")
+        return report_warning("processor", found, "matmuls are slow without AVX2: train on another processor.")
     if has == ["avx2"]:
         # oneDNN has bfloat16 kernels only for AVX-512 and AMX. Two cores with AVX2 reach 0.9 to 1.3 GFLOP/s in
         # bfloat16, and 123 to 143 GFLOP/s in float32 (PyTorch 2.13, square matrices of 1,024 and 512).
         return report_warning(
             "processor",
             found,
-            "without AVX-512, matrix products in bfloat16 are about 100 times slower than in float32: set "
+            "without AVX-512, matmuls in bfloat16 are about 100 times slower than in float32: set "
             "model.dtype=float32, or train on another processor.",
         )
     return report_ok("processor", found)

@@ -120,6 +120,6 @@ def _make_verdict(index: int, report: Report, end: ExecutionResult) -> CaseVerdi
         )
     share = float(report.passed)
     if not share and report.num_tests:
-        # A share of 1 would count as passed, although pytest reported a failure.
+        # A share of 1 would be treated as passed, although pytest reported a failure.
         share = min(report.num_passed / report.num_tests, 0.999)
     return CaseVerdict(verdict="error" if verdict == "raised" else verdict, passed=share, detail=report.text)

@@ -93,7 +93,7 @@ def parse_pair(case: Mapping[str, Any], entry: str | None, location: str) -> Cas
     if kind not in _CALL_KINDS:
         known = [*_STDIN_KINDS, *_CALL_KINDS]
         raise MalformedTestsError(
-            f"{location}: {key} is '{kind}': give one of {', '.join(known)}.{did_you_mean(kind, known)}"
+            f"{location}: {key} must be one of {', '.join(known)}, got '{kind}'.{did_you_mean(kind, known)}"
         )
     input_value, expected = to_plain(case["input"]), to_plain(case["output"])
     if isinstance(input_value, str):  # LiveCodeBench: one argument per line

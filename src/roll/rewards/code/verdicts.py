@@ -53,7 +53,7 @@ class CaseVerdict:
     verdict: str
     """`passed`, `wrong`, `error`, `timeout`, `memory`, `output`, `not_plain`, `exited`, `no_build`, or `skipped`."""
     passed: float
-    """0 or 1; for a file of tests, the share of passed tests."""
+    """0 or 1; for a file of tests, the fraction of passed tests."""
     cpu_s: float = 0.0
     """The kernel's count of CPU time, for all processes in the candidate's sandbox."""
     detail: str = ""

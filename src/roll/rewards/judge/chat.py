@@ -137,7 +137,8 @@ class EndpointChat:
         self._logged_long_wait = True
         logger.warning(
             "The judge at %s requires a wait of %.0f s (Retry-After) after %s. ROLL retries after at most %.0f s, %d "
-            "more times; then the rollout counts as an infrastructure error. If the quota is used up, stop the run.",
+            "more times; then the rollout fails with an infrastructure error. If the quota is used up, stop the "
+            "run.",
             self._config.url,
             failure.wait_s,
             failure.cause,
@@ -207,9 +208,9 @@ def _describe_incomplete(reason: Any) -> str | None:
     name = reason.rpartition(".")[2].casefold().replace("-", "_")  # some servers write `FinishReason.MAX_TOKENS`
     finish = f"(finish_reason {reason[:60]!r})"
     if name in _TRUNCATED_REASONS:
-        return f"its reply was cut off {finish}: raise `max_reply_tokens` of the reward 'judge'"
+        return f"its reply was truncated {finish}: raise `max_reply_tokens` of the reward 'judge'"
     if name in _FILTERED_REASONS:
-        return f"its reply was cut off by a filter, or refused {finish}"
+        return f"its reply was refused, or truncated by a content filter {finish}"
     return f"its server failed during a reply {finish}" if name in _FAILED_REASONS else None
 
 

@@ -226,7 +226,7 @@ def _has_names(group: Group) -> bool:
 def _has_distinct_names(group: Group) -> bool:
     """Return whether a group has several values, each assigned to a different name (`x = 1, y = 2`).
 
-    Names that differ only in an index, such as `x_1` and `x_2`, count as the same.
+    Names that differ only in an index, such as `x_1` and `x_2`, are treated as the same.
     """
     named = [item for item in group.items if isinstance(item, Relation) and item.is_equation and is_name(item.sides[0])]
     return 1 < len(group.items) == len({_INDEX.sub("", _remove_spaces(item.sides[0])) for item in named})

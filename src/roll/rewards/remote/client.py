@@ -241,7 +241,7 @@ class RemoteScorer:
             if correct is None:
                 raise ConfigError(
                     f"{self._service} returned a result without `correct`: set `solved_at` of the reward 'remote' to "
-                    "the value from which a task counts as solved, or `decides: false` if the service does not decide "
+                    "the value from which a task is solved, or `decides: false` if the service does not decide "
                     "that."
                 )
         self._part_names.update(result.parts)

@@ -63,7 +63,7 @@ class ScoreItem(_Record):
     """ID of the prompt."""
     domain: str = ""
     finished: bool = True
-    """False if the answer was cut off."""
+    """False if the answer was truncated."""
     final_text: str | None = None
     """`text` without reasoning, if known."""
     token_ids: list[int] | None = None
@@ -85,7 +85,7 @@ class ItemResult(_Record):
     verdict: str = ""
     parts: dict[PartName, float] = Field({}, max_length=MAX_PARTS)
     timed_out: bool = False
-    """True if the answer counts as wrong because a verifier ran out of time."""
+    """True if the answer is treated as incorrect because a verifier ran out of time."""
     error: str | None = None
     """The reason why the answer could not be scored."""
     kind: ErrorKind = "infrastructure"

@@ -1,6 +1,6 @@
 """Attention calls of a micro-batch: rows, masks and computation.
 
-    queries, keys, values [N, h, d] ─ gather ─► [B, n, h, d] ─ matrix products, or SDPA ─► [B * n, H, d]
+    queries, keys, values [N, h, d] ─ gather ─► [B, n, h, d] ─ matmuls, or SDPA ─► [B * n, H, d]
 
 A gather stores its inverse, so the backward pass copies gradients and sums them only for tokens that several segments
 use.
@@ -48,7 +48,7 @@ class Prefixes:
 
 @dataclass(frozen=True, slots=True)
 class DenseCall:
-    """Attention of small blocks, computed as matrix products with a mask."""
+    """Attention of small blocks, computed as matmuls with a mask."""
 
     rows: RowIndex
     bias: Tensor

@@ -1,4 +1,4 @@
-"""Attention by plain matrix products on batches of sequences, in two ways with the same result:
+"""Attention by plain matmuls on batches of sequences, in two ways with the same result:
 
     dense      one product for a whole batch; saves its weights for the backward pass: small sequences
     blocked    tile by tile within the cache; recomputes weights in the backward pass: any length, CPU
@@ -27,7 +27,7 @@ MAX_TILE_WEIGHTS = 2**19
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, params: AttentionParams) -> Tensor:
-    """Compute attention with one matrix product per batch; return [B, n, H, w].
+    """Compute attention with one matmul per batch; return [B, n, H, w].
 
     Queries are [B, n, H, d], keys [B, m, K, d], values [B, m, K, w], bias [B, 1, 1, n, m].
     """

@@ -3,7 +3,7 @@
 HF models call `packed_attention` instead of their own attention (it is registered as `roll_packed`) with the
 `AttentionPlan` of the micro-batch, built once for all layers. A plan is a list of independent calls, chosen by cost:
 
-    dense    small blocks, batched: plain matrix products with a mask
+    dense    small blocks, batched: plain matmuls with a mask
     causal   longer plain sequences and roots of trees, batched by similar length
     shared   branches of all trees, batched by similar length, each after its ancestors' keys
 
@@ -257,7 +257,7 @@ class AttentionPlan:
 
 
 def is_blocked_attention_faster(device: torch.device) -> bool:
-    """Return whether blocked attention, with its many small matrix products, is faster than SDPA: only on CPUs."""
+    """Return whether blocked attention, with its many small matmuls, is faster than SDPA: only on CPUs."""
     return device.type == "cpu"
 
 

@@ -92,7 +92,7 @@ def load_full_state(
     """Load a state that any back-end saved, in place; return the counters. Collective.
 
     Raises:
-        CheckpointError: Files are missing or damaged, or they belong to another model.
+        CheckpointError: Files are missing or corrupted, or they belong to another model.
     """
     try:
         reader = SafeReader(path)
@@ -116,7 +116,7 @@ def load_full_state(
                 weights.write(name, parts[f"{part}/{name}"], key)
     except CheckpointError:
         raise
-    except (Exception, CheckpointException) as error:  # damage may appear anywhere inside the reader
+    except (Exception, CheckpointException) as error:  # corruption may appear anywhere inside the reader
         raise CheckpointError(
             f"the trainer's checkpoint '{path}' cannot be read: {format_first_cause(error)}"
         ) from error

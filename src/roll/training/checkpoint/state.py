@@ -111,7 +111,7 @@ def load_state(
     """Load a state that `write_entries` wrote, in place; return the counters. Collective.
 
     Raises:
-        CheckpointError: Files are missing or damaged, or they belong to another model.
+        CheckpointError: Files are missing or corrupted, or they belong to another model.
     """
     try:
         reader = SafeReader(path)
@@ -131,7 +131,7 @@ def load_state(
             dcp.load(state, storage_reader=reader, no_dist=ranks.size == 1)
     except CheckpointError:
         raise
-    except (Exception, CheckpointException) as error:  # damage may appear anywhere inside the reader
+    except (Exception, CheckpointException) as error:  # corruption may appear anywhere inside the reader
         raise CheckpointError(
             f"the trainer's checkpoint '{path}' cannot be read: {format_first_cause(error)}"
         ) from error
@@ -168,7 +168,7 @@ def check_entries(path: Path, saved: Mapping[str, Any], shapes: Mapping[str, Seq
     for name, entry in saved.items():
         kind, dtype = name.partition("/")[0], entry.properties.dtype
         if not (dtype.is_floating_point if kind == "weight" else dtype == _DTYPES.get(kind, dtype)):
-            raise CheckpointError(f"the trainer's checkpoint '{path}' is damaged: {short(name)} has dtype {dtype}")
+            raise CheckpointError(f"the trainer's checkpoint '{path}' is corrupted: {short(name)} has dtype {dtype}")
 
 
 def read_counts(path: Path, names: Sequence[str], values: Tensor) -> dict[str, int]:
@@ -180,7 +180,7 @@ def read_counts(path: Path, names: Sequence[str], values: Tensor) -> dict[str, i
     counts = dict(zip(names, values.tolist(), strict=True))
     for name, count in counts.items():
         if not 0 <= count < _MAX_COUNT:
-            raise CheckpointError(f"the trainer's checkpoint '{path}' is damaged: the count of '{name}' is {count}")
+            raise CheckpointError(f"the trainer's checkpoint '{path}' is corrupted: the count of '{name}' is {count}")
     return counts
 
 
@@ -197,7 +197,7 @@ def restore_random_states(
             random_states.restore({name.rpartition("/")[2]: state for name, state in saved.items()})
         except RuntimeError as error:
             raise CheckpointError(
-                f"the trainer's checkpoint is damaged: the random states {sorted(saved)} are not valid: {error}"
+                f"the trainer's checkpoint is corrupted: the random states {sorted(saved)} are not valid: {error}"
             ) from error
     else:
         # Hashes of integers are the same in every process, unlike those of strings.

@@ -24,7 +24,7 @@ from torch import nn
 __all__ = ["MAX_FREE_SHARE", "Heap", "trim_heap_after_layers"]
 
 MAX_FREE_SHARE = 1 / 8
-"""Maximum amount of free heap memory, as a share of the memory in use."""
+"""Maximum amount of free heap memory, as a fraction of the memory in use."""
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -49,8 +49,8 @@ class Heap:
         """Trim the heaps if too much of their memory is free; return whether they were trimmed.
 
         Args:
-            ignore_peak: If True, all memory that is currently unused counts as free, not only memory beyond the peak.
-                Set it before an allocation that is too large for any free piece of a heap.
+            ignore_peak: If True, all memory that is currently unused is treated as free, not only memory beyond the
+                peak. Set it before an allocation that is too large for any free piece of a heap.
         """
         in_pieces, mapped = self._measure_bytes_in_use()
         self._max_in_heaps = max(self._max_in_heaps, in_pieces)
@@ -79,7 +79,7 @@ def trim_heap_after_layers(layers: Iterable[nn.Module], embeddings: nn.Module | 
 
     Two allocations are too large for any free piece of a heap: the logits, after the last layer, and the gradient of
     the embeddings, at the end of the backward pass. Before these two allocations, all memory that is currently unused
-    counts as free; elsewhere, only memory beyond the peak so far counts as free.
+    is treated as free; elsewhere, only memory beyond the peak so far is treated as free.
 
     Returns:
         The heap, or `None` if the C library is not supported.

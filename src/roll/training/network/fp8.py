@@ -78,7 +78,7 @@ def use_fp8(model: Any, recipe: Fp8Recipe, tp: int = 1) -> int:
 
     Args:
         model: An HF model.
-        recipe: The recipe of the matrix products.
+        recipe: The recipe of the matmuls.
         tp: The number of ranks over which a matrix is sharded.
 
     Returns:
@@ -107,10 +107,10 @@ def use_fp8(model: Any, recipe: Fp8Recipe, tp: int = 1) -> int:
 
 
 def check_fp8_support(device: torch.device) -> None:
-    """Check that a device supports FP8 matrix products, by running one; on a CPU, warn that they are slow.
+    """Check that a device supports FP8 matmuls, by running one; on a CPU, warn that they are slow.
 
     Raises:
-        ModelError: The device does not support FP8 matrix products.
+        ModelError: The device does not support FP8 matmuls.
     """
     _detect_support(device.type)
     if device.type == "cpu":
@@ -121,7 +121,7 @@ def check_fp8_support(device: torch.device) -> None:
 def _warn_slow_on_cpu() -> None:
     """Warn once that FP8 on a CPU is slow."""
     logger.warning(
-        "training.fp8 on a CPU is only useful for tests: FP8 matrix products are slower there than bfloat16 products"
+        "training.fp8 on a CPU is only useful for tests: FP8 matmuls are slower there than bfloat16 products"
     )
 
 
@@ -220,7 +220,7 @@ def _scaled_matmul(
 
 @cache
 def _detect_support(kind: str) -> _Fp8Support:
-    """Try FP8 matrix products on a kind of device, and return the supported format and kernels.
+    """Try FP8 matmuls on a kind of device, and return the supported format and kernels.
 
     Raises:
         ModelError: The device supports no FP8 format.

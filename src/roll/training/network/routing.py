@@ -87,7 +87,7 @@ class Routing:
         """Check that the experts recorded in samples are valid choices for this model.
 
         Raises:
-            ModelError: A sample's experts have a wrong shape or wrong values; the message names the sample.
+            ModelError: A sample's experts have an invalid shape or invalid values; the message names the sample.
         """
         for sample in samples:
             if sample.experts is None:
@@ -320,10 +320,10 @@ def compute_load_metrics(loads: Sequence[tuple[Int64Array, np.ndarray]]) -> dict
     The result is empty if no tokens were routed.
 
     `experts/load_ratio` is the largest load divided by the mean load (1 if all loads are equal);
-    `experts/load_ratio_worst` is the same ratio in the worst layer. `experts/largest_share` is the share of choices of
-    the most loaded expert. `experts/entropy` is the normalized entropy of the loads: 1 if all loads are equal, 0 if one
-    expert is always chosen. `experts/idle` is the share of experts that no token chose. `experts/balance_loss` is E
-    sum_e f_e p_e of the Switch Transformer (arXiv 2101.03961 eq. 4), with the softmax of the router's logits.
+    `experts/load_ratio_worst` is the same ratio in the worst layer. `experts/largest_share` is the fraction of choices
+    of the most loaded expert. `experts/entropy` is the normalized entropy of the loads: 1 if all loads are equal, 0 if
+    one expert is always chosen. `experts/idle` is the fraction of experts that no token chose. `experts/balance_loss`
+    is E sum_e f_e p_e of the Switch Transformer (arXiv 2101.03961 eq. 4), with the softmax of the router's logits.
     """
     counts = np.sum([load[0] for load in loads], axis=0).astype(np.float64)
     shares = np.sum([load[1] for load in loads], axis=0)

@@ -118,7 +118,7 @@ class StoreFiles:
         """Return the content of a file after its size and checksum were verified.
 
         Raises:
-            WeightSyncError: the file is missing, damaged, or cannot be read; the message names file and store.
+            WeightSyncError: the file is missing, corrupted, or cannot be read; the message names file and store.
         """
 
         def read_and_verify() -> bytes:
@@ -126,7 +126,7 @@ class StoreFiles:
             if len(data) != num_bytes:
                 raise ValueError(f"the file has {len(data)} bytes, expected {num_bytes}")
             if (found := xxhash.xxh3_64_intdigest(data)) != checksum:
-                raise ValueError(f"the file is damaged: its checksum is {found:016x}, expected {checksum:016x}")
+                raise ValueError(f"the file is corrupted: its checksum is {found:016x}, expected {checksum:016x}")
             return data
 
         return self._attempt("read", path, num_bytes, read_and_verify)

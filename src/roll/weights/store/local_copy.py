@@ -37,7 +37,7 @@ __all__ = ["LocalCopy", "find_local_file"]
 USERS_LOCK = "users.lock"
 
 
-class _DamagedCopyError(WeightSyncError):
+class _CorruptedCopyError(WeightSyncError):
     """A reconstructed tensor has a wrong checksum."""
 
 
@@ -77,7 +77,7 @@ class LocalCopy:
             is_cancelled: A function that returns True if the caller has given up.
 
         Raises:
-            WeightSyncError: a file in the store is missing or damaged, or the disk is full; the message names it.
+            WeightSyncError: a file in the store is missing or corrupted, or the disk is full; the message names it.
         """
         path = find_local_file(handle)
         lock = FileLock(self._directory / "fetch.lock", is_singleton=False)
@@ -96,10 +96,10 @@ class LocalCopy:
             build = _CopyBuilder(handle, manifest, StoreFiles(handle.url, is_cancelled), self._directory)
             try:
                 build(base, path)
-            except _DamagedCopyError:
+            except _CorruptedCopyError:
                 if base is None:
                     raise
-                build(None, path)  # the file of the last version was damaged, not the store
+                build(None, path)  # the file of the last version was corrupted, not the store
             for name in held:
                 (self._directory / f"{name}.weights").unlink(missing_ok=True)
         return path
@@ -142,7 +142,7 @@ class _CopyBuilder:
         *_, manifest = [self._apply(version, target) for version in missing]
         for tensor in manifest.tensors:
             if compute_checksum(torch.from_numpy(self._get_bytes(target, self._slots[tensor.name]))) != tensor.checksum:
-                raise _DamagedCopyError(
+                raise _CorruptedCopyError(
                     f"weight store '{self._handle.url}': tensor '{tensor.name}' of policy version "
                     f"{manifest.policy_version} was reconstructed with a wrong checksum from "
                     f"'{self._handle.directory}/{missing[-1].name}': resume the run."

@@ -126,7 +126,7 @@ def test_migration_trl_epochs_need_the_number_of_rows(tmp_path):
 
 
 def test_migration_trl_a_share_of_steps_by_its_older_name_is_warm_up(tmp_path):
-    """transformers 4 takes a share of all steps where warmup_steps is 0, and ignores it elsewhere."""
+    """transformers 4 takes a fraction of all steps where warmup_steps is 0, and ignores it elsewhere."""
     _, config = converted(tmp_path, GRPO | {"num_iterations": 2, "warmup_ratio": 0.1})
     assert (config.training.num_steps, config.training.warmup_steps) == (50, 5)
     _, config = converted(tmp_path, GRPO | {"warmup_steps": 7, "warmup_ratio": 0.1})
@@ -134,7 +134,7 @@ def test_migration_trl_a_share_of_steps_by_its_older_name_is_warm_up(tmp_path):
     _, config = converted(tmp_path, GRPO | {"warmup_ratio": 1.0})
     assert config.training.warmup_steps == 100
     with pytest.raises(
-        ConfigError, match=r"'warmup_ratio' is 1\.5: it is a share of all steps, and must be between 0 and 1"
+        ConfigError, match=r"'warmup_ratio' is 1\.5: it is a fraction of all steps, and must be between 0 and 1"
     ):
         converted(tmp_path, GRPO | {"warmup_ratio": 1.5})
     texts = {"model_name_or_path": "some/model", "dataset_name": "chats.jsonl", "warmup_ratio": 0.1}

@@ -85,7 +85,7 @@ def test_conversation_row_sft_rows_with_reasoning_are_rendered_where_the_templat
             {"reasoning": "one", "content": [{"type": "thinking", "thinking": "b"}, {"type": "text", "text": "a"}]},
             "the reasoning fields reasoning, content differ",
         ),
-        ({"reasoning": 7}, "`reasoning` must be text"),
+        ({"reasoning": 7}, "`reasoning` must be a string"),
         ({"content": [{"type": "redacted_thinking", "data": "x"}]}, "unsupported content part"),
     ],
 )

@@ -167,9 +167,9 @@ OBJECTS: list[tuple[Any, Any, str]] = [
         {"messages": [USER, {**ANSWER, "tool_calls": np.array([1, 2])}]},
         "a tool call must be an object, got 1",
     ),
-    ("supervised", {"instruction": "a", "input": np.array([1, 2]), "output": "b"}, "column 'input' must be text"),
-    ("supervised", {"text": datetime.datetime(2026, 1, 1)}, "column 'text' must be text"),
-    ("supervised", {"text": b"a"}, "column 'text' must be text, got b'a'"),
+    ("supervised", {"instruction": "a", "input": np.array([1, 2]), "output": "b"}, "column 'input' must be a string"),
+    ("supervised", {"text": datetime.datetime(2026, 1, 1)}, "column 'text' must be a string"),
+    ("supervised", {"text": b"a"}, "column 'text' must be a string, got b'a'"),
     ("supervised", Failing(text="a"), "cannot be read: RuntimeError: not today"),
     ("scored", {"text": "a", "score": np.timedelta64(5, "ns")}, "column 'score' must be a number"),
     ("scored", {"text": "a", "score": Decimal("sNaN")}, "must be a finite number"),
@@ -303,7 +303,7 @@ def test_examples_hostile_json_that_nests_without_end_is_a_named_mistake(
     with pytest.raises(DataError, match="line 1: the line is not valid JSON"):
         build_examples([FileExamples(source="file", path=str(path))], "supervised", tokenizer, 0)
     path.write_text(json.dumps(chat("a", "b")).replace('"b"', "[" * 500 + "]" * 500) + "\n")
-    with pytest.raises(DataError, match="`content` must be text"):
+    with pytest.raises(DataError, match="`content` must be a string"):
         build_examples([FileExamples(source="file", path=str(path))], "supervised", tokenizer, 0)
 
 

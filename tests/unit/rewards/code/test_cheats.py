@@ -173,7 +173,7 @@ print(f())
 
 
 async def test_code_reward_cheats_expected_results_are_nowhere_to_be_found(judge: Judge) -> None:
-    """In memory, files, frames and objects; also of the sandbox that ran a right answer to the same task before."""
+    """In memory, files, frames and objects; also of the sandbox that ran a correct answer to the same task before."""
     for attempt in range(2):
         secret = f"HIDDEN-{secrets.token_hex(8)}"
         for tests in (
@@ -187,7 +187,7 @@ async def test_code_reward_cheats_expected_results_are_nowhere_to_be_found(judge
 
 
 async def test_code_reward_cheats_earlier_answers_are_nowhere_to_be_found(judge: Judge) -> None:
-    """A right answer of another rollout is not left in a sandbox for the next one to copy."""
+    """A correct answer of another rollout is not left in a sandbox for the next one to copy."""
     for padding in (0, 100, 1000, 100_000):
         secret = f"HIDDEN-{secrets.token_hex(8)}"
         tests = [{"args": [], "returns": secret}]

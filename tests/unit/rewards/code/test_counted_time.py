@@ -68,7 +68,7 @@ async def test_code_reward_counted_time_the_limit_on_cpu_time_is_not_dodged(
     verifier = _verifier(boxes)
     judgement = await verifier.judge(rollout(_answer(DODGES[dodge]), FORMS[form]))
     assert judgement.verdict.startswith("timeout 0/"), judgement
-    assert verifier.limits.state() == {}, "what is over its time is no right answer to learn a limit from"
+    assert verifier.limits.state() == {}, "what is over its time is no correct answer to learn a limit from"
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -57,7 +57,7 @@ async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
 
 
 async def judgements(config: SandboxConfig) -> list[Judgement]:
-    """Of right and wrong answers to the same prompts, wherever programs run."""
+    """Of correct and incorrect answers to the same prompts, wherever programs run."""
     async with CodeSandboxes(config) as boxes:
         verifier = CodeVerifier(CodeReward(type="code", min_cpu_s=2.0, max_cpu_s=2.0), boxes)
         work = [

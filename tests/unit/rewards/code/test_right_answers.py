@@ -1,4 +1,4 @@
-"""Tests as people write them: a right answer passes, and one that is wrong in the tested place does not."""
+"""Tests as people write them: a correct answer passes, and one that is wrong in the tested place does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of case in real sandboxes: right and wrong answers, limits, languages, mistakes in the tests."""
+"""Every kind of case in real sandboxes: correct and incorrect answers, limits, languages, mistakes in the tests."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ async def test_code_reward_verdicts_a_resumed_verifier_is_as_strict_as_the_one_b
     metadata = {"tests": [{"stdout": "1"}]}
     slow = rollout("import time\nwhile time.process_time() < 0.6: pass\nprint(1)", metadata)
     before = build_code_verifier(config, boxes)
-    before.restore({"d/0": [[0, 0.2]]})  # right answers took 0.2 s so far: 0.3 s is the limit
+    before.restore({"d/0": [[0, 0.2]]})  # correct answers took 0.2 s so far: 0.3 s is the limit
     assert (await before.judge(slow)).verdict == "timeout 0/1"
     resumed, forgetful = build_code_verifier(config, boxes), build_code_verifier(config, boxes)
     resumed.restore(json.loads(json.dumps(before.state())))

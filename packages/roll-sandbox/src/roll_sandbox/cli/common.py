@@ -172,7 +172,7 @@ def to_single_line(value: object) -> str:
 
 
 def format_age(since: float) -> str:
-    """Format the time that has passed since `since` (Unix time) as a whole number with a unit, such as 5m."""
+    """Format the time since `since` (Unix time) as an integer with a unit, such as 5m."""
     seconds = max(0, int(time.time() - since))
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * length:

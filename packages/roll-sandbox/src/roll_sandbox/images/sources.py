@@ -104,7 +104,7 @@ def check_blob(blob: Any, digest: object) -> None:
         raise BadImageError(f"the image refers to content by {str(digest)[:80]!r}: only SHA-256 digests are supported.")
     computed = "sha256:" + hashlib.file_digest(blob, "sha256").hexdigest()
     if computed != digest:
-        raise BadImageError(f"the image's content {digest} has the digest {computed}: the content is damaged.")
+        raise BadImageError(f"the image's content {digest} has the digest {computed}: the content is corrupted.")
     blob.seek(0)
 
 
@@ -267,7 +267,7 @@ def _open_archive(path: Path, tag: str | None) -> Iterator[LayoutSource]:
             yield LayoutSource(open_member, tag)
     except (tarfile.TarError, EOFError) as error:
         reason = "it is not a tar archive" if isinstance(error, tarfile.ReadError) else error
-        raise BadImageError(f"'{path}' is not an image archive, or is damaged: {reason}.") from None
+        raise BadImageError(f"'{path}' is not an image archive, or is corrupted: {reason}.") from None
     except FileNotFoundError as error:
         raise BadImageError(f"'{path}' is not an image archive: it has no file '{error}'.") from None
 

@@ -41,7 +41,7 @@ def connect(
         spec, warm, max_sandboxes: as for `SandboxManager`; idle sandboxes are reserved for this client.
         lifetime_s: seconds after which the service ends each sandbox; `None` for the service's default.
         ca_file: file of CA certificates to verify the service's certificate; `None` for the system's certificates.
-        reconnect_timeout_s: seconds without a connection after which running programs count as lost.
+        reconnect_timeout_s: seconds without a connection after which running programs are treated as lost.
         wait_for_quota: if true, wait up to `reconnect_timeout_s` when the owner's quota of sandboxes is used up.
 
     Raises:

@@ -66,7 +66,7 @@ class Dispatcher:
                     return
                 raise UnknownSandboxError(f"the owner '{connection.identity.owner}' has no sandbox '{name}'.")
             if op == "look":
-                # This does not count as use: it must not prevent an orphaned sandbox from being stopped.
+                # This is not treated as use: it must not prevent an orphaned sandbox from being stopped.
                 entry.inspections[message["id"]] = connection
                 entry.send({**message, "sandbox": entry.qualified_name})
                 return

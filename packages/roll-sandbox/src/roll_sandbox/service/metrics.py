@@ -62,7 +62,7 @@ def _format_worker_metrics(dispatcher: Dispatcher) -> list[str]:
         ),
         "load": (
             "gauge",
-            "Used share of the worker's scarcest resource.",
+            "Used fraction of the worker's scarcest resource.",
             [round(compute_load(w), 4) for w in workers],
         ),
     }

@@ -147,7 +147,7 @@ class TokenStore:
 
 
 def _is_expired(row: Row[Any]) -> bool:
-    """Return whether the token in a row has expired; a row with a corrupt time counts as expired."""
+    """Return whether the token in a row has expired; a row with a corrupt time is treated as expired."""
     expires = row.expires
     return expires is not None and not (isinstance(expires, int | float) and expires > time.time())
 

@@ -26,7 +26,7 @@ class WorkerBody(BaseModel):
     sandboxes: int
     capacity: int
     load: float
-    """Used share of the worker's scarcest resource; 1 means full."""
+    """Used fraction of the worker's scarcest resource; 1 means full."""
     cores: int
     memory_bytes: int | None
     free_bytes: int | None

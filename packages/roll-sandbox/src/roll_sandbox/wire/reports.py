@@ -22,7 +22,7 @@ __all__ = [
 MAX_POOLS = 32
 _MAX_TEXTS, _MAX_TEXT_CHARS = 2**14, 512
 HEARTBEATS_PER_TIMEOUT = 30
-"""Number of heartbeats in `away_s`; after five missed ones, a connection counts as broken."""
+"""Number of heartbeats in `away_s`; after five missed ones, a connection is treated as broken."""
 
 
 def compute_heartbeat_s(away_s: float) -> float:
@@ -36,7 +36,7 @@ class WorkerReport:
 
     cores: int = 1
     busy: float = 0.0
-    """Share of the machine's cores that were recently busy, with any process."""
+    """Fraction of the machine's cores that were recently busy, with any process."""
     memory_bytes: int | None = None
     """Total memory of the machine; `None` if unknown."""
     free_bytes: int | None = None

@@ -226,7 +226,7 @@ class WorkerConnection:
     async def _send_heartbeats(self) -> None:
         """Send heartbeats until the server has not responded to any of the last few heartbeats.
 
-        A stall of this process does not count as silence of the server.
+        A stall of this process is not treated as silence of the server.
         """
         with contextlib.suppress(TimeoutError):  # the server's welcome sets the interval
             await asyncio.wait_for(self._welcomed.wait(), compute_heartbeat_s(self._away_s))

@@ -25,8 +25,8 @@ class KTOLoss:
     """The KTO loss: a mean over the answers of the global batch.
 
     Rewards of desirable and undesirable answers are averaged separately; `preference/margin` is the difference of the
-    two means. An answer counts as accurate if it is desirable and above the reference point, or undesirable and below
-    it; an answer at the reference point counts as one half.
+    two means. An answer is treated as accurate if it is desirable and above the reference point, or undesirable and
+    below it; an answer at the reference point counts as one half.
     """
 
     reference_point: float

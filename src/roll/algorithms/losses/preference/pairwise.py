@@ -61,13 +61,13 @@ class _ScoreLoss:
 class SigmoidLoss(_DifferenceLoss):
     """The logistic loss -log sigmoid(z) of DPO, arXiv 2305.18290 eq. 7, with z = beta (chosen - rejected).
 
-    With label smoothing e (the assumed share of wrong labels), this is conservative DPO (Mitchell, "A note on DPO with
-    noisy preferences", 2023): -(1 - e) ls(z) - e ls(-z), with ls = log sigmoid. With `robust`, the loss is unbiased
-    under that noise instead, arXiv 2403.00409: [-(1 - e) ls(z) + e ls(-z)] / (1 - 2 e).
+    With label smoothing e (the assumed fraction of wrong labels), this is conservative DPO (Mitchell, "A note on DPO
+    with noisy preferences", 2023): -(1 - e) ls(z) - e ls(-z), with ls = log sigmoid. With `robust`, the loss is
+    unbiased under that noise instead, arXiv 2403.00409: [-(1 - e) ls(z) + e ls(-z)] / (1 - 2 e).
     """
 
     label_smoothing: float = 0.0
-    """Assumed share of wrong labels, e; at least 0 and below 1/2."""
+    """Assumed fraction of wrong labels, e; at least 0 and below 1/2."""
     robust: bool = False
 
     def __post_init__(self) -> None:

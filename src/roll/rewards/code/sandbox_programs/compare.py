@@ -1,8 +1,8 @@
 """Compare a candidate's output or return value with the expected one.
 
-The comparison follows the structure of the expected value, so a hostile value costs no more time than the right one. No
-method of the candidate's classes is ever called: the value is a tree of plain data. Short values are compared in ROLL's
-own process, long ones in a sandbox (`comparator`).
+The comparison follows the structure of the expected value, so comparing a hostile value takes no longer than comparing
+the correct one. No method of the candidate's classes is ever called: the value is a tree of plain data. Short values
+are compared in ROLL's own process, long ones in a sandbox (`comparator`).
 """
 
 from __future__ import annotations

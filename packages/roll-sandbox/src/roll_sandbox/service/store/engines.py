@@ -28,7 +28,7 @@ _POSTGRESQL_OPTIONS = {
     "keepalives_idle": "10",
     "options": "-c statement_timeout=10000 -c lock_timeout=5000",
 }
-"""Timeouts, so that a database server that hangs counts as unavailable; parameters in the URL take precedence."""
+"""Timeouts, so that a database server that hangs is treated as unavailable; parameters in the URL take precedence."""
 _LOCK_KEY = 0x524F4C4C
 """Key of the advisory lock: an arbitrary number that other programs do not use."""
 

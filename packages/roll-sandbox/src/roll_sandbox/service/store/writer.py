@@ -7,7 +7,7 @@
 
 So no reported event is lost, and nothing starts that cannot be recorded; the number of running sandboxes and programs
 bounds the number of kept writes. If the answer to a transaction is lost, it may have been committed. Therefore writing
-a fact again changes nothing, an intent whose row exists counts as written, and a refused intent is undone when the
+a fact again changes nothing, an intent whose row exists is treated as written, and a refused intent is undone when the
 database is available again.
 """
 
@@ -244,8 +244,8 @@ def _execute(connection: Connection, writes: Sequence[QueuedWrite]) -> None:
 def _execute_alone(connection: Connection, write: QueuedWrite) -> Exception | None:
     """Execute one write; return `None`, or the error if the database rejected it.
 
-    An insert whose row already exists counts as written, because the response to an earlier transaction may have been
-    lost.
+    An insert whose row already exists is treated as written, because the response to an earlier transaction may have
+    been lost.
     """
     try:
         with connection.begin():
