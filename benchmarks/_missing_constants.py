@@ -32,7 +32,7 @@ REWARD_SHARE = {
 2.01, 1.48 to 1.99, 2.21 to 2.48 times veRL's speed), so how long rewards still held a step up when tail batching alone
 was measured."""
 SUPPOSED: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("as in the file", {}),
+    ("as in the workload file", {}),
     ("rewards are not asynchronous", {"reward": True}),
     ("rewards are not asynchronous; correlation 0.5", {"reward": True, "correlation": 0.5}),
     (
@@ -88,7 +88,7 @@ def _tail(name: str, config: SimulationConfig) -> list[str]:
         (
             *head,
             "speed-up of short rounds (published 2.1 to 3.6)",
-            "how many times shorter their longest answer is (published: up to 8.9)",
+            "reduction of the longest answer (published: up to 8.9x)",
         ),
         rows,
     )

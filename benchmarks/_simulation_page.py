@@ -101,12 +101,12 @@ answers early, so it gains more than the search assumes. A higher correlation of
 with a correlation of 0.6, an earlier fit (one seed) had an error of 24 % in the other direction. Values in between
 were not simulated. We therefore do not know any constants for which all bars of 14B are within 15 %.
 
-For 32B, distributions were searched but not simulated. Its bars require two kinds of prompts. For hard prompts, at
+For 32B, distributions were searched but not simulated. Its bars require two types of prompts. For hard prompts, at
 least three of ten answers must reach the limit, because R 1.25 saves no time. But five of twelve answers must almost
 never reach the limit, because R 1.5 saves time. For all other prompts, no answer may reach the limit, because P saves
-time. No correlation produces such lengths, and the simulator does not support hard prompts of this kind. For each
-model, the table shows the best distribution that the search (`benchmarks/_figure11_search.py`) found with one kind
-and with two kinds of prompts, and its largest error over the fitted and the predicted bars:
+time. No correlation produces such lengths, and the simulator does not support hard prompts of this type. For each
+model, the table shows the best distribution that the search (`benchmarks/_figure11_search.py`) found with one type
+and with two types of prompts, and its largest error over the fitted and the predicted bars:
 """
 
 _TAIL = (
@@ -269,7 +269,7 @@ def figure11_lines(all_figures: Mapping[str, Mapping[str, Any]], order: Sequence
     return [*lines, "", FIGURE11_END, *laws_table(found)]
 
 
-_FAMILIES = {"alike": "one kind", "two kinds": "two kinds"}
+_FAMILIES = {"alike": "one type", "two kinds": "two types"}
 
 
 def laws_table(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -309,8 +309,8 @@ def summary(name: str, figure: Mapping[str, Any], moves: Sequence[Mapping[str, A
 
 def part(name: str, figures: Mapping[str, Any]) -> list[str]:
     """A workload's section."""
-    columns = ("variant", "time of a step", "speed-up", "wait for rollouts, s", "training, s")
-    columns += ("share of time in which engines are busy", "generated tokens/s", "trained tokens per step")
+    columns = ("variant", "step time", "speed-up", "wait for rollouts, s", "training, s")
+    columns += ("engine utilization", "generated tokens/s", "trained tokens per step")
     columns += ("dropped prompts per step", "largest staleness")
     first = "The speed-ups are relative to the first variant. The table contains means over"
     lines = ["", f"## {name}", "", f"{first} {figures['seeds']} seeds, simulated at commit {figures['commit']}.", ""]

@@ -121,8 +121,8 @@ def compared(gallery: dict[str, dict[str, Any]]) -> Iterator[str]:
         wins, turns = ([statistics.mean(gallery[name][key]) for name in pair] for key in ("after", "turns_last"))
         yield ""
         yield (
-            f"In the game with eight turns, the policy wins {wins[0]:.3f} of the held-out games with a discount of 0.9 "
-            f"and {wins[1]:.3f} without it. In the last steps, an episode takes {turns[0]:.2f} turns with the discount "
+            f"In the game with eight turns, the policy wins {wins[0]:.1%} of the held-out games with a discount of 0.9 "
+            f"and {wins[1]:.1%} without it. In the last steps, an episode takes {turns[0]:.2f} turns with the discount "
             f"and {turns[1]:.2f} without it."
         )
 

@@ -265,7 +265,7 @@ def table(figures: Mapping[str, Mapping[str, Any]]) -> list[str]:
             f"| {'not measured' if differ is None else f'{differ:.1g}'} |"
         )
     refused = ", ".join(name for name, found in figures.items() if found.get("refused"))
-    return [*lines, "", f"vLLM refuses these settings on a CPU: {refused}."] if refused else lines
+    return [*lines, "", f"vLLM rejects these settings on a CPU: {refused}."] if refused else lines
 
 
 def write_page(lines: Sequence[str]) -> None:

@@ -91,7 +91,7 @@ policy's time.
   requests. They generate five steps (four in runs with filters) of 8 prompts x 8 rollouts. An answer ends with the
   model's end token, or is truncated at 192 tokens. The duration of a reward has a lognormal distribution with a
   median of one second, and uses no CPU time. In `batch, trained` and `asynchronous`, each step waits for
-  {TRAIN_S:g} s to imitate training on other devices, and then syncs real weights.
+  {TRAIN_S:g} s to simulate training on other devices, and then syncs real weights.
 - **Simulation.** The same scheduler runs in virtual time, with the prompts, lengths and verdicts of the measured run.
   The simulated engine is fitted to the measurements of the baseline.
 

@@ -74,12 +74,11 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     lines = [
         "# How the algorithms learn",
         "",
-        "This page reports whether every [algorithm preset](../algorithms.md) learns. SmolLM2-135M learns to add two",
-        f"numbers with `examples/quickstart.yaml` and seed 0, in one run of {NUM_STEPS} steps per preset. All presets",
+        "This page reports whether every [algorithm preset](../algorithms.md) learns. SmolLM2-135M is trained to",
+        f"add two numbers with `examples/quickstart.yaml` and seed 0, in one run of {NUM_STEPS} steps per preset. All presets",
         "use their default settings. Answers have at most 16 tokens, and the learning rate is 1e-5. Accuracy is",
-        "measured on held-out prompts at temperature 1.0, and truncated answers are treated as incorrect. One seed of "
-        "one easy",
-        "task is enough to show that each preset learns, but not to rank the presets.",
+        "measured on held-out prompts at temperature 1.0, and truncated answers are treated as incorrect. One seed of",
+        "one easy task is enough to show that each preset learns, but not to rank the presets.",
         "",
         "| preset | accuracy before training | accuracy after training | mean reward of the last 5 steps | "
         "steps until the 3-step mean reward reaches 0.8 | peak memory, GiB |",

@@ -3,7 +3,7 @@
     make bench NAME=sweep-multi-turn                     # 5 runs, one after the other; 4 to 8 minutes each on 2 cores
     make bench NAME=sweep-multi-turn ARGS="ipa rebn"     # only these
 
-`ipa-demonstrations` is IPA with an expert's games beside its own (`algorithm.imitation`).
+`ipa-demonstrations` is IPA with expert demonstrations in every group (`algorithm.imitation`).
 
 Finished runs are kept in `runs/sweep-multi-turn/` and not run again. Page and plot in `docs/benchmarks/` are written
 anew from all finished runs after each one.
@@ -37,14 +37,12 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         f"for multi-turn rollouts. SmolLM2-135M plays a game of two turns (`{EXAMPLE}`, seed 0): it guesses a",
         "number from 1 to 3, reads `higher` or `lower`, and guesses again. The presets have their default settings,",
         "with two exceptions from the example: a truncated answer reduces the reward by 0.2, and groups with equal",
-        "rewards are not filtered. The accuracy is the fraction of 96 held-out games that the model wins at "
-        "temperature",
-        "1.0.",
+        "rewards are not filtered. The accuracy is the win rate in 96 held-out games at temperature 1.0.",
         "",
         "Before training, most answers are truncated prose. The model first learns the format of a guess, and then",
         "learns to use the hints. If it always guesses 1 or 3 first, it can win at most two of three games. If it",
-        "guesses 2 first, it can win all games. In the run `ipa-demonstrations`, each group also contains an expert's",
-        "game, which the policy learns to imitate (`demonstrations: true`).",
+        "guesses 2 first, it can win all games. In the run `ipa-demonstrations`, each group also contains an expert",
+        "demonstration, which the policy learns to imitate (`demonstrations: true`).",
         "",
         "| run | accuracy before training | accuracy after training | mean reward of the last 5 steps | "
         f"steps until the mean reward of 3 steps is {GOAL} | seconds per step |",
