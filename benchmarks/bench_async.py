@@ -78,10 +78,12 @@ def page(found: dict[str, dict[str, Any]], num_steps: int) -> str:
         "# Asynchronous and synchronous training",
         "",
         "This page reports how much time asynchronous training saves if rewards are slow. SmolLM2-135M is trained to",
-        f"add two numbers with `examples/quickstart.yaml` and seed 0. Each run has {num_steps} steps, on two CPU cores,",
+        f"add two numbers with `examples/quickstart.yaml` and seed 0. Each run has {num_steps} steps, on two CPU "
+        "cores,",
         f"and answers have at most 16 tokens. Every reward function sleeps for {REWARD_S:g} s. The async ratio is",
-        "`rollout.scheduling.async_ratio`. A ratio of 0 is synchronous training, the baseline of the speed-ups. Each row is",
-        "a single training run, so differences between rows include run-to-run variance.",
+        "`rollout.scheduling.async_ratio`. A ratio of 0 is synchronous training, the baseline of the speed-ups. Each "
+        "row",
+        "is a single training run, so differences between rows include run-to-run variance.",
         "",
         "| async ratio | algorithm | median step time, s | speed-up | mean staleness | maximum staleness | "
         "held-out accuracy after training |",

@@ -75,8 +75,9 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         "# How the algorithms learn",
         "",
         "This page reports whether every [algorithm preset](../algorithms.md) learns. SmolLM2-135M is trained to",
-        f"add two numbers with `examples/quickstart.yaml` and seed 0, in one run of {NUM_STEPS} steps per preset. All presets",
-        "use their default settings. Answers have at most 16 tokens, and the learning rate is 1e-5. Accuracy is",
+        f"add two numbers with `examples/quickstart.yaml` and seed 0, in one run of {NUM_STEPS} steps per preset. All",
+        "presets use their default settings. Answers have at most 16 tokens, and the learning rate is 1e-5. Accuracy "
+        "is",
         "measured on held-out prompts at temperature 1.0, and truncated answers are treated as incorrect. One seed of",
         "one easy task is enough to show that each preset learns, but not to rank the presets.",
         "",

@@ -34,11 +34,11 @@ def _section(parent: tuple[str, ...], keys: list[Key], model: type[Section]) -> 
     else:
         choices = {variants[0]: section for section, variants in owners.items()}
         chooser = get_tag_key(next(iter(owners)))
-        yield from (f"The key `{chooser}` selects the kind of an entry, which determines its other keys:", "")
+        yield from (f"The key `{chooser}` selects the variant of an entry, which determines its other keys:", "")
         yield from (f"- `{chooser}: {tag}`: {get_summary(section)}" for tag, section in choices.items())
         yield ""
     column = len(owners) > 1
-    head = ("key", *(("kinds",) if column else ()), "type", "default", "meaning")
+    head = ("key", *(("variants",) if column else ()), "type", "default", "description")
     yield from (_row(head), _row(["---"] * len(head)))
     for key in merge_keys(keys):
         of = "all" if len(key.variants) == len(owners) else ", ".join(key.variants)

@@ -4,7 +4,7 @@
          └────── none ────────────────────────────────────────────────► a fresh rendering
 
 An assistant message is recognized as an earlier answer by the tools, all messages before it, its text (stripped of
-white space) and its tool calls. If a stop string ended the answer, the message may also be the answer with text that
+whitespace) and its tool calls. If a stop string ended the answer, the message may also be the answer with text that
 the agent added. So if an agent returns its history unchanged, its context extends the engine's tokens exactly. If the
 agent changes its history, the template renders the changed history.
 """

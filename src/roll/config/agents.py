@@ -14,7 +14,7 @@ __all__ = ["AgentConfig", "AgentLimits"]
 
 
 class AgentLimits(Section):
-    """Limits on an agent's requests in one rollout. Requests beyond a limit are rejected, and the rollout counts as
+    """Limits on an agent's requests in one rollout. Requests beyond a limit are rejected, and the rollout is marked as
     truncated.
     """
 
@@ -67,12 +67,12 @@ class AgentConfig(Section):
     )
     train: Literal["main_chain", "all"] = option(
         "main_chain",
-        "Which answers of a rollout the policy is trained on. `main_chain`: only the answers of the conversation "
+        "Which answers of a rollout are trained on. `main_chain`: only the answers of the conversation "
         "with the most answers, without other requests (titles, summaries, sub-agents). `all`: every answer of the "
         "model. Choose `all` for agents that rewrite their history with every request.",
     )
     sandbox: bool = option(
-        False, "Whether to run `command` in a sandbox (section `sandbox`), from which only the model can be reached."
+        False, "Whether to run `command` in a sandbox (section `sandbox`), whose only network access is the model."
     )
     files: dict[str, str] = path_option(
         {},
@@ -87,14 +87,14 @@ class AgentConfig(Section):
     )
     format_constraints: Literal["reject", "prompt"] = option(
         "prompt",
-        "Handling of requests that constrain the answer's format (`response_format`, or a `tool_choice` that "
+        "How to handle requests that constrain the answer's format (`response_format`, or a `tool_choice` that "
         "requires a call). `prompt`: the constraint is appended to the last message as text. `reject`: the request "
-        "is rejected. Decoding is never constrained, because the tokens to train on must come from the policy's own "
+        "is rejected. Decoding is never constrained, because trained tokens must be sampled from the policy's "
         "distribution.",
     )
     on_failure: Literal["reissue", "score"] = option(
         "reissue",
-        "Handling of an agent's exception, non-zero exit code or timeout. `reissue`: treat it as an infrastructure "
+        "How to handle an agent's exception, non-zero exit code or timeout. `reissue`: treat it as an infrastructure "
         "error. `score`: score the rollout as it is. A rollout that reached a limit, or whose answer was truncated at "
         "`max_new_tokens`, is always scored.",
     )

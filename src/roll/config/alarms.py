@@ -38,16 +38,16 @@ class AlarmsConfig(Section):
     )
     patience: int = option(
         3,
-        "Number of steps in a row for which a condition must hold before its alarm is raised. Alarms about "
-        "infrastructure errors and timeouts use the share over all these steps together. They are raised immediately "
-        "if all answers of the first step failed.",
+        "Number of consecutive steps for which a condition must hold before its alarm is raised. Alarms about "
+        "infrastructure errors and timeouts use the fraction over all these steps, and are raised immediately if all "
+        "answers of the first step failed.",
         unit="steps",
         ge=1,
     )
     infra_errors_above: float | None = option(
         0.25,
-        "Alarm if the fraction of answers without a reward is above this value. Only answers count for which a "
-        "verifier, an environment or an engine failed, not answers that were truncated and therefore not verified.",
+        "Alarm if the fraction of answers that have no reward, because a verifier, an environment or an engine failed, "
+        "is above this value.",
         ge=0,
         lt=1,
     )
@@ -72,9 +72,11 @@ class AlarmsConfig(Section):
         unit="nats per token",
         gt=0,
     )
-    no_signal: bool = option(True, "Alarm if a step has no learning signal: within every group, all rewards are equal.")
+    no_signal: bool = option(
+        True, "Alarm if a step has no learning signal: the rewards within every group are identical."
+    )
     unfinished_above: float | None = option(
-        0.5, "Alarm if the fraction of rollouts that were truncated is above this value.", ge=0, lt=1
+        0.5, "Alarm if the fraction of truncated rollouts is above this value.", ge=0, lt=1
     )
     length_drift_above: float | None = option(
         None,
@@ -85,8 +87,8 @@ class AlarmsConfig(Section):
     )
     repeated_text_above: float | None = option(
         0.5,
-        "Alarm if the fraction of answers that are identical to an answer to another prompt is above this value. Only "
-        "answers of 12 or more words count.",
+        "Alarm if the fraction of answers that are identical to an answer to another prompt is above this value. "
+        "Answers of fewer than 12 words are ignored.",
         ge=0,
         lt=1,
     )
@@ -106,8 +108,7 @@ class AlarmsConfig(Section):
     )
     disagreement_above: float | None = option(
         0.5,
-        "Alarm if the fraction of answers that one component of the reward accepts and another rejects is above this "
-        "value.",
+        "Alarm if the fraction of answers that one reward component accepts and another rejects is above this value.",
         ge=0,
         lt=1,
     )

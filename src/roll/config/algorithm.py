@@ -28,16 +28,15 @@ __all__ = ["AlgorithmConfig"]
 
 
 class AlgorithmConfig(Section):
-    """The RL algorithm: reward shaping, advantages, ratio, gate, aggregation, KL, correction and filters."""
+    """The RL algorithm: reward shaping, advantages, ratio, surrogate objective (gate), aggregation, KL, correction and
+    filters."""
 
-    type: PresetName = option(
-        "grpo", "Preset that sets the defaults of the other keys. Each of these keys can still be set."
-    )
+    type: PresetName = option("grpo", "Preset that sets the defaults of the other keys, which can still be overridden.")
     reward: RewardShapingConfig = option(RewardShapingConfig(), "Reward shaping.")
     advantage: AdvantageConfig = option(AdvantageConfig(), "Advantage estimation.")
-    ratio: RatioConfig = option(RatioConfig(), "Importance ratio that the gate uses.")
+    ratio: RatioConfig = option(RatioConfig(), "Importance ratio of the surrogate objective.")
     gate: GateConfig = option(
-        MinClip(type="min_clip"), "Objective of a token as a function of its ratio and advantage."
+        MinClip(type="min_clip"), "Surrogate objective of a token as a function of its ratio and advantage."
     )
     aggregation: Literal["sequence_mean", "token_mean", "constant_length", "sequence_sum"] = option(
         "sequence_mean",
@@ -50,7 +49,7 @@ class AlgorithmConfig(Section):
     entropy: EntropyConfig = option(EntropyConfig(), "Entropy bonus.")
     correction: CorrectionConfig = option(CorrectionConfig(), "Importance correction for mismatch and staleness.")
     filters: FilterConfig = option(FilterConfig(), "Filters of groups and rollouts.")
-    weights: WeightConfig = option(WeightConfig(), "Factors on the advantages of whole rollouts.")
+    weights: WeightConfig = option(WeightConfig(), "Weights of rollouts: factors on their advantages.")
     updates: UpdateConfig = option(UpdateConfig(), "Mini-batches and epochs of each batch.")
     critic: CriticConfig = option(CriticConfig(), "Value models for `advantage.estimator: gae`.")
     credit: CreditConfig = option(CreditConfig(), "Advantages weighted by attention.")

@@ -29,9 +29,9 @@ class RewardShapingConfig(Section):
     An environment's rewards for single turns are only scaled; all other changes apply to the rest of the reward.
     """
 
-    scale: float = option(1.0, "Factor on the reward.", gt=0)
+    scale: float = option(1.0, "Scale factor for the reward.", gt=0)
     shift: float = option(0.0, "Constant that is added after scaling.")
-    clip: float | None = option(None, "Bound c: the shifted reward is clipped to [-c, c].", gt=0)
+    clip: float | None = option(None, "Clip range c: the shifted reward is clipped to [-c, c].", gt=0)
     overlong_buffer: int = option(
         0,
         "Soft overlong penalty (DAPO): over the last N tokens before `rollout.max_new_tokens`, the penalty grows "
@@ -64,16 +64,16 @@ class AdvantageConfig(Section):
     )
     std: Literal["none", "group", "batch", "running"] = option(
         "group",
-        "Standard deviation by which (reward - baseline) is divided. `group`, `batch`, `running`: over the group, "
+        "Standard deviation that normalizes (reward - baseline). `group`, `batch`, `running`: over the group, "
         "the batch, or the run so far. `none`: no scaling.",
     )
     per_domain: bool = option(
         True,
         "Whether the means and standard deviations of `batch` and `running` are computed separately for each domain.",
     )
-    gamma: float = option(1.0, "Discount per token, or per turn if the estimator works on turns.", ge=0, le=1)
+    gamma: float = option(1.0, "Discount factor per token, or per turn for estimators on turns.", ge=0, le=1)
     gae_lambda: float = option(0.95, "GAE's lambda; 1 is the Monte Carlo return.", ge=0, le=1)
-    step_weight: float = option(1.0, "GiGPO: weight of the step's advantage relative to the episode's advantage.", ge=0)
+    step_weight: float = option(1.0, "GiGPO: weight of the step advantage relative to the episode advantage.", ge=0)
     whiten: Literal["none", "token", "turn"] = option(
         "none",
         "Whether advantages are whitened (mean 0, standard deviation 1) over all tokens or over all turns of the "
@@ -82,19 +82,20 @@ class AdvantageConfig(Section):
     clip: float | None = option(None, "Bound on the absolute value of an advantage, after whitening.", gt=0)
     function: str | None = path_option(
         None,
-        "Your own estimator, which replaces the other keys: `package.module:function` or `path/to/file.py:function`.",
+        "A user-defined estimator, which replaces the other keys: `package.module:function` or "
+        "`path/to/file.py:function`.",
         examples=["examples/algorithms/median_baseline.py:advantages"],
         pattern=FUNCTION_PATTERN,
     )
 
 
 class RatioConfig(Section):
-    """The importance ratio that the gate uses: a token's new probability divided by its old probability."""
+    """The importance ratio of the surrogate objective: a token's new probability divided by its old probability."""
 
     level: Literal["token", "chunk", "sequence", "sequence_token"] = option(
         "token",
         "Level of the ratio. `token`, `chunk`, `sequence`: one value per token, per chunk (turn) or per sequence. "
-        "`sequence_token`: the sequence's value with each token's own gradient (GSPO-token).",
+        "`sequence_token`: the sequence's value with the gradient of each token (GSPO-token).",
     )
     reduce: Literal["geometric", "product"] = option(
         "geometric",
@@ -109,14 +110,14 @@ class RatioConfig(Section):
     )
     max_token_log_ratio: float | None = option(
         None,
-        "Bound on a token's log-ratio, in the direction that raises the objective. It is applied before the mean "
-        "over a sequence is computed (GMPO).",
+        "Clip range of a token's log-ratio, in the direction that increases the objective, before the mean over a "
+        "sequence (GMPO).",
         gt=0,
     )
 
 
 class KLConfig(Section):
-    """KL penalty relative to the reference model; with coefficient 0 no reference is loaded."""
+    """KL penalty relative to the reference model, which is not loaded if the coefficient is 0."""
 
     coefficient: float = option(0.0, "Weight of the penalty.", ge=0)
     estimator: Literal["k1", "k2", "k3", "absolute", "full"] = option(
@@ -127,8 +128,8 @@ class KLConfig(Section):
     apply_to: Literal["loss", "reward"] = option(
         "loss",
         "`loss`: the penalty is a term of the loss. `reward`: the penalty is subtracted from the reward before "
-        "baseline and scaling. It is summed over each answer or each turn, or applied per token, depending on which "
-        "of them has its own reward. Filters ignore the penalty.",
+        "baseline and scaling. It is summed over each answer or each turn, or applied per token, depending on the "
+        "level of the rewards. Filters ignore the penalty.",
     )
     target: float | None = option(
         None,
@@ -149,12 +150,12 @@ class KLConfig(Section):
 
 
 class EntropyConfig(Section):
-    """Entropy bonus, exact over the vocabulary; with coefficient 0 it is not computed."""
+    """Entropy bonus, exact over the vocabulary; not computed if the coefficient is 0."""
 
     coefficient: float = option(0.0, "Weight of the bonus.", ge=0)
     drop_divergent: float = option(
         0.0,
-        "Fraction of tokens that get no bonus: the tokens on whose value the critics disagree most (AsyPPO).",
+        "Fraction of tokens that get no bonus: the tokens with the largest disagreement of the critics (AsyPPO).",
         ge=0,
         lt=1,
     )
@@ -165,13 +166,12 @@ class FilterConfig(Section):
 
     skip_zero_variance: bool = option(
         True,
-        "Whether to drop groups whose rewards are all equal, because their advantages are 0. Dropped groups are "
-        "counted. With a KL penalty, set this to `false` to apply the penalty also to prompts that the policy always "
-        "solves.",
+        "Whether to drop groups whose rewards are all equal, because their advantages are 0. With a KL penalty, set "
+        "this to `false` to apply the penalty also to prompts that the policy always solves.",
     )
     metric: Literal["reward", "accuracy"] = option(
         "reward",
-        "Value that the filters of groups use. `reward`: the reward shaped by `algorithm.reward`, before a KL "
+        "Value by which groups are filtered. `reward`: the reward shaped by `algorithm.reward`, before a KL "
         "penalty. `accuracy`: the verifier's verdict, 1 or 0, independent of the reward; if there is no verdict, the "
         "reward before shaping (DAPO).",
     )
@@ -180,7 +180,7 @@ class FilterConfig(Section):
     min_std: float | None = option(
         None, "Drop groups whose (population) standard deviation is not above this value.", ge=0
     )
-    drop_unfinished: bool = option(False, "Whether to drop rollouts that were truncated (overlong filtering).")
+    drop_unfinished: bool = option(False, "Whether to drop truncated rollouts (overlong filtering).")
     keep: Literal["all", "positive", "best", "worst", "extremes"] = option(
         "all",
         "Rollouts of a group to train on, selected by the shaped reward. `all`: all rollouts. `positive`: those with "
@@ -188,14 +188,14 @@ class FilterConfig(Section):
         "`keep_num` best and the `keep_num` worst.",
     )
     keep_num: int = option(
-        2, "Number of rollouts that `best` and `worst` each keep; `extremes` keeps twice as many.", ge=1
+        2, "Number of rollouts that `best` or `worst` keeps; `extremes` keeps twice this number.", ge=1
     )
     top_variance: float = option(
-        1.0, "Fraction of groups to train on: the groups with the largest standard deviation (StarPO-S).", gt=0, le=1
+        1.0, "Fraction of groups to train on, those with the largest standard deviation (StarPO-S).", gt=0, le=1
     )
     refill: bool = option(
         False,
-        "Whether to draw more prompts until prompts_per_step groups pass the filters (dynamic sampling, DAPO).",
+        "Whether to sample more prompts until prompts_per_step groups pass the filters (dynamic sampling, DAPO).",
     )
     max_refills: int = option(3, "Maximum number of replacement groups, as a multiple of prompts_per_step.", ge=1)
 
@@ -214,13 +214,13 @@ class FilterConfig(Section):
 
 
 class WeightConfig(Section):
-    """Factors on the advantages of whole rollouts, rescaled to mean 1."""
+    """Weights of rollouts, by which their advantages are multiplied, normalized to mean 1."""
 
     difficulty: bool = option(
-        False, "Whether harder prompts count more: the factor is 0.5 + 1.5 x (1 - mean accuracy of the group)."
+        False, "Whether harder prompts have larger weights: 0.5 + 1.5 x (1 - mean accuracy of the group)."
     )
     length: bool = option(
-        False, "Whether shorter answers count more: the factor is 1.5 - length / length of the longest answer."
+        False, "Whether shorter answers have larger weights: 1.5 - length / length of the longest answer."
     )
 
 
@@ -260,17 +260,15 @@ class CriticConfig(Section):
     model: str | None = path_option(None, "Backbone of the critics; by default the policy's initial model.")
     num_critics: int = option(
         1,
-        "Number of critics. If there are several, they learn from disjoint parts of every group's rollouts, and the "
-        "mean of their values is used (AsyPPO).",
+        "Number of critics. Several critics are trained on disjoint parts of every group's rollouts, and the mean of "
+        "their values is used (AsyPPO).",
         ge=1,
     )
     learning_rate: float = option(1e-5, "Peak learning rate.", gt=0)
     value_clip: float | None = option(
         None, "Clip range of a value around the old value, as in PPO implementations; `null` disables clipping.", gt=0
     )
-    warmup_steps: int = option(
-        0, "Number of steps at the start of the run in which only the critics are trained.", unit="steps", ge=0
-    )
+    warmup_steps: int = option(0, "Number of initial steps in which only the critics are trained.", unit="steps", ge=0)
     num_epochs: int = option(1, "Number of passes over each batch.", ge=1)
     shared: bool = option(
         False,
@@ -288,14 +286,15 @@ class CriticConfig(Section):
     )
     drop_agreed: float = option(
         0.0,
-        "Fraction of tokens whose advantage is set to 0: the tokens on whose value the critics agree most (AsyPPO).",
+        "Fraction of tokens whose advantage is set to 0: the tokens with the smallest disagreement of the critics "
+        "(AsyPPO).",
         ge=0,
         lt=1,
     )
 
 
 class CreditConfig(Section):
-    """Advantages weighted by how much the model's own attention uses each token (arXiv 2510.13554)."""
+    """Advantages weighted by the model's attention to each token (arXiv 2510.13554)."""
 
     type: Literal["none", "local", "global", "coupled"] = option(
         "none",
@@ -308,11 +307,13 @@ class CreditConfig(Section):
     share: float = option(0.4, "Fraction of each answer's tokens that is amplified.", gt=0, le=1)
     window: int = option(10, "Distance at which WAAD truncates larger attention distances.", unit="tokens", ge=1)
     horizon_start: int = option(
-        10, "FAI counts the attention of later tokens from this distance on.", unit="tokens", ge=1
+        10, "Minimum distance of later tokens whose attention FAI includes.", unit="tokens", ge=1
     )
-    horizon_end: int = option(100, "FAI counts the attention of later tokens up to this distance.", unit="tokens", ge=1)
+    horizon_end: int = option(
+        100, "Maximum distance of later tokens whose attention FAI includes.", unit="tokens", ge=1
+    )
     introduction_window: int = option(
-        3, "`coupled`: how many tokens before an anchor are searched for its introduction.", ge=1
+        3, "`coupled`: number of tokens before an anchor that are searched for its introduction.", ge=1
     )
     introduction_share: float = option(
         0.5, "`coupled`: fraction of an anchor's amplification that moves to its introduction.", ge=0, le=1

@@ -80,7 +80,7 @@ class DeviceMapping(Section):
     )
     judge: Devices | None = option(
         None,
-        "Devices of the run's own judge. Each engine gets `judge.tensor_parallel` of them. By default, the first "
+        "Devices of the run's judge. Each engine gets `judge.tensor_parallel` of them. By default, the first "
         "devices of `actor_infer`.",
     )
 
@@ -96,12 +96,12 @@ class ClusterConfig(Section):
     )
     num_nodes: int = option(1, "Number of machines.", ge=1)
     devices_per_node: int | None = option(
-        None, "Number of devices of each machine; by default all devices that are found (on a CPU, one per core).", ge=1
+        None, "Number of devices of each machine; by default all detected devices (on a CPU, one per core).", ge=1
     )
     device_mapping: DeviceMapping = option(DeviceMapping(), "Devices of each role.")
     offload_colocated: Literal["auto"] | bool = option(
         "auto",
-        "Whether colocated engines and trainers use the device memory alternately: engines sleep while trainers "
-        "compute, and the trainers' states are offloaded to host memory while engines generate. `auto`: only on "
-        "accelerators, in synchronous runs.",
+        "Whether colocated engines and trainers take turns using the device memory: engines sleep during training, and "
+        "the trainers' states are offloaded to host memory during generation. `auto`: only on accelerators, in "
+        "synchronous runs.",
     )

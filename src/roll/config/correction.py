@@ -14,7 +14,8 @@ Level = Literal["token", "chunk", "sequence", "geometric"]
 
 
 class CorrectionConfig(Section):
-    """Importance sampling correction for engine mismatch and staleness: a factor w on each token, without a gradient.
+    """Importance sampling correction for train-inference mismatch and staleness: a weight w of each token, without a
+    gradient.
 
     The factor is truncated at `upper`; tokens whose factor is outside [mask_low, mask_high] are masked out. `corrects`
     selects the factor; truncation, masks and veto apply to it at every `level`.
@@ -22,7 +23,7 @@ class CorrectionConfig(Section):
 
     corrects: Literal["both", "mismatch", "staleness"] = option(
         "both",
-        "Difference that the factor w corrects. `both`: mismatch and staleness together, w = old / rollout. "
+        "What the importance weight w corrects. `both`: mismatch and staleness, w = old / rollout. "
         "`mismatch`: the difference between trainer and engine under the policy version that sampled the token, w = "
         "behavior / rollout. `staleness`: the difference between the policy before the update and the version that "
         "sampled the token, both in the trainer, w = old / behavior. `mismatch` and `staleness` need `snapshots`.",
@@ -37,17 +38,20 @@ class CorrectionConfig(Section):
     )
     level: Level = option(
         "token",
-        "Level of the factor. `token`: each token has its own factor. `chunk`: geometric mean over the tokens of a "
-        "chunk (turn). `sequence`: product over the tokens of a sequence. `geometric`: geometric mean over the "
-        "tokens of a sequence.",
+        "Level of the importance weight. `token`: one weight per token. `chunk`: geometric mean over the tokens of a "
+        "chunk (turn). `sequence`: product over the tokens of a sequence. `geometric`: geometric mean over the tokens "
+        "of a sequence.",
     )
     upper: float | None = option(
-        2.0, "Value at which the factor is truncated. `null` sets the factor to 1, so only the masks apply.", gt=0
+        2.0,
+        "Upper bound at which the importance weight is truncated (TIS). `null` sets the weight to 1, so only the masks "
+        "apply.",
+        gt=0,
     )
-    mask_low: float | None = option(None, "Tokens whose factor is below this value are masked out.", ge=0)
-    mask_high: float | None = option(None, "Tokens whose factor is above this value are masked out.", gt=0)
+    mask_low: float | None = option(None, "Tokens whose importance weight is below this value are masked.", ge=0)
+    mask_high: float | None = option(None, "Tokens whose importance weight is above this value are masked.", gt=0)
     veto: float | None = option(
-        None, "If the factor of a single token is below this value, the whole sequence is masked out.", gt=0, lt=1
+        None, "If the importance weight of any token is below this value, the whole sequence is masked.", gt=0, lt=1
     )
 
     @model_validator(mode="after")

@@ -39,11 +39,11 @@ __all__ = [
 class _ScoredSource(Section):
     reward: RewardList = option(
         ...,
-        "Rewards that score the answers: a reward type, a section, or a list of these. The total reward is the "
-        "weighted sum.",
+        "Rewards that score the answers: a reward type, a section, or a list of reward types and sections. The total "
+        "reward is their weighted sum.",
         examples=["math"],
     )
-    weight: float = option(1.0, "Weight of the source when prompts are drawn, relative to the other sources.", gt=0)
+    weight: float = option(1.0, "Sampling weight of the source, relative to the other sources.", gt=0)
 
 
 class _Source(DataEntryBase, _ScoredSource):
@@ -76,7 +76,7 @@ class _Source(DataEntryBase, _ScoredSource):
 class _SplitSource(_Source):
     held_out: float = option(
         0.1,
-        "Fraction of the source that is used only for evaluation. It is ignored if the source has a separate split or "
+        "Fraction of the source that is reserved for evaluation. It is ignored if the source has a separate split or "
         "file for evaluation.",
         ge=0,
         lt=1,
@@ -95,10 +95,10 @@ class FunctionsData(_SplitSource):
         [CodeReward(type="code")], "Rewards that score the answers; by default, the answers are run on the test cases."
     )
     num_constants: int = option(
-        20, "Number of constants for each kind of function, starting at 2: `add_2`, `add_3`, and so on.", ge=1, le=1000
+        20, "Number of constants for each type of function, starting at 2: `add_2`, `add_3`, and so on.", ge=1, le=1000
     )
     num_cases: int = option(6, "Number of hidden test cases of each task.", ge=1, le=100)
-    held_out: float = option(0.3, "Fraction of the tasks that is used only for evaluation.", ge=0, lt=1)
+    held_out: float = option(0.3, "Fraction of the tasks that is reserved for evaluation.", ge=0, lt=1)
 
 
 class GuessNumberData(_Source):
@@ -109,7 +109,7 @@ class GuessNumberData(_Source):
     max_number: int = option(5, "Largest number; the smallest is 1.", ge=2)
     num_turns: int = option(2, "Maximum number of guesses.", ge=1)
     demonstrations: bool = option(
-        False, "Whether every prompt has a demonstration: the guesses of an expert that uses binary search."
+        False, "Whether every prompt has a demonstration by an expert that uses binary search."
     )
 
     @property
@@ -160,9 +160,9 @@ class EnvironmentData(HostingConfig, _Source):
     reward: RewardList = option([EnvironmentReward(type="environment")], "Rewards that score the episodes.")
     num_turns: int = option(1, "Maximum number of answers in one episode; the episode ends after the last one.", ge=1)
     num_episodes: int = option(1000, "Number of different episodes to train on.", ge=1)
-    num_held_out: int = option(100, "Number of additional episodes that are used only for evaluation.", ge=0)
+    num_held_out: int = option(100, "Number of additional episodes that are reserved for evaluation.", ge=0)
     history: HistoryConfig | None = option(
-        None, "How the model sees earlier turns; by default `rollout.episodes.history`."
+        None, "How earlier turns appear in the context; by default `rollout.episodes.history`."
     )
 
     @field_validator("tools", mode="before", json_schema_input_type=list[str | ToolConfig])
@@ -235,7 +235,7 @@ class _ColumnSource(ConversationColumns, _SplitSource):
     )
     expert_key: str | None = option(
         None,
-        "Column with a demonstration, which is the text of an expert's answer. The policy is trained on "
+        "Column with a demonstration: the text of an expert's answer. The policy is trained on "
         "demonstrations with a positive reward in addition to its own answers (`algorithm.imitation`).",
     )
     limit: int | None = option(None, "Use only the first N rows.", ge=1)
@@ -280,9 +280,7 @@ class ReasoningGymData(_SplitSource):
     )
     size: int = option(1000, "Number of tasks to generate.", ge=2)
     options: dict[str, Any] = option({}, "Settings of the generator, by their names in reasoning-gym.")
-    reward: RewardList = option(
-        "reasoning_gym", "Rewards that score the answers; by default the generator's own scorer."
-    )
+    reward: RewardList = option("reasoning_gym", "Rewards that score the answers; by default the generator's scorer.")
 
     @property
     def task(self) -> str:

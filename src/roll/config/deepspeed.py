@@ -21,12 +21,10 @@ class DeepSpeedConfig(Section):
     )
     offload_optimizer: bool = option(
         False,
-        "Whether optimizer states are offloaded to host memory and the update runs on the CPU; needs stage 1 or "
+        "Whether optimizer states are offloaded to host memory and the update runs on the CPU; requires stage 1 or "
         "higher.",
     )
-    offload_parameters: bool = option(
-        False, "Whether weights are offloaded to host memory while they are not in use; needs stage 3."
-    )
+    offload_parameters: bool = option(False, "Whether unused weights are offloaded to host memory; requires stage 3.")
 
     @model_validator(mode="after")
     def _check_offloading(self) -> DeepSpeedConfig:

@@ -30,7 +30,7 @@ __all__ = [
 
 
 class DiffusionModelConfig(ModelConfig):
-    """The diffusion model. `model: NAME` is short for `model: {path: NAME}`."""
+    """The diffusion model. `model: NAME` is shorthand for `model: {path: NAME}`."""
 
     path: str = path_option(
         ...,

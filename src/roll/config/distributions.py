@@ -37,7 +37,7 @@ _STANDARD_NORMAL = NormalDist()
 class FixedDistribution(Section):
     """A constant value."""
 
-    type: Literal["fixed"] = option("fixed", "Kind of distribution.")
+    type: Literal["fixed"] = option("fixed", "Distribution type.")
     value: float = option(..., "The value.", ge=0)
 
     def quantile_function(self) -> Quantile:
@@ -48,7 +48,7 @@ class FixedDistribution(Section):
 class UniformDistribution(Section):
     """The uniform distribution between two values."""
 
-    type: Literal["uniform"] = option("uniform", "Kind of distribution.")
+    type: Literal["uniform"] = option("uniform", "Distribution type.")
     low: float = option(..., "Smallest value.", ge=0)
     high: float = option(..., "Largest value.", ge=0)
 
@@ -60,7 +60,7 @@ class UniformDistribution(Section):
 class NormalDistribution(Section):
     """The normal distribution, without negative values."""
 
-    type: Literal["normal"] = option("normal", "Kind of distribution.")
+    type: Literal["normal"] = option("normal", "Distribution type.")
     mean: float = option(..., "Mean of the normal variable.")
     std: float = option(..., "Standard deviation of the normal variable.", ge=0)
     negative: Literal["redraw", "zero"] = option(
@@ -89,7 +89,7 @@ class NormalDistribution(Section):
 class LognormalDistribution(Section):
     """The lognormal distribution, defined by its median and either its upper quartile or its sigma."""
 
-    type: Literal["lognormal"] = option("lognormal", "Kind of distribution.")
+    type: Literal["lognormal"] = option("lognormal", "Distribution type.")
     median: float = option(..., "Median.", gt=0)
     p75: float | None = option(None, "Upper quartile.", gt=0)
     sigma: float | None = option(None, "Standard deviation of the logarithm.", ge=0)
@@ -114,7 +114,7 @@ class LognormalDistribution(Section):
 class ParetoDistribution(Section):
     """A power law: P(X > x) = (minimum / x) ** alpha."""
 
-    type: Literal["pareto"] = option("pareto", "Kind of distribution.")
+    type: Literal["pareto"] = option("pareto", "Distribution type.")
     minimum: float = option(..., "Smallest value.", gt=0)
     alpha: float = option(..., "Exponent; the mean is infinite for 1 or less.", gt=0)
     max: float = option(..., "Upper bound, to which larger values are clamped.", gt=0)
@@ -128,7 +128,7 @@ class ParetoDistribution(Section):
 class EmpiricalDistribution(Section):
     """Recorded values, each with the same probability."""
 
-    type: Literal["empirical"] = option("empirical", "Kind of distribution.")
+    type: Literal["empirical"] = option("empirical", "Distribution type.")
     values: list[float] = option([], "The values.")
     file: str | None = path_option(None, "A text file with one value on each line, instead of `values`.")
 
@@ -167,7 +167,7 @@ class QuantilesDistribution(Section):
     distribution is lognormal.
     """
 
-    type: Literal["quantiles"] = option("quantiles", "Kind of distribution.")
+    type: Literal["quantiles"] = option("quantiles", "Distribution type.")
     points: list[list[float]] = option(
         ..., "Pairs of probability and value.", examples=[[[0.5, 585], [0.75, 930], [0.999, 16384]]]
     )

@@ -27,10 +27,10 @@ class HostingConfig(Section):
         examples=["http://envs.example.org:8500"],
     )
     reset_time_limit_s: float = option(
-        60.0, "Time limit of `reset`; an episode that exceeds it has an infrastructure error.", unit="s", gt=0
+        60.0, "Time limit of `reset`; an episode that exceeds it fails with an infrastructure error.", unit="s", gt=0
     )
     step_time_limit_s: float = option(
-        30.0, "Time limit of `step`; an episode that exceeds it has an infrastructure error.", unit="s", gt=0
+        30.0, "Time limit of `step`; an episode that exceeds it fails with an infrastructure error.", unit="s", gt=0
     )
 
     @model_validator(mode="after")

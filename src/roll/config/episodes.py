@@ -15,14 +15,14 @@ __all__ = ["EpisodesConfig", "HistoryConfig"]
 
 
 class HistoryConfig(Section):
-    """How earlier turns appear in the context. Whenever the context is rewritten, a new training sample begins."""
+    """How earlier turns appear in the context. A new training sample begins whenever the context is rewritten."""
 
     type: Literal["full", "window", "thinking_stripped", "stepwise", "summary"] = option(
         "full",
         "`full`: all turns, as the chat template renders them (some templates drop earlier thinking). `window`: the "
         "last `num_turns` answers with the observations that followed them. `thinking_stripped`: all turns, with the "
-        "thinking of earlier answers removed. `stepwise`: only the current observation. `summary`: all turns; when "
-        "the context is nearly full, the model replaces them by a summary.",
+        "thinking of earlier answers removed. `stepwise`: only the current observation. `summary`: all turns; when the "
+        "context is nearly full, the model replaces the turns by a summary.",
     )
     num_turns: int | None = option(None, "`window`: number of earlier answers in the context.", ge=1)
     keep_task: bool = option(
@@ -32,12 +32,12 @@ class HistoryConfig(Section):
     )
     summary_request: str = option(
         "Summarize what was asked, what you did and what you learned, as far as it matters for going on.",
-        "`summary`: message that asks the model for a summary.",
+        "`summary`: message that requests a summary from the model.",
         min_length=1,
     )
     summary_tokens: int = option(256, "`summary`: maximum length of a summary.", unit="tokens", ge=1)
     train_summary: bool = option(
-        True, "`summary`: whether the policy is trained on summaries as on answers, with the episode's reward."
+        True, "`summary`: whether summaries are trained on like answers, with the episode's reward."
     )
 
     @model_validator(mode="after")
@@ -81,8 +81,8 @@ class EpisodesConfig(Section):
     )
     long_observations: Literal["cut", "end"] = option(
         "cut",
-        "Handling of an observation that leaves no room for an answer. `cut`: replace its middle by a note. `end`: "
-        "end the episode. If not even a part of the observation fits, the episode ends in both cases.",
+        "How to handle an observation that leaves no room for an answer. `cut`: replace its middle by a note. `end`: "
+        "end the episode. In both cases, the episode ends if no part of the observation fits.",
     )
     min_answer_tokens: int = option(
         16,

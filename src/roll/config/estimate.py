@@ -81,7 +81,7 @@ class RoleMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeEngines:
-    """The engines of the run's own judge."""
+    """The engines of the run's judge."""
 
     sizes: ModelSizes
     kind: str

@@ -61,7 +61,7 @@ class ExampleColumns(ConversationColumns, _ExampleSource):
 
     held_out: float = option(
         0.1,
-        "Fraction of the source that is used only for evaluation. It is ignored if the source has a separate split or "
+        "Fraction of the source that is reserved for evaluation. It is ignored if the source has a separate split or "
         "file for evaluation.",
         ge=0,
         lt=1,

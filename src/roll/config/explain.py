@@ -143,7 +143,7 @@ def _format_members(key: Key) -> Iterator[str]:
         yield from ("", _indent(_format_table([_TABLE_HEADER, *rows])), "") if rows else ("",)
 
 
-_TABLE_HEADER = ("key", "default", "meaning")
+_TABLE_HEADER = ("key", "default", "description")
 
 
 def _build_row(key: Key) -> tuple[str, str, str]:

@@ -41,14 +41,14 @@ class _ClipRange(Section):
 class MinClip(_ClipRange):
     """min(r A, clip(r, 1 - low, 1 + high) A): PPO, arXiv 1707.06347."""
 
-    type: Literal["min_clip"] = option(..., "Kind of gate.")
+    type: Literal["min_clip"] = option(..., "Objective type.")
 
 
 class DualClip(_ClipRange):
-    """`min_clip` with the lower bound `bound` x A for negative advantages: arXiv 1912.09729."""
+    """`min_clip` with the lower bound `bound` x A for negative advantages (dual-clip PPO): arXiv 1912.09729."""
 
-    type: Literal["dual_clip"] = option(..., "Kind of gate.")
-    bound: float = option(3.0, "Largest ratio that counts for negative advantages.", gt=1)
+    type: Literal["dual_clip"] = option(..., "Objective type.")
+    bound: float = option(3.0, "Dual-clip constant c: upper bound of the ratio for negative advantages.", gt=1)
 
 
 _GateWithBounds = TypeVar("_GateWithBounds", "StopGradient", "SignSplit")
@@ -63,11 +63,11 @@ def _check_lower_and_upper(gate: _GateWithBounds) -> _GateWithBounds:
 class StopGradient(Section):
     """sg(clip(r, lower, upper)) A log pi: TIS (0, 1), CISPO (1 - e, 1 + e)."""
 
-    type: Literal["stop_gradient"] = option(..., "Kind of gate.")
+    type: Literal["stop_gradient"] = option(..., "Objective type.")
     lower: float = option(0.0, "Lower bound of the clipped ratio.", ge=0)
     upper: float = option(1.0, "Upper bound of the clipped ratio.", gt=0)
     mask: bool = option(
-        False, "Whether to drop tokens whose ratio is beyond the bound in the direction of the advantage."
+        False, "Whether to mask tokens whose ratio exceeds the clip range in the direction of the advantage."
     )
 
     @model_validator(mode="after")
@@ -78,7 +78,7 @@ class StopGradient(Section):
 class SignSplit(Section):
     """A > 0: w+ A log pi. A <= 0: w- sg(clip(r, lower, upper)) A log pi: TOPR, arXiv 2503.14286."""
 
-    type: Literal["sign_split"] = option(..., "Kind of gate.")
+    type: Literal["sign_split"] = option(..., "Objective type.")
     positive_weight: float = option(1.0, "Weight w+ of tokens with positive advantage.", ge=0)
     negative_weight: float = option(1.0, "Weight w- of tokens with negative advantage.", ge=0)
     lower: float = option(0.0, "Lower bound of the clipped ratio of tokens with negative advantage.", ge=0)
@@ -90,40 +90,40 @@ class SignSplit(Section):
 
 
 class NoGate(Section):
-    """r A without a bound; in the first update, its gradient equals the gradient of A log pi."""
+    """r A without clipping; in the first update, its gradient equals the gradient of A log pi."""
 
-    type: Literal["none"] = option(..., "Kind of gate.")
+    type: Literal["none"] = option(..., "Objective type.")
 
 
 class LogProbGate(Section):
     """A log pi, without a ratio: REINFORCE."""
 
-    type: Literal["log_prob"] = option(..., "Kind of gate.")
+    type: Literal["log_prob"] = option(..., "Objective type.")
 
 
 class SquaredPenalty(Section):
     """A log pi - tau/2 (log r)^2: Kimi k1.5, arXiv 2501.12599."""
 
-    type: Literal["squared_penalty"] = option(..., "Kind of gate.")
+    type: Literal["squared_penalty"] = option(..., "Objective type.")
     tau: float = option(0.1, "Weight of the squared log-ratio.", ge=0)
 
 
 class SoftGate(Section):
     """4/tau sigmoid(tau (r - 1)) A, with a tau for each sign of A: SAPO, arXiv 2511.20347."""
 
-    type: Literal["soft"] = option(..., "Kind of gate.")
+    type: Literal["soft"] = option(..., "Objective type.")
     tau_positive: float = option(1.0, "Steepness for positive advantages.", gt=0)
     tau_negative: float = option(1.05, "Steepness for negative advantages.", gt=0)
 
 
 class PythonGate(Section):
-    """Your own gate: see `Gate` in `roll.algorithms.gates`."""
+    """A user-defined surrogate objective; see `Gate` in `roll.algorithms.gates`."""
 
-    type: Literal["python"] = option(..., "Kind of gate.")
+    type: Literal["python"] = option(..., "Objective type.")
     gate: str = path_option(
         ...,
-        "Class of the gate: `package.module:Class`, `path/to/file.py:Class`, or the name that an installed package "
-        "registers (entry points `roll.gates`).",
+        "Class of the surrogate objective: `package.module:Class`, `path/to/file.py:Class`, or the name that an "
+        "installed package registers (entry points `roll.gates`).",
         pattern=EXTENSION_PATTERN,
         examples=["gates.py:Cubic"],
     )

@@ -26,12 +26,10 @@ class EngineOptions(Section):
         pattern=EXTENSION_PATTERN,
     )
     tensor_parallel: int = option(1, "Number of devices of one engine.", ge=1)
-    max_num_seqs: int = option(
-        64, "Maximum number of requests that one engine runs at once; further requests wait.", ge=1
-    )
+    max_num_seqs: int = option(64, "Maximum number of concurrent requests of one engine; further requests wait.", ge=1)
     kv_cache_bytes: int | None = option(
         None,
-        "Size of each engine's KV cache. By default, 256 MiB on a CPU, and the engine's default share of the memory "
+        "Size of each engine's KV cache. By default, 256 MiB on a CPU, and the engine's default fraction of the memory "
         "on a GPU.",
         unit="bytes",
         ge=1,

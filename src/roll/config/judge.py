@@ -1,4 +1,4 @@
-"""The run's own judge: a role with a separate model."""
+"""The run's judge: a role with a separate model."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def check_judge(judge: JudgeConfig | None, data: Sequence[DataConfig], cluster: 
     """Check that there is a judge if and only if a reward needs it, and that its devices and context suffice.
 
     Args:
-        judge: the run's own judge, if it has one.
+        judge: the run's judge, if it has one.
         data: sources, whose rewards may use the judge.
         cluster: the cluster on whose devices the judge runs.
         num_judges: number of engines of the judge.
@@ -94,7 +94,7 @@ def check_judge(judge: JudgeConfig | None, data: Sequence[DataConfig], cluster: 
     if judge is None:
         if asking:
             raise ValueError(
-                f"{asking[0][0]} uses the run's own judge, but no judge is configured: add a section `judge` with a "
+                f"{asking[0][0]} uses the run's judge, but no judge is configured: add a section `judge` with a "
                 "model (such as `judge: smollm2-135m-instruct`), or set the reward's `url` to an endpoint"
             )
         return

@@ -15,17 +15,17 @@ class LoRAConfig(Section):
     """Training of low-rank adapters instead of all weights, with `peft`."""
 
     rank: int = option(16, "Rank of the adapters.", ge=1)
-    alpha: float = option(32.0, "Scale of the adapters: their output is multiplied by alpha / rank.", gt=0)
+    alpha: float = option(32.0, "Scale of the adapters: the output of an adapter is multiplied by alpha / rank.", gt=0)
     base: Literal["as_is", "nf4"] = option(
         "as_is",
         "Storage format of the frozen weights during training. `as_is`: not quantized. `nf4`: 4.1 bits per weight "
-        "(QLoRA, arXiv 2305.14314); dequantizing the weights takes a little time. Engines and exports get the "
-        "dequantized weights merged with the adapters.",
+        "(QLoRA, arXiv 2305.14314), with a small overhead for dequantization. Engines and exports receive the "
+        "dequantized weights, merged with the adapters.",
     )
     dropout: float = option(0.0, "Dropout inside the adapters during training.", ge=0, lt=1)
     target_modules: list[str] | Literal["all-linear"] = option(
         "all-linear",
-        "Names of the linear layers that get an adapter, such as `q_proj`; `all-linear` selects all of them.",
+        "Names of the linear layers that get an adapter, such as `q_proj`; `all-linear` selects all linear layers.",
     )
 
 
@@ -40,12 +40,12 @@ class VisionConfig(Section):
 
     freeze: list[VisionPart] = option(
         [],
-        "Parts that are not trained: `tower`, `projector`, `language_model`. With `model.lora`, they get no adapters.",
+        "Parts to freeze: `tower`, `projector`, `language_model`. With `model.lora`, frozen parts get no adapters.",
         examples=[["tower"]],
     )
     learning_rate_factors: dict[VisionPart, Annotated[float, Field(gt=0)]] = option(
         {},
-        "Factor on the learning rate of each part, such as `{tower: 0.1}`; parts that are not listed have factor 1.",
+        "Learning rate multiplier of each part, such as `{tower: 0.1}`; the default is 1.",
         examples=[{"tower": 0.1}],
     )
 
@@ -59,7 +59,7 @@ class VisionConfig(Section):
 
 
 class ModelConfig(Section):
-    """The trained model. `model: NAME` is short for `model: {path: NAME}`."""
+    """The trained model. `model: NAME` is shorthand for `model: {path: NAME}`."""
 
     path: str = path_option(
         ...,

@@ -22,16 +22,16 @@ class CheckpointConfig(Section):
         unit="s",
         gt=0,
     )
-    keep_last: int = option(1, "Number of newest checkpoints to keep.", ge=1)
+    keep_last: int = option(1, "Number of most recent checkpoints to keep.", ge=1)
     keep_best: bool = option(
         False, "Whether to also keep the checkpoint with the best evaluation score (`eval/score`)."
     )
     at_end: bool = option(True, "Whether to save after the last step.")
     asynchronous: bool = option(
         False,
-        "Whether trainer states are written while training continues. They are first copied to host memory (12 bytes "
-        "per trained weight, sharded over the ranks). A checkpoint gets its final name when it is complete, some "
-        "steps later.",
+        "Whether to write trainer states in the background while training continues. They are first copied to host "
+        "memory (12 bytes per trained weight, sharded over the ranks). A checkpoint gets its final name when it is "
+        "complete, some steps later.",
     )
 
 
@@ -50,8 +50,8 @@ class WeightSyncConfig(Section):
     )
     full_copy_every_num_syncs: int = option(
         20,
-        "`transport: store`: write all weights at every N-th sync. Other syncs write only the changes, if these are "
-        "smaller.",
+        "`transport: store`: write all weights at every N-th sync. Other syncs write only the changed elements, if "
+        "this is smaller.",
         ge=1,
     )
     local_copy_dir: str | None = path_option(
@@ -67,8 +67,7 @@ class WeightSyncConfig(Section):
     )
     probe_tolerance: float | None = option(
         None,
-        "Maximum of the mean absolute difference of log-probs; by default three times the difference after the first "
-        "sync.",
+        "Maximum mean absolute difference of log-probs; by default three times the difference after the first sync.",
         gt=0,
     )
 

@@ -19,8 +19,8 @@ class ParallelConfig(Section):
 
     pp: int = option(
         1,
-        "Pipeline parallel size: number of stages of consecutive decoder layers. Micro-batches pass through the stages "
-        "one after the other, so a step should have several times as many micro-batches as stages.",
+        "Pipeline parallel size: number of stages of consecutive decoder layers. A step should have several times as "
+        "many micro-batches as stages to keep the pipeline bubble small.",
         ge=1,
     )
     vpp: int = option(

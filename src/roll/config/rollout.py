@@ -38,11 +38,11 @@ class RolloutConfig(Section):
     top_k: int = option(0, "Top-k sampling: number of the most likely tokens to sample from; 0 means all tokens.", ge=0)
     max_attempts: int = option(
         3,
-        "Maximum number of attempts for a rollout with infrastructure errors, before it is marked `infra_error`.",
+        "Maximum number of attempts for a rollout with infrastructure errors; then it is marked `infra_error`.",
         ge=1,
     )
     retry_wait_s: float = option(
-        1.0, "Wait before the second attempt. It doubles with each further attempt, up to a minute.", unit="s", ge=0
+        1.0, "Wait before the second attempt; it doubles with each further attempt, up to a minute.", unit="s", ge=0
     )
     stall_s: float = option(
         600.0,
@@ -52,15 +52,14 @@ class RolloutConfig(Section):
     )
     num_reward_workers: int | None = option(
         None,
-        "Number of processes that score answers. Each is started when it is first needed. By default, one per two "
-        "CPU cores, but at most 16.",
+        "Number of processes that score answers, started on demand. By default one per two CPU cores, but at most 16.",
         ge=1,
     )
     loop: str | None = path_option(
         None,
-        "Your own coroutine function that generates one rollout, instead of ROLL's loop: `package.module:function` "
-        "or `path/to/file.py:function`. It is called with `(draw, index, first, generate, renderer)` and returns a "
-        "`Rollout`.",
+        "A user-defined coroutine function that generates one rollout, instead of ROLL's loop: "
+        "`package.module:function` or `path/to/file.py:function`. It is called with `(draw, index, first, generate, "
+        "renderer)` and returns a `Rollout`.",
         examples=["examples/loops/second_try.py:second_try"],
         pattern=FUNCTION_PATTERN,
     )

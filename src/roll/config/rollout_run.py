@@ -29,12 +29,12 @@ class RolloutRunConfig(RunConfig):
     rollout: RolloutConfig = option(RolloutConfig(), "Generation of each step's rollouts.")
     inference: InferenceConfig = option(InferenceConfig(), "The engines that generate answers.")
     judge: JudgeConfig | None = option(
-        None, "The run's own judge, for rewards of type `judge` without a `url`.", examples=["smollm2-135m-instruct"]
+        None, "The run's judge, for rewards of type `judge` without a `url`.", examples=["smollm2-135m-instruct"]
     )
     training: TrainingConfig = option(..., "Training of the model.", examples=[{"num_steps": 40}])
     evaluation: EvaluationConfig = option(EvaluationConfig(), "Evaluation of the policy on held-out prompts.")
     weight_sync: WeightSyncConfig = option(WeightSyncConfig(), "Transfer of new weights to the engines.")
-    sandbox: SandboxConfig = option(SandboxConfig(), "Sandboxes for running programs that the model writes.")
+    sandbox: SandboxConfig = option(SandboxConfig(), "Sandboxes in which the model's programs run.")
 
     if TYPE_CHECKING:
 
@@ -158,7 +158,7 @@ class RolloutRunConfig(RunConfig):
 
     @property
     def num_judges(self) -> int:
-        """Number of engines of the run's own judge."""
+        """Number of engines of the run's judge."""
         if self.judge is None:
             return 0
         mapped = self.cluster.device_mapping.judge if self.cluster.type == "ray" else None
@@ -166,7 +166,7 @@ class RolloutRunConfig(RunConfig):
 
     @property
     def judge_devices(self) -> list[int]:
-        """Devices of the run's own judge: its mapped devices, or the first devices of `actor_infer`."""
+        """Devices of the run's judge: its mapped devices, or the first devices of `actor_infer`."""
         if self.judge is None:
             return []
         mapping = self.cluster.device_mapping

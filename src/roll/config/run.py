@@ -38,10 +38,10 @@ class RunConfig(Section):
     output_dir: str = path_option("runs", "Parent directory of the run directories.", min_length=1)
     seed: int = option(0, "Random seed of the run.", ge=0, lt=2**64)
     model: ModelConfig = option(..., "The model to train.", examples=["smollm2-135m-instruct"])
-    checkpoint: CheckpointConfig = option(CheckpointConfig(), "When checkpoints are saved, and how many are kept.")
+    checkpoint: CheckpointConfig = option(CheckpointConfig(), "When to save checkpoints, and how many to keep.")
     cluster: ClusterConfig = option(ClusterConfig(), "Placement of the roles.")
     tracking: TrackingConfig = option(TrackingConfig(), "Records of the run, and experiment trackers.")
-    alarms: AlarmsConfig = option(AlarmsConfig(), "Conditions under which the run warns or stops.")
+    alarms: AlarmsConfig = option(AlarmsConfig(), "Conditions that warn of a problem or stop the run.")
 
     @model_validator(mode="after")
     def _check_device_mapping(self) -> Self:

@@ -17,13 +17,12 @@ class SandboxConfig(Section):
 
     runtime: Literal["bubblewrap", "docker", "subprocess"] = option(
         "bubblewrap",
-        "Isolation of programs. `subprocess` does not isolate programs and needs `trust_programs`; use it only for "
+        "Isolation of programs. `subprocess` provides no isolation and requires `trust_programs`; use it only for "
         "development.",
     )
     trust_programs: bool = option(
         False,
-        "Whether programs that the model writes run with all permissions of the user; only for the runtime "
-        "`subprocess`.",
+        "Whether the model's programs may run with all permissions of the user; only for the runtime `subprocess`.",
     )
     image: str | None = option(
         None,
@@ -32,10 +31,10 @@ class SandboxConfig(Section):
         examples=["python:3.11-slim"],
     )
     max_parallel: int | None = option(
-        None, "Maximum number of answers whose programs run at once; by default one per CPU core.", ge=1
+        None, "Maximum number of answers whose programs run concurrently; by default one per CPU core.", ge=1
     )
     warm: int | None = option(
-        None, "Number of started sandboxes of each kind to keep ready; by default `max_parallel`.", ge=0
+        None, "Number of started sandboxes of each type to keep ready; by default `max_parallel`.", ge=0
     )
     memory_bytes: int = option(512 * 2**20, "Memory limit of one sandbox, including its files.", unit="bytes", ge=2**25)
     disk_bytes: int = option(64 * 2**20, "Limit on the total size of a program's files.", unit="bytes", ge=2**20)

@@ -27,27 +27,27 @@ class SchedulingConfig(Section):
     )
     async_ratio: float = option(
         0.0,
-        "How far generation may run ahead of training, in batches; 0 means synchronous training. This value, rounded "
-        "up, is the maximum staleness of a token in policy versions.",
+        "Number of batches by which generation may run ahead of training; 0 means synchronous training. This value, "
+        "rounded up, is the maximum staleness of a token in policy versions.",
         ge=0,
     )
     stale_policy: Literal["wait", "drop"] = option(
         "wait",
-        "Handling of rollouts that would get too old. `wait`: the update waits for them. `drop`: they are dropped, "
-        "which favors short answers; the lengths of dropped rollouts are reported.",
+        "How to handle rollouts that would exceed the maximum staleness. `wait`: the update waits for them. `drop`: "
+        "they are dropped, which biases training toward short answers; the lengths of dropped rollouts are reported.",
     )
     pause_mode: Literal["keep", "abort", "drain"] = option(
         "keep",
-        "Handling of running requests while engines get new weights. `keep`: requests are held and continue "
+        "How to handle running requests during a weight sync. `keep`: requests are held and continue "
         "afterwards. `abort`: requests are aborted and continue from their partial tokens. `drain`: requests are "
         "completed first.",
     )
     interrupted_turns: Literal["continue", "restart"] = option(
         "continue",
-        "Handling of an answer that `pause_mode: abort` interrupted. `continue`: it continues from its partial "
-        "tokens; the policy version of each token is recorded. `restart`: it is generated again from its beginning, "
-        "so that a single policy version generates the whole turn. This discards the partial tokens and favors "
-        "answers that are short enough to end between two updates.",
+        "How to handle an answer that `pause_mode: abort` interrupted. `continue`: it continues from its partial "
+        "tokens; the policy version of each token is recorded. `restart`: it is generated again from the start, so "
+        "that the whole turn has a single policy version. This discards the partial tokens and favors answers that are "
+        "short enough to finish between two updates.",
     )
     prompt_redundancy: float | None = option(
         None,
@@ -64,13 +64,13 @@ class SchedulingConfig(Section):
     choose: Literal["launch_order", "first_finished"] | None = option(
         None,
         "Which of the redundant prompts and rollouts are used for training. `launch_order`: those launched first; "
-        "later ones only replace those that failed or were filtered, so no length is favored. `first_finished`: "
-        "those that finish first; this is faster but favors short answers. By default `launch_order`; with tail "
-        "batching, `first_finished`.",
+        "later ones only replace failed or filtered ones, so there is no length bias. `first_finished`: those that "
+        "finish first, which is faster but favors short answers. By default `launch_order`; with tail batching, "
+        "`first_finished`.",
     )
     leftovers: Literal["defer", "drop"] = option(
         "defer",
-        "Handling of redundant prompts that were not used for training. `defer`: the next step begins with them. "
+        "How to handle redundant prompts that were not trained on. `defer`: the next step begins with them. "
         "`drop`: they expire.",
     )
     replicate_prompts: bool = option(
@@ -78,8 +78,8 @@ class SchedulingConfig(Section):
     )
     early_stop_groups: bool = option(
         True,
-        "Whether a group is aborted as soon as it cannot pass the filters any more, whatever rewards its running "
-        "rollouts get (early stopping). This needs `reward_range`.",
+        "Whether a group is aborted as soon as it can no longer pass the filters, regardless of the rewards of its "
+        "running rollouts (early stopping). Requires `reward_range`.",
     )
     reward_range: Annotated[tuple[float, float], Strict(False)] | None = option(
         None, "Lowest and highest possible reward of a rollout, for `early_stop_groups`.", examples=[[0.0, 1.0]]

@@ -80,7 +80,7 @@ class ConversationColumns(DataEntryBase):
     )
     on_bad_row: Literal["refuse", "skip"] = option(
         "refuse",
-        "Handling of malformed rows. `refuse`: report them and end the run. `skip`: drop and count them.",
+        "How to handle malformed rows. `refuse`: report them and end the run. `skip`: drop and count them.",
     )
 
 
@@ -96,9 +96,9 @@ def validate_unique_names(entries: list[Any]) -> list[Any]:
 class SumsTask(DataEntryBase):
     """Seeded sums such as `3 + 4`; training and held-out operand pairs are disjoint."""
 
-    held_out: float = option(0.3, "Fraction of the operand pairs that is used only for evaluation.", ge=0, lt=1)
+    held_out: float = option(0.3, "Fraction of the operand pairs that is reserved for evaluation.", ge=0, lt=1)
     source: Literal["arithmetic"] = option(..., "Name of the source.")
-    operations: list[Literal["+", "-", "*"]] = option(["+"], "Operations to draw from.", min_length=1)
+    operations: list[Literal["+", "-", "*"]] = option(["+"], "Operations to sample from.", min_length=1)
     min_operand: int = option(1, "Smallest operand.")
     max_operand: int = option(9, "Largest operand.")
 

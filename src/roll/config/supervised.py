@@ -91,7 +91,7 @@ class AnswersConfig(Section):
     temperature: float = option(0.0, "Sampling temperature; 0 means greedy.", ge=0)
     max_new_tokens: int = option(512, "Maximum length of an answer.", unit="tokens", ge=1)
     inference: InferenceConfig = option(InferenceConfig(), "The engines that generate the answers.")
-    sandbox: SandboxConfig = option(SandboxConfig(), "Sandboxes for running programs that the model writes.")
+    sandbox: SandboxConfig = option(SandboxConfig(), "Sandboxes in which the model's programs run.")
 
 
 class HeldOutConfig(Section):

@@ -53,7 +53,7 @@ class PythonTool(_Tool):
 
 
 class WorkspaceTool(_Tool):
-    """The tools `shell`, `read_file`, `write_file` and `edit_file`; each episode has its own sandbox."""
+    """The tools `shell`, `read_file`, `write_file` and `edit_file`; each episode has a separate sandbox."""
 
     tool: Literal["workspace"] = option(..., "Name of the tools.")
     time_limit_s: float = option(10.0, "Time limit of one command, after which it is interrupted.", unit="s", gt=0)
@@ -83,7 +83,7 @@ class HttpSearchTool(_Tool):
 class McpTool(_Tool):
     """All or some tools of an MCP server (Model Context Protocol); one connection per episode."""
 
-    tool: Literal["mcp"] = option(..., "Kind of tool.")
+    tool: Literal["mcp"] = option(..., "Tool type.")
     command: list[str] = option([], "Program and arguments of a server that is started for every episode.")
     url: str | None = option(None, "URL of a running server, instead of `command`.", pattern=r"^https?://")
     env: dict[str, str] = option({}, "Environment variables for the command.")
@@ -98,7 +98,7 @@ class McpTool(_Tool):
 
 
 class UserTool(_Tool):
-    """Your own function or class; it runs in a separate process, one for each episode."""
+    """A user-defined function or class, which runs in a separate process per episode."""
 
     tool: str = path_option(
         ...,
@@ -106,7 +106,9 @@ class UserTool(_Tool):
         "signature defines the arguments, and its docstring is the description. docs/tools.md describes classes.",
         pattern=FUNCTION_PATTERN,
     )
-    options: dict[str, Any] = option({}, "Arguments of the function or class that are set here and not by the model.")
+    options: dict[str, Any] = option(
+        {}, "Arguments of the function or class that are fixed by the configuration instead of chosen by the model."
+    )
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -147,10 +149,10 @@ ToolCallFormatName: TypeAlias = Literal[
 class ToolRewardsConfig(Section):
     """Rewards for tool calls, in addition to the environment's reward for the episode."""
 
-    call: float = option(0.0, "Reward of each call, whether it works or not.")
-    success: float = option(0.0, "Additional reward of each call that works.")
+    call: float = option(0.0, "Reward of each call, successful or not.")
+    success: float = option(0.0, "Additional reward of each successful call.")
     error: float = option(
-        0.0, "Additional reward of each call that fails, because of wrong arguments or a failing program."
+        0.0, "Additional reward of each failed call, for example with invalid arguments or a program that fails."
     )
     format: float = option(0.0, "Reward of each malformed call; usually negative.")
 
@@ -162,13 +164,13 @@ class ToolCallsConfig(Section):
 
     format: ToolCallFormatName = option(
         "auto",
-        "Format of calls that is explained to the model and parsed. `template`: the format of the model's chat "
-        "template, which must support tools. `auto`: `xml` is explained, and all formats are parsed.",
+        "Format of tool calls: how they are explained to the model and parsed. `template`: the format of the model's "
+        "chat template, which must support tools. `auto`: `xml` is explained, and all formats are parsed.",
     )
     parse_reasoning: bool = option(
         False,
-        "Whether calls inside the model's reasoning (`<think>…</think>` and similar) count. If false, only calls "
-        "after the reasoning count.",
+        "Whether calls inside the model's reasoning (`<think>…</think>` and similar) are executed. If false, only "
+        "calls after the reasoning are executed.",
     )
     max_uses: int = option(
         10,

@@ -54,21 +54,21 @@ class TrainingConfig(Section):
 
     num_steps: int = option(
         ...,
-        "Number of steps of the run. Each step draws prompts, generates rollouts, and updates the policy as "
+        "Number of steps of the run. Each step samples prompts, generates rollouts, and updates the policy as "
         "configured in `algorithm.updates`.",
         ge=1,
         examples=[40],
     )
     optimizer: Literal["adamw", "adamw_8bit"] = option(
         "adamw",
-        "`adamw`: AdamW. `adamw_8bit`: AdamW that stores the moments of matrices in 8 bits with one scale per block "
-        "(arXiv 2110.02861), which takes 2 bytes per weight instead of 8.",
+        "`adamw`: AdamW. `adamw_8bit`: AdamW with blockwise 8-bit moments for matrices (arXiv 2110.02861), which take "
+        "2 bytes per weight instead of 8.",
     )
     learning_rate: float = option(1e-6, "Peak learning rate of AdamW.", gt=0)
     schedule: Literal["constant", "linear", "cosine"] = option(
         "constant", "Decay of the learning rate after warm-up, over all updates of the run."
     )
-    warmup_steps: int = option(0, "Number of steps over which the learning rate rises from 0.", unit="steps", ge=0)
+    warmup_steps: int = option(0, "Number of steps over which the learning rate increases from 0.", unit="steps", ge=0)
     weight_decay: float = option(0.0, "Decoupled weight decay.", ge=0)
     beta1: float = option(0.9, "AdamW: decay of the first moment.", ge=0, lt=1)
     beta2: float = option(0.999, "AdamW: decay of the second moment.", ge=0, lt=1)
@@ -76,7 +76,7 @@ class TrainingConfig(Section):
     max_grad_norm: float = option(1.0, "Maximum gradient norm; larger gradients are scaled down to it.", gt=0)
     backend: str = option(
         "torch",
-        "Training back-end: `torch`, or `deepspeed` or `megatron`, which are extras. For your own back-end, the name "
+        "Training back-end: `torch`, or one of the extras `deepspeed` and `megatron`. For your own back-end, the name "
         "that an installed package registers (entry points `roll.trainers`), or `path/to/file.py:Class`.",
         pattern=EXTENSION_PATTERN,
     )
@@ -87,25 +87,25 @@ class TrainingConfig(Section):
     deepspeed: DeepSpeedConfig = option(DeepSpeedConfig(), "Sharding and offload of the back-end `deepspeed`.")
     max_tokens_per_micro_batch: int = option(
         4096,
-        "Maximum number of packed tokens in a micro-batch; it limits memory and does not change the result.",
+        "Maximum number of packed tokens per micro-batch; limits memory and does not change the result.",
         unit="tokens",
         ge=1,
     )
     share_prefix: bool = option(
-        True, "Whether the common prefix of a group's contexts (the prompt and earlier turns) is computed only once."
+        True, "Whether the common prefix of a group's rollouts (the prompt and earlier turns) is computed only once."
     )
     activation_checkpointing: bool = option(
         False,
         "Whether to store only the input of every decoder layer and recompute the layer in the backward pass "
-        "(gradient checkpointing). This greatly reduces activation memory and adds about a third more computation.",
+        "(gradient checkpointing). This greatly reduces activation memory and adds about a third of the computation.",
     )
     fp8: Fp8Recipe = option(
         "none",
         "Torchao recipe for computing the decoder's linear layers with FP8 (e4m3) matmuls. "
-        "`rowwise_with_gw_hp`: the gradients of weights are computed in bfloat16. `rowwise`: they are computed in "
-        "FP8 as well, which is at most a third faster and less exact. Each token, output feature and input feature "
-        "has its own scale. The model's dtype must be bfloat16; master weights do not change. FP8 needs an H100 or "
-        "newer; on a CPU it is slow. Only the back-end `torch` supports it.",
+        "`rowwise_with_gw_hp`: the gradients of weights are computed in bfloat16. `rowwise`: they are also computed in "
+        "FP8, which is at most a third faster and less accurate. Each token, output feature and input feature has its "
+        "own scale. The model's dtype must be bfloat16; master weights do not change. FP8 needs an H100 or newer; on a "
+        "CPU it is slow. Only the back-end `torch` supports it.",
     )
     tiled_mlp_tokens: int | None = option(
         None,
@@ -118,24 +118,23 @@ class TrainingConfig(Section):
         False,
         "Whether master weights, AdamW's moments and accumulated gradients are offloaded to host memory and AdamW "
         "runs on the CPU. The device then stores only the weights. Updates take longer, because they run on the CPU "
-        "and need transfers. Only the back-end `torch` supports this.",
+        "and transfer data. Only the back-end `torch` supports this.",
     )
     offload_activations: bool = option(
         False,
-        "Whether activations that the forward pass saves are offloaded to host memory. With activation_checkpointing, "
-        "only the inputs of layers are transferred, which takes the least time. Only the back-end `torch` supports "
-        "this.",
+        "Whether saved activations are offloaded to host memory. With activation_checkpointing, only the inputs of "
+        "layers are transferred. Only the back-end `torch` supports this.",
     )
     malloc_trim: bool | None = option(
         None,
         "Whether to call malloc_trim when free heap memory exceeds an eighth of the size of the live tensors (only "
-        "on a CPU). Without it, fragmentation can take as much memory as the activations. It takes up to a seventh "
-        "of a step's time. By default, it is on if there are several ranks or another memory-saving setting is on "
+        "on a CPU). Without it, fragmentation can use as much memory as the activations. It can take a seventh of a "
+        "step's time. By default, it is on if there are several ranks or another memory-saving setting is on "
         "(activation_checkpointing, tiled_mlp_tokens, adamw_8bit, nf4).",
     )
     router_replay: Literal["none", "old", "engine"] = option(
         "none",
-        "Router replay: which experts an MoE model uses in updates, for every token and layer. `none`: the experts "
+        "Router replay: which experts an MoE model uses during updates, for every token and layer. `none`: the experts "
         "that the current router chooses. `old`: the experts that the policy before the update chose, so that ratios "
         "compare the same function; this makes a difference if a batch has several updates. `engine`: the experts "
         "that the inference engine chose for prompt and answer, so that trainer and engine also compute the same "
@@ -161,7 +160,7 @@ class TrainingConfig(Section):
         None, "Number of CPU threads per rank; by default all cores, divided among the ranks.", ge=1
     )
     max_nonfinite_steps: int = option(
-        3, "The run stops after this many steps in a row with non-finite gradients.", ge=1
+        3, "Maximum number of consecutive steps with non-finite gradients; then the run stops.", ge=1
     )
 
     @field_validator("backend")

@@ -108,7 +108,7 @@ class GenerationParts:
     rewards: Mapping[str, WeightedReward]
     """Configured reward of each domain."""
     judge: JudgeRole | None
-    """The run's own judge, if rewards use one."""
+    """The run's judge, if rewards use one."""
     renderer: ChatRenderer
     wait_phases: WaitPhases
     retries: RetryCounter = field(default_factory=RetryCounter)

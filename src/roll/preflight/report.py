@@ -55,7 +55,7 @@ class Report:
     critic: ModelDescription | None = None
     """Sizes of the critics' backbone, if it is not the policy's."""
     judge: JudgeEngines | None = None
-    """The run's own judge, if it has one on this machine."""
+    """The run's judge, if it has one on this machine."""
     longest_prompt: int | None = None
     media_per_prompt: int = 0
     """Maximum number of feature tokens per prompt or episode; repeated images count once."""

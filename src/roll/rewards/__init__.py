@@ -56,7 +56,7 @@ def build_reward(
     Args:
         pool: The worker pool that runs the verifiers' functions.
         sandboxes: The sandboxes for components that run programs.
-        judge: The run's own judge model, for components that use it.
+        judge: The run's judge model, for components that use it.
 
     Raises:
         ConfigError: A user's function cannot be imported or called.

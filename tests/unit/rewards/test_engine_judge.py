@@ -1,4 +1,4 @@
-"""The run's own judge: verdicts weighed by tokens, replies in form from any model, and what its failures become."""
+"""The run's judge: verdicts weighed by tokens, replies in form from any model, and what its failures become."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ async def test_reward_engine_judge_a_judge_without_a_run_is_refused(pool: LocalW
         ({"api_key_env": "KEY"}, "`api_key_env` is used only with an endpoint"),
         ({"structured": "none"}, "`structured` is used only with an endpoint"),
         ({"url": "http://host/v1"}, "needs the name of a model: set `model`"),
-        ({"scale": [0, 1000]}, "has 1,001 verdicts, but the run's own judge supports at most 101"),
+        ({"scale": [0, 1000]}, "has 1,001 verdicts, but the run's judge supports at most 101"),
     ],
 )
 def test_reward_engine_judge_settings_that_do_not_fit_are_refused(settings: dict[str, Any], words: str) -> None:

@@ -454,7 +454,7 @@ HOSTILE = {
     "a long period": r"\boxed{0." + "3" * 900 + "}",
     "a power of a sum": r"\boxed{(x+1)^{100000}}",
     "a long sum": r"\boxed{" + "+".join(["x"] * 450) + "}",
-    "white space": "1" + " " * 19_000,
+    "whitespace": "1" + " " * 19_000,
     "slashes": "1/" * 10_000,
     "words with digits": "H2" * 10_000,
     "exponents": "1e" * 10_000,

@@ -32,11 +32,11 @@ def make_token_header(token: str) -> dict[str, str]:
     White space around the token, such as a newline from a file, is stripped.
 
     Raises:
-        ConfigError: the token is empty, or contains white space or control characters.
+        ConfigError: the token is empty, or contains whitespace or control characters.
     """
     word = (token or "").strip()
     if not word or not word.isprintable() or " " in word:
-        problem = "contains white space or control characters" if word else "is empty"
+        problem = "contains whitespace or control characters" if word else "is empty"
         raise ConfigError(f"the token for the sandbox service {problem}: `roll-sandbox token create OWNER` prints one.")
     return {"Authorization": f"Bearer {word}"}
 

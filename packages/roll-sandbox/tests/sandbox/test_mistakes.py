@@ -49,7 +49,7 @@ def test_sandbox_user_error_an_address_without_its_scheme_or_host_is_refused_bef
 
 def test_sandbox_user_error_a_token_keeps_no_line_end_of_its_file_and_is_one_word() -> None:
     assert make_token_header("roll_1_x\n") == {"Authorization": "Bearer roll_1_x"}
-    for token, what in (("", "is empty"), (" \n", "is empty"), ("a b", "white space"), ("a\nb", "control characters")):
+    for token, what in (("", "is empty"), (" \n", "is empty"), ("a b", "whitespace"), ("a\nb", "control characters")):
         with pytest.raises(ConfigError, match=what):
             make_token_header(token)
 

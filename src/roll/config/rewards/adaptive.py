@@ -22,7 +22,7 @@ class AdaptiveLimit(Section):
     factor: float = option(1.5, "The limit is this factor times the longest CPU time of a correct answer.", ge=1)
     min_cpu_s: float = option(2.0, "Lower bound of the limit.", unit="s", gt=0)
     min_right: int = option(
-        3, "Number of correct answers that are needed to adapt the limit. Until then, `time_limit_s` applies.", ge=1
+        3, "Number of correct answers required before the limit adapts; until then, `time_limit_s` applies.", ge=1
     )
     scope: Literal["prompt", "domain"] = option(
         "prompt",
@@ -36,9 +36,7 @@ class AdaptiveLimit(Section):
         ge=0,
         le=1,
     )
-    right_at: float = option(
-        1.0, "If the reward gives no verdict, an answer is treated as correct if its value is at least this."
-    )
+    right_at: float = option(1.0, "Minimum value of a correct answer, if the reward gives no verdict.")
 
 
 class PooledReward(RewardSection):

@@ -29,23 +29,23 @@ class RewardSection(Section):
     weight: float = option(
         1.0,
         "Weight of the component in the sum. A component with weight 0 is only recorded in metrics, and its verdicts "
-        "do not count toward accuracy.",
+        "are excluded from the accuracy.",
     )
     gate: float | None = option(
         None,
-        "Minimum value of the component. If the value is lower, the total reward is 0. `true` is short for 1. "
-        "Components with a gate are computed first; the others are computed only if all gates pass.",
+        "Minimum value of the component. If the value is lower, the total reward is 0. `true` is shorthand for 1. "
+        "Components with a gate are computed first; the other components are computed only if all gates pass.",
         examples=[1.0],
     )
     time_limit_s: float = option(
         5.0, "Time limit for one answer; an answer that exceeds it is treated as incorrect.", unit="s", gt=0
     )
-    require_finished: bool = option(True, "Whether an answer that was truncated scores 0.")
+    require_finished: bool = option(True, "Whether truncated answers get a reward of 0.")
     reasoning: str = option(
         KEEP_REASONING,
         "Part of an answer that is scored. `auto`: the text after the model's reasoning, in the format of its chat "
-        "template; an answer that never ends its reasoning scores 0. `keep`: the whole answer. Any other value is a "
-        "closing tag: the text after its last occurrence is scored.",
+        "template; an answer with unfinished reasoning gets 0. `keep`: the whole answer. Any other value is a closing "
+        "tag: the text after its last occurrence is scored.",
         examples=["auto", "keep", "</reasoning>"],
     )
 
@@ -83,7 +83,7 @@ class RewardSection(Section):
 
     @property
     def uses_own_judge(self) -> bool:
-        """True if the reward uses the run's own judge; its verifier is then built with the judge, without a pool."""
+        """True if the reward uses the run's judge; its verifier is then built with the judge, without a pool."""
         return False
 
 

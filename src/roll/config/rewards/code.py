@@ -17,7 +17,7 @@ LANGUAGES = ("python", "bash", "javascript", "cpp")
 class CodeReward(RewardSection):
     """Runs the answer's program in a sandbox on the prompt's test cases (see docs/code-rewards.md)."""
 
-    type: Literal["code"] = option(..., "Kind of reward.")
+    type: Literal["code"] = option(..., "Reward type.")
     reasoning: str = build_auto_reasoning_option()
     language: Literal["python", "bash", "javascript", "cpp"] = option(
         "python", "Language of the answers, if the prompt's tests do not name one."
@@ -32,16 +32,16 @@ class CodeReward(RewardSection):
     )
     compare: Literal["lines", "tokens", "exact"] = option(
         "lines",
-        "How printed output is compared. `lines`: line by line, ignoring white space at the end of lines and of the "
+        "How printed output is compared. `lines`: line by line, ignoring whitespace at the end of lines and of the "
         "output. `tokens`: word by word. `exact`: byte by byte.",
     )
     tolerance: float = option(
         0.0, "Relative or absolute difference up to which floating-point results are treated as equal.", ge=0, lt=1
     )
-    min_cpu_s: float = option(2.0, "Lower bound of a case's CPU-time limit.", unit="s", gt=0)
+    min_cpu_s: float = option(2.0, "Minimum CPU-time limit of a case.", unit="s", gt=0)
     max_cpu_s: float = option(
         30.0,
-        "Upper bound of a case's CPU-time limit. It is the limit until a correct answer to the case is known.",
+        "Maximum CPU-time limit of a case. It applies until a correct answer to the case is known.",
         unit="s",
         gt=0,
     )
@@ -53,19 +53,19 @@ class CodeReward(RewardSection):
     )
     wall_factor: float = option(
         20.0,
-        "A case's wall-time limit is this factor times its CPU-time limit, but at least 10 s. It stops programs that "
-        "sleep.",
+        "A case's wall-time limit is this factor times its CPU-time limit, but at least 10 s. The wall-time limit "
+        "stops programs that sleep.",
         ge=1,
     )
     max_wall_s: float = option(
         60.0,
-        "Upper bound of a case's wall-time limit. It is raised to twice the CPU-time limit if that is longer.",
+        "Maximum wall-time limit of a case, or twice the CPU-time limit if that is longer.",
         unit="s",
         gt=0,
     )
     time_limit_s: float = option(
         180.0,
-        "Wall-time limit of an answer's test cases together; an answer that exceeds it is treated as incorrect.",
+        "Total wall-time limit of an answer's test cases; an answer that exceeds it is treated as incorrect.",
         unit="s",
         gt=0,
     )
@@ -74,11 +74,11 @@ class CodeReward(RewardSection):
     )
     max_output_bytes: int = option(
         2**20,
-        "Maximum size of a program's output in one case; with a larger output, the case fails.",
+        "Maximum size of a program's output in one case; a case with a larger output fails.",
         unit="bytes",
         ge=1,
     )
-    case_metrics: int = option(8, "The first N cases each have their own metric.", ge=0)
+    case_metrics: int = option(8, "Number of cases, from the first, that have a separate metric.", ge=0)
 
     @model_validator(mode="after")
     def _check_cpu_limits(self) -> CodeReward:

@@ -22,7 +22,7 @@ class PythonReward(PooledReward):
     whether the task was solved, for the accuracy.
     """
 
-    type: Literal["python"] = option(..., "Kind of reward.")
+    type: Literal["python"] = option(..., "Reward type.")
     function: str | None = path_option(
         None,
         "Import path of the function: `package.module:function` or `path/to/file.py:function`. `null` if the "
@@ -49,13 +49,13 @@ class PythonReward(PooledReward):
 class ReasoningGymReward(PooledReward):
     """The scorer of a reasoning-gym task."""
 
-    type: Literal["reasoning_gym"] = option(..., "Kind of reward.")
+    type: Literal["reasoning_gym"] = option(..., "Reward type.")
     reasoning: str = build_auto_reasoning_option()
 
 
 class EnvironmentReward(RewardSection):
     """The sum of the environment's rewards over all turns; for sources with an environment."""
 
-    type: Literal["environment"] = option(..., "Kind of reward.")
+    type: Literal["environment"] = option(..., "Reward type.")
     solved_at: float = option(1.0, "The task is solved if the sum is at least this value.")
-    require_finished: bool = option(False, "Whether an episode whose last turn was truncated scores 0.")
+    require_finished: bool = option(False, "Whether an episode whose last turn was truncated gets a reward of 0.")

@@ -16,15 +16,15 @@ __all__ = ["FormatReward", "InstructionsReward"]
 class InstructionsReward(PooledReward):
     """Verifiable instructions in IFEval's format. Each instruction has its own metric."""
 
-    type: Literal["instructions"] = option(..., "Kind of reward.")
+    type: Literal["instructions"] = option(..., "Reward type.")
     reasoning: str = build_auto_reasoning_option()
     score: Literal["all", "share"] = option(
         "all", "`all`: 1 if all instructions are followed, otherwise 0. `share`: the fraction that is followed."
     )
     loose: bool = option(
         False,
-        "Whether an answer is also accepted if it follows the instructions after its first line, its last line or "
-        "its asterisks are removed.",
+        "Whether an answer is also accepted if it follows the instructions without its first line, its last line or "
+        "its asterisks.",
     )
     ids_key: str = option("instruction_id_list", "Column with the list of the instructions' names.")
     arguments_key: str = option(
@@ -34,10 +34,10 @@ class InstructionsReward(PooledReward):
 
 class FormatReward(PooledReward):
     """1 if the answer has the required format, otherwise 0. It does not decide whether the answer is correct. With
-    `gate: true`, the total reward of an answer without the format is 0.
+    `gate: true`, the total reward of an answer in another format is 0.
     """
 
-    type: Literal["format"] = option(..., "Kind of reward.")
+    type: Literal["format"] = option(..., "Reward type.")
     reasoning: str = option(
         AUTO_REASONING,
         "Part of the answer from which JSON is read. `auto`: the text after the model's reasoning. `keep`: the whole "
@@ -50,8 +50,10 @@ class FormatReward(PooledReward):
         "Tags that must occur in this order, each exactly once, with content and a closing tag.",
         examples=[["think", "answer"]],
     )
-    only_tags: bool = option(False, "Whether only white space is allowed outside the tags.")
-    first_tag_open: bool = option(False, "Whether the prompt opens the first tag, so that the answer begins inside it.")
+    only_tags: bool = option(False, "Whether only whitespace is allowed outside the tags.")
+    first_tag_open: bool = option(
+        False, "Whether the prompt ends with the first tag, so that the answer begins inside it."
+    )
     pattern: str | None = option(
         None, "Regular expression (Python's syntax; `.` also matches line ends) that the whole answer must match."
     )
@@ -59,7 +61,7 @@ class FormatReward(PooledReward):
         None, "JSON Schema of the answer, or of the content of `json_tag`; a code fence around the JSON is allowed."
     )
     json_tag: str | None = option(None, "Tag that contains the JSON.", examples=["answer"])
-    partial: bool = option(False, "Whether the reward is the fraction of met requirements instead of 1 or 0.")
+    partial: bool = option(False, "Whether the reward is the fraction of fulfilled requirements instead of 1 or 0.")
 
     @property
     def scores_reasoning(self) -> bool:

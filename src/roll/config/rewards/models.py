@@ -12,21 +12,21 @@ from roll.config.rewards.base import RewardSection, check_url
 __all__ = ["JudgeReward", "RewardModelReward"]
 
 MAX_VERDICTS = 101
-"""Maximum number of verdicts on the scale of the run's own judge, and of tokens to which sampling is restricted."""
+"""Maximum number of verdicts on the scale of the run's judge, and of tokens to which sampling is restricted."""
 
 
 class JudgeReward(RewardSection):
     """A language model scores the answer or compares it with a reference. The model is behind an OpenAI-compatible
-    endpoint (`url`); without a `url`, it is the run's own judge (section `judge`).
+    endpoint (`url`); without a `url`, it is the run's judge (section `judge`).
 
     If the judge cannot be reached, or never replies in the required format, the rollout has an infrastructure error,
     not a reward of 0.
     """
 
-    type: Literal["judge"] = option(..., "Kind of reward.")
+    type: Literal["judge"] = option(..., "Reward type.")
     url: str | None = option(
         None,
-        "Base URL of the endpoint; requests go to `<url>/chat/completions`. By default the run's own judge is used.",
+        "Base URL of the endpoint; requests go to `<url>/chat/completions`. By default the run's judge is used.",
         examples=["http://host:8000/v1"],
     )
     model: str | None = option(None, "Name of the model at the endpoint.", min_length=1, examples=["my-judge"])
@@ -44,18 +44,18 @@ class JudgeReward(RewardSection):
     )
     rubric: str = option(
         "correctness",
-        "Criteria of the judge: `correctness` (relative to the reference), `quality`, or your own text, in which "
+        "Criteria of the judge: `correctness` (relative to the reference), `quality`, or a custom text, in which "
         "`{reference}` is replaced by the reference.",
         min_length=1,
     )
     explain: bool = option(
-        True, "Whether the judge writes an explanation before the verdict. Explanations take additional time."
+        True, "Whether the judge generates an explanation before the verdict, which takes additional time."
     )
     verdict: Literal["expected", "most_likely"] = option(
         "expected",
-        "How the verdict of the run's own judge is computed. `expected`: mean of all possible verdicts, weighted by "
+        "How the verdict of the run's judge is computed. `expected`: mean of all possible verdicts, weighted by "
         "their probabilities (G-Eval). `most_likely`: the verdict with the highest probability. Endpoints always "
-        "write the verdict as text.",
+        "return the verdict as text.",
     )
     reference_key: str | None = option(
         None, "Column with the reference; by default the reference answer of the source.", examples=["chosen"]
@@ -81,13 +81,13 @@ class JudgeReward(RewardSection):
     max_concurrent: int = option(16, "Maximum number of concurrent requests to an endpoint.", ge=1)
     time_limit_s: float = option(
         120.0,
-        "Time limit of one reply. A request to an endpoint that exceeds it is sent again. If a request to the run's "
+        "Time limit of one reply. A request to an endpoint that exceeds it is retried. If a request to the run's "
         "own judge exceeds it, measured from when an engine starts the request, the judge is treated as unreachable.",
         unit="s",
         gt=0,
     )
     max_attempts: int = option(
-        5, "Number of failed requests in a row after which the judge is treated as unreachable.", ge=1
+        5, "Number of consecutive failed requests after which the judge is treated as unreachable.", ge=1
     )
     backoff_s: float = option(
         1.0,
@@ -128,7 +128,7 @@ class JudgeReward(RewardSection):
         verdicts = self.scale[1] - self.scale[0] + 1
         if self.url is None and verdicts > MAX_VERDICTS:
             raise ValueError(
-                f"scale {self.scale} has {verdicts:,} verdicts, but the run's own judge supports at most {MAX_VERDICTS}"
+                f"scale {self.scale} has {verdicts:,} verdicts, but the run's judge supports at most {MAX_VERDICTS}"
             )
         if self.cache_dir is not None and not self.cache_size:
             raise ValueError(
@@ -143,7 +143,7 @@ class JudgeReward(RewardSection):
 
     @property
     def uses_own_judge(self) -> bool:
-        """True if the reward uses the run's own judge; its verifier is then built with the judge, without a pool."""
+        """True if the reward uses the run's judge; its verifier is then built with the judge, without a pool."""
         return self.url is None
 
     @property
@@ -157,15 +157,15 @@ class JudgeReward(RewardSection):
 class RewardModelReward(RewardSection):
     """A Hugging Face sequence-classification model scores prompt and answer; it runs in separate processes."""
 
-    type: Literal["reward_model"] = option(..., "Kind of reward.")
+    type: Literal["reward_model"] = option(..., "Reward type.")
     path: str = path_option(..., "Directory or hub id of the model.", min_length=1, examples=["my-reward-model"])
     output: Literal["raw", "sigmoid", "probability"] = option(
         "raw",
         "`raw`: the logit. `sigmoid`: the sigmoid of the logit. `probability`: for a model with several classes, the "
         "probability of `label`.",
     )
-    label: int = option(0, "Index of the model output to use.", ge=0)
-    scale: float = option(1.0, "Factor on the model's output.")
+    label: int = option(0, "Index of the model output that is used.", ge=0)
+    scale: float = option(1.0, "Scale factor for the model's output.")
     shift: float = option(0.0, "Constant that is added after scaling.")
     solved_at: float | None = option(
         None,
@@ -182,7 +182,7 @@ class RewardModelReward(RewardSection):
         "Device of the model: `cpu`, a device such as `cuda:1`, or `auto`, which uses an accelerator if there is one.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "Dtype of the weights; `auto` keeps the format of the saved weights."
+        "auto", "Dtype of the weights; `auto` keeps the dtype of the checkpoint."
     )
     time_limit_s: float = option(
         300.0,

@@ -20,7 +20,7 @@ class RemoteReward(RewardSection):
     reward of 0.
     """
 
-    type: Literal["remote"] = option(..., "Kind of reward.")
+    type: Literal["remote"] = option(..., "Reward type.")
     url: str = option(
         ...,
         "Base URL of the service; requests go to `<url>/score`.",
@@ -34,8 +34,8 @@ class RemoteReward(RewardSection):
     )
     decides: bool = option(
         True,
-        "Whether the service decides if a task is solved. If true, each result must have the field `correct`, unless "
-        "`solved_at` is set.",
+        "Whether the service decides if a task is solved. If true, each result must contain the field `correct`, "
+        "unless `solved_at` is set.",
     )
     solved_at: float | None = option(
         None,
@@ -52,10 +52,10 @@ class RemoteReward(RewardSection):
     batch_size: int = option(16, "Maximum number of answers in one request.", ge=1, le=256)
     max_concurrent: int = option(16, "Maximum number of concurrent requests.", ge=1)
     time_limit_s: float = option(
-        60.0, "Time limit of one request; a request that exceeds it is sent again.", unit="s", gt=0
+        60.0, "Time limit of one request; a request that exceeds it is retried.", unit="s", gt=0
     )
     max_attempts: int = option(
-        5, "Number of failed requests in a row after which an answer has an infrastructure error.", ge=1
+        5, "Number of consecutive failed requests after which an answer fails with an infrastructure error.", ge=1
     )
     backoff_s: float = option(
         1.0,
@@ -65,8 +65,8 @@ class RemoteReward(RewardSection):
     )
     cache_size: int = option(
         20_000,
-        "Maximum number of results that are cached in memory. 0 disables the cache; use it if the service's results "
-        "are random.",
+        "Maximum number of results that are cached in memory. Set it to 0 to disable the cache if the service's "
+        "results are random.",
         ge=0,
     )
     cache_dir: str | None = path_option(

@@ -22,9 +22,9 @@ __all__ = [
 
 
 class MathReward(PooledReward):
-    """1 if the final answer is mathematically equal to the reference, otherwise 0."""
+    """1 if the final answer is mathematically equivalent to the reference, otherwise 0."""
 
-    type: Literal["math"] = option(..., "Kind of reward.")
+    type: Literal["math"] = option(..., "Reward type.")
     reasoning: str = build_auto_reasoning_option()
     extract: Literal["auto", "boxed", "last_number"] = option(
         "auto",
@@ -41,10 +41,10 @@ class MathReward(PooledReward):
 class ExactReward(RewardSection):
     """1 if the answer's text equals the reference, otherwise 0."""
 
-    type: Literal["exact"] = option(..., "Kind of reward.")
+    type: Literal["exact"] = option(..., "Reward type.")
     reasoning: str = build_auto_reasoning_option()
     ignore_case: bool = option(True, "Whether the comparison ignores case.")
-    strip: bool = option(True, "Whether the comparison ignores leading and trailing white space.")
+    strip: bool = option(True, "Whether the comparison ignores leading and trailing whitespace.")
 
     @property
     def needs_answer(self) -> bool:
@@ -57,7 +57,7 @@ class RegexReward(PooledReward):
     by the reference.
     """
 
-    type: Literal["regex"] = option(..., "Kind of reward.")
+    type: Literal["regex"] = option(..., "Reward type.")
     pattern: str = option(..., "The regular expression (Python's syntax).", min_length=1, examples=["Answer: {answer}"])
 
     @field_validator("pattern")
@@ -73,9 +73,9 @@ class RegexReward(PooledReward):
 
 
 class ChoiceReward(PooledReward):
-    """Multiple choice: 1 if the answer chooses the letter of the reference, otherwise 0."""
+    """Multiple choice: 1 if the answer selects the reference's letter, otherwise 0."""
 
-    type: Literal["choice"] = option(..., "Kind of reward.")
+    type: Literal["choice"] = option(..., "Reward type.")
     reasoning: str = build_auto_reasoning_option()
     letters: str = option("ABCDE", "Letters that may be chosen.", pattern=r"^[A-Z]{2,26}$")
 
@@ -91,7 +91,7 @@ class ShortAnswerReward(PooledReward):
     The text between the last `<answer>` and `</answer>` is compared, or the whole text without these tags.
     """
 
-    type: Literal["short_answer"] = option(..., "Kind of reward.")
+    type: Literal["short_answer"] = option(..., "Reward type.")
     reasoning: str = build_auto_reasoning_option()
     score: Literal["exact", "f1"] = option(
         "f1", "`exact`: 1 if the words are equal, otherwise 0. `f1`: F1 score over words."
@@ -111,23 +111,23 @@ class ShortAnswerReward(PooledReward):
 
 
 class RepetitionPenalty(PooledReward):
-    """A penalty from 0 to -1 for repeated token n-grams. Set its weight relative to the main reward."""
+    """A penalty between 0 and -1 for repeated token n-grams. Set its weight relative to the main reward."""
 
-    type: Literal["repetition"] = option(..., "Kind of reward.")
-    ngram_size: int = option(4, "Number of tokens of an n-gram.", unit="tokens", ge=1)
+    type: Literal["repetition"] = option(..., "Reward type.")
+    ngram_size: int = option(4, "Number of tokens per n-gram.", unit="tokens", ge=1)
     tolerance: float = option(0.1, "Fraction of repeated n-grams that is not penalized.", ge=0, lt=1)
-    require_finished: bool = option(False, "Whether an answer that was truncated gets no penalty.")
+    require_finished: bool = option(False, "Whether truncated answers are not penalized.")
 
 
 class LengthPenalty(RewardSection):
-    """A penalty from 0 to -1 for tokens beyond a limit. Set its weight relative to the main reward."""
+    """A penalty between 0 and -1 for tokens beyond a limit. Set its weight relative to the main reward."""
 
-    type: Literal["length"] = option(..., "Kind of reward.")
+    type: Literal["length"] = option(..., "Reward type.")
     free_tokens: int = option(
         ..., "Number of tokens up to which there is no penalty.", unit="tokens", ge=0, examples=[256]
     )
     full_tokens: int = option(..., "Number of tokens at which the penalty is -1.", unit="tokens", ge=1, examples=[512])
-    require_finished: bool = option(False, "Whether an answer that was truncated gets no penalty.")
+    require_finished: bool = option(False, "Whether truncated answers are not penalized.")
 
     @model_validator(mode="after")
     def _check_limits(self) -> LengthPenalty:

@@ -18,7 +18,7 @@ class BoxReward(PooledReward):
     the same coordinate frame.
     """
 
-    type: Literal["box"] = option(..., "Kind of reward.")
+    type: Literal["box"] = option(..., "Reward type.")
     reasoning: str = build_auto_reasoning_option()
     score: Literal["iou", "hit"] = option(
         "iou", "`iou`: the IoU. `hit`: 1 if the IoU reaches `solved_at`, otherwise 0."
@@ -37,7 +37,7 @@ class PointReward(PooledReward):
     A point is two numbers in brackets, as in `(30, 40)` or `click(30, 40)`. The reference is a box, as in `BoxReward`.
     """
 
-    type: Literal["point"] = option(..., "Kind of reward.")
+    type: Literal["point"] = option(..., "Reward type.")
     reasoning: str = build_auto_reasoning_option()
 
     @property
@@ -53,7 +53,7 @@ class EditDistanceReward(PooledReward):
     whitespace are treated as one space.
     """
 
-    type: Literal["edit_distance"] = option(..., "Kind of reward.")
+    type: Literal["edit_distance"] = option(..., "Reward type.")
     reasoning: str = build_auto_reasoning_option()
     ignore_case: bool = option(False, "Whether the comparison ignores case.")
     solved_at: float = option(1.0, "The task is solved if the reward is at least this value.", gt=0, le=1)

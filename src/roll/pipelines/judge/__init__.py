@@ -1,4 +1,4 @@
-"""The run's own judge, a separate role."""
+"""The run's judge, a separate role."""
 
 from roll.pipelines.judge.role import JudgeRole, start_judge, start_scoring
 

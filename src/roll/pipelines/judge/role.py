@@ -1,4 +1,4 @@
-"""The run's own judge as a role: separate engines with frozen weights, behind one proxy.
+"""The run's judge as a role: separate engines with frozen weights, behind one proxy.
 
     reward ──► JudgeRole.generate ──► LLMProxy ──► judge-0, judge-1, …
                      └─ an engine has failed, and is not being replaced: start a replacement

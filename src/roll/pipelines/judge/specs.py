@@ -1,4 +1,4 @@
-"""Specs of the run's own judge. Imports neither torch nor an engine, so that `roll check` can use it."""
+"""Specs of the run's judge. Imports neither torch nor an engine, so that `roll check` can use it."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def build_judge_verifier(config: JudgeReward, judge_model: WorkerPool | JudgeMod
 
     Args:
         config: The judge's prompt and endpoint.
-                judge_model: The run's own judge model, if the reward uses it.
+                judge_model: The run's judge model, if the reward uses it.
 
     Raises:
         ConfigError: The environment variable for the API key is not set, or there is no judge.

@@ -1,4 +1,4 @@
-"""The run's own judge: a language model on engines of this run.
+"""The run's judge: a language model on engines of this run.
 
     messages ──► tokens ──► for each field of the schema: generate text ────────────────► {"reasoning": "…",
                                                                  score the verdicts ───────────►  "score": 7.2, …}
@@ -53,7 +53,7 @@ class JudgeUsage:
 
 @dataclass(eq=False)
 class JudgeModel:
-    """The run's own judge model: access to its engines, and its tokenizer."""
+    """The run's judge model: access to its engines, and its tokenizer."""
 
     _: KW_ONLY
     name: str
@@ -157,7 +157,7 @@ def build_verdict_tree(sequences: Mapping[int, Sequence[int]]) -> VerdictNode:
 
 
 class EngineChat:
-    """Requests replies for one reward from the run's own judge model; implements `Chat`.
+    """Requests replies for one reward from the run's judge model; implements `Chat`.
 
     Args:
         config: The reward's settings.

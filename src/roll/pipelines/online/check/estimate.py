@@ -153,7 +153,7 @@ def estimate_memory_by_role(
         engine_kind: Kind of engine; see `ENGINES`.
         max_context: Longest prompt plus answer, in tokens.
         on_accelerator: Whether to estimate device memory; host libraries are then left out.
-        judge: The run's own judge; `None` if the run has no judge or the judge's size is unknown.
+        judge: The run's judge; `None` if the run has no judge or the judge's size is unknown.
         extra: Memory of the pipeline's other roles.
     """
     element, ranks, number = get_element_bytes(config.model.dtype), config.num_ranks, config.num_engines
