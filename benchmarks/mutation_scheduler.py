@@ -53,6 +53,24 @@ GIVE_BACK = "    def _release_slot(self, engine_id: str) -> None:\n        self.
 
 BUGS = (
     Bug(
+        "a node that was announced to leave gets engines",
+        "elastic.py",
+        "0 if node.is_draining else",
+        "0 if False else",
+    ),
+    Bug(
+        "an id of an engine on a node that left is used again",
+        "elastic_engines.py",
+        "            self._next_number += 1\n",
+        "            self._next_number = len(self._members)\n",
+    ),
+    Bug(
+        "an engine that starts on a node that leaves is forgotten, and starts all the same",
+        "elastic_engines.py",
+        "member.task.cancel()  # removes the member",
+        "self._members.pop(engine_id)",
+    ),
+    Bug(
         "with an async ratio above 0, tail batching defers a prompt again and again",
         "long_rounds.py",
         "if live.draw_id not in self._mandatory]",

@@ -327,6 +327,8 @@ class TickingEngines(EngineGroup):
         """Of members that have not started yet."""
         self.lent = False
         """Whether others have the memory of their devices."""
+        self.is_gone: Callable[[str], bool] = lambda engine_id: False
+        """Whether the node of an engine is gone, so that no other can be started there."""
         self.away: set[str] = set()
         """Engines that were put to sleep or suspended alone."""
 
@@ -339,6 +341,8 @@ class TickingEngines(EngineGroup):
             added = self._makers[engine_id]()
             self.all.append(added)
             await added.start()
+            if self.is_gone(engine_id):
+                raise EngineDiedError(engine_id, "its node is gone")
             del self._makers[engine_id]
             self._engines.append(added)
             return added
@@ -364,6 +368,8 @@ class TickingEngines(EngineGroup):
             await asyncio.sleep(self._chance.uniform(0, 5))
             old.die()
             fresh.lets_go = self._chance.random() < 0.5
+            if self.is_gone(engine_id):
+                raise EngineDiedError(engine_id, "its node is gone")
             self.all.append(fresh)
             try:
                 await fresh.start()

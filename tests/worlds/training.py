@@ -18,6 +18,7 @@ from roll.config.scheduling import SchedulingConfig
 from roll.errors import EngineDiedError, RewardInfraError, WorkerDiedError
 from roll.rollout import AsyncController, Batch, BatchSpec, DataLedger, LLMProxy, RolloutScheduler, Router
 from roll.rollout.attempts import SamplingPlan
+from roll.rollout.elastic_engines import ElasticEngines
 from roll.rollout.lifecycle import RolloutState, Transition
 from roll.rollout.loops import generate_single_answer
 from roll.simulation.clock import run
@@ -38,6 +39,7 @@ from roll.types import (
 )
 from roll.weights import WeightSync
 from worlds.engines import CALLS, Fault, TickingEngine, TickingEngines
+from worlds.nodes import MovingNodes
 
 MAX_TOKENS = 12
 DOMAINS = ("a", "b")
@@ -100,6 +102,8 @@ class Settings:
     """Engines sleep while the trainer computes."""
     num_moves: int = 0
     """Times that an engine joins, leaves, or is away for a while, by itself."""
+    num_node_changes: int = 0
+    """Times that a node joins, is announced to leave, or vanishes."""
 
 
 def random_settings(seed: int) -> Settings:
@@ -152,6 +156,7 @@ def random_settings(seed: int) -> Settings:
         greedy=chance.random() < 0.2,
         hands_over=not fields.get("async_ratio") and random.Random(f"hands over/{seed}").random() < 0.5,
         num_moves=random.Random(f"moves/{seed}").choice([0, 0, 4, 10]),
+        num_node_changes=random.Random(f"nodes/{seed}").choice([0, 0, 5, 15]),
     )
 
 
@@ -233,6 +238,9 @@ class World:
             max_attempts=50,
             router=Router(policy, settings.scheduling.max_kv_used),
         )
+        self.proxy.transitions.between_syncs = self.weights.pause_pushes
+        self.nodes = MovingNodes(self.engines, self.engines.like)
+        self.elastic = ElasticEngines(self.nodes, self.proxy.transitions, min_engines=1, max_engines=4)
         self.scheduler = RolloutScheduler(
             self.proxy,
             dict.fromkeys(DOMAINS, self._reward),
@@ -333,6 +341,7 @@ class World:
         """All steps, with engines dying beside them; some runs are cancelled in their midst."""
         havoc = asyncio.create_task(self._havoc())
         moves = asyncio.create_task(self._moves())
+        nodes = asyncio.create_task(self._change_nodes())
         steps = asyncio.create_task(self._steps())
         if self.settings.ends_early:
             await asyncio.wait([steps], timeout=self.chance.uniform(0, 60))
@@ -342,8 +351,11 @@ class World:
         finally:
             havoc.cancel()
             moves.cancel()
-            await asyncio.gather(moves, return_exceptions=True)
+            nodes.cancel()
+            await asyncio.gather(moves, nodes, return_exceptions=True)
+        await self.elastic.close()
         await self.controller.close()
+        self.nodes.close()
         self.check_idle()
         self.check_end()
         await self.engines.close()
@@ -351,6 +363,8 @@ class World:
     async def _steps(self) -> None:
         try:
             await self._sync()
+            if self.settings.num_node_changes:
+                self.elastic.start()
             for step in range(1, self.settings.num_steps + 1):
                 batch = await self._next_batch()
                 self.check_batch(batch)
@@ -429,11 +443,10 @@ class World:
     async def _moves(self) -> None:
         """Engines that join, leave, or are away for a while; at least one stays."""
         chance, move = random.Random(f"moves of/{self.settings.seed}"), self.proxy.transitions
-        move.between_syncs = self.weights.pause_pushes
         try:
             for number in range(self.settings.num_moves):
                 await asyncio.sleep(chance.uniform(0, 20))
-                names = [engine.engine_id for engine in self.engines.engines]
+                names = [each.engine_id for each in self.engines.engines if each.engine_id not in self.nodes.homes]
                 kind, name = chance.choice(["add", "retire", "sleep", "suspend"]), chance.choice(names)
                 leaving: Any = chance.choice(["abort", "drain"])
                 if kind == "add":
@@ -456,6 +469,20 @@ class World:
             raise
         except BaseException as error:
             self.violations.append(f"a move failed: {type(error).__name__}: {error}")
+
+    async def _change_nodes(self) -> None:
+        """Nodes that join, are announced to leave, or vanish; sometimes nobody hears of the end of their engines."""
+        chance = random.Random(f"nodes of/{self.settings.seed}")
+        for number in range(self.settings.num_node_changes):
+            await asyncio.sleep(chance.uniform(0, 10))
+            staying = [name for name, node in self.nodes.live.items() if not node.is_draining]
+            kind = chance.choice(["join", "join", "notice", "notice", "kill", "hang"])
+            if kind == "join" or not staying:
+                self.nodes.join(f"node-{number}", chance.randint(1, 2))
+            elif kind == "notice":
+                self.nodes.notice(chance.choice(staying), chance.choice([3.0, 30.0]))
+            else:
+                self.nodes.kill(chance.choice(staying), hangs=kind == "hang")
 
     async def _leave_alone(self, engine_id: str, seconds: float) -> None:
         """Let time pass in which nothing may be started in place of this engine."""
@@ -533,7 +560,8 @@ class World:
         assert len(self.scheduler.lifecycle) == 0, (
             f"rollouts without an end: {[r.rollout_id for r in self.scheduler.lifecycle]}"
         )
-        assert not self.violations, self.violations[0]
+        violations = self.violations + self.nodes.violations
+        assert not violations, violations[0]
         refused = [engine.num_refused for engine in self.engines.all]
         assert max(refused) <= self.settings.capacity, "a dead engine gets requests again and again"
         assert self.proxy.num_running == self.proxy.num_waiting == 0

@@ -55,10 +55,15 @@ class EngineConnection:
     Args:
         engine: The engine.
         on_lost: Called once when the engine is lost.
+        is_preemptible: Whether the engine's node may leave at any time.
     """
 
-    def __init__(self, engine: InferenceEngine, on_lost: Callable[[EngineConnection], None]) -> None:
+    def __init__(
+        self, engine: InferenceEngine, on_lost: Callable[[EngineConnection], None], *, is_preemptible: bool = False
+    ) -> None:
         self.engine = engine
+        self.is_preemptible = is_preemptible
+        """True if the loss of the engine does not count as a failed attempt at its requests."""
         self.lost: EngineDiedError | None = None
         """Error because of which the engine is lost; `None` while it is in use."""
         self.hangs = False

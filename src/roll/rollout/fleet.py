@@ -67,6 +67,9 @@ class EngineFleet:
         self._given_up: dict[str, Exception] = {}
         self._bring_ups: dict[str, asyncio.Task[None]] = {}
         self._detached_ids: set[str] = set()
+        self._abandoned_ids: set[str] = set()
+        """Engines that are about to be removed, and are not replaced if they are lost."""
+        self._preemptible_ids: set[str] = set()
         self.inactive: set[str] = set()
         """Engines that were put to sleep or suspended individually; pausing or resuming all engines skips them."""
         self.starts = EngineStarts(engines, prepare, self._detached_ids)
@@ -124,13 +127,23 @@ class EngineFleet:
 
     # ---- engines that join and leave (`transitions`)
 
-    async def start(self, engine_id: str) -> None:
+    async def start(self, engine_id: str, *, is_preemptible: bool = False) -> None:
         """Start a new member of the group as soon as starts are allowed, and route requests to it, without retries.
+
+        Args:
+            engine_id: Id of the member.
+            is_preemptible: See `EngineConnection.is_preemptible`.
 
         Raises:
             Exception: The start failed.
         """
-        await self.starts.start(engine_id, self._serve)
+
+        def serve(engine: InferenceEngine) -> None:
+            if is_preemptible:
+                self._preemptible_ids.add(engine_id)
+            self._serve(engine)
+
+        await self.starts.start(engine_id, serve)
         if isinstance(self.error, NoEngineError):
             self.error = None
         self._on_change("joined")
@@ -140,6 +153,21 @@ class EngineFleet:
         self._router.disable(self.get_connection(engine_id).engine.engine_id)
         self._detached_ids.add(engine_id)
         await self.starts.wait_for_start(engine_id)
+
+    def mark_lost(self, engine_id: str, cause: str) -> None:
+        """Mark an engine that will be removed as lost; its requests start again elsewhere. Unknown ids are ignored."""
+        connection = self._connections.get(engine_id)
+        if connection is not None:
+            self._detached_ids.add(engine_id)
+            self._abandoned_ids.add(engine_id)
+            connection.mark_lost(EngineDiedError(engine_id, cause))
+
+    async def abandon(self, engine_id: str) -> None:
+        """Stop routing requests to an engine that will be removed, and cancel its replacement in progress."""
+        self._router.disable(self.get_connection(engine_id).engine.engine_id)
+        self._detached_ids.add(engine_id)
+        self._abandoned_ids.add(engine_id)
+        await self._cancel_bring_up(engine_id)
 
     def reattach(self, engine_id: str) -> None:
         """Undo `detach`: the engine serves again, or is replaced if it is lost."""
@@ -151,13 +179,13 @@ class EngineFleet:
 
     async def remove(self, engine_id: str) -> None:
         """Remove a detached engine permanently."""
-        if (task := self._bring_ups.get(engine_id)) is not None:
-            task.cancel()
-            await asyncio.wait({task})
+        await self._cancel_bring_up(engine_id)
         self._connections.pop(engine_id).close()
         del self._failures[engine_id]
         self._given_up.pop(engine_id, None)
         self._detached_ids.discard(engine_id)
+        self._abandoned_ids.discard(engine_id)
+        self._preemptible_ids.discard(engine_id)
         self.inactive.discard(engine_id)
         self._router.remove(engine_id)
         self._fail_if_none_left()
@@ -193,7 +221,8 @@ class EngineFleet:
     # ---- bringing up
 
     def _serve(self, engine: InferenceEngine) -> None:
-        self._connections[engine.engine_id] = EngineConnection(engine, self._on_lost)
+        is_preemptible = engine.engine_id in self._preemptible_ids
+        self._connections[engine.engine_id] = EngineConnection(engine, self._on_lost, is_preemptible=is_preemptible)
         self._router.add(engine)
         if engine.engine_id in self._detached_ids:
             self._router.disable(engine.engine_id)
@@ -204,7 +233,7 @@ class EngineFleet:
         if self._connections.get(engine_id) is not connection:  # the last call to a retired engine
             return
         self._router.disable(engine_id)
-        if self._closed:
+        if self._closed or engine_id in self._abandoned_ids:
             return
         logger.warning("%s; the engine is being replaced, and its requests are sent to other engines", connection.lost)
         # An answer in between shows that the engine works: rare failures in a long run must not add up.
@@ -219,6 +248,11 @@ class EngineFleet:
         task = asyncio.create_task(self._bring_up(engine_id), name=f"bring-up-{engine_id}")
         self._bring_ups[engine_id] = task
         task.add_done_callback(lambda task: self._on_bring_up_end(engine_id, task))
+
+    async def _cancel_bring_up(self, engine_id: str) -> None:
+        if (task := self._bring_ups.get(engine_id)) is not None:
+            task.cancel()
+            await asyncio.wait({task})
 
     def _on_bring_up_end(self, engine_id: str, task: asyncio.Task[None]) -> None:
         if self._bring_ups.get(engine_id) is task:  # the new engine may have died, and its replacement be starting

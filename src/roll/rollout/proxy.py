@@ -156,7 +156,8 @@ class LLMProxy:
             on_start: Called each time an engine receives the request.
 
         Raises:
-            EngineDiedError: The engine of the request died or hung `max_attempts` times.
+            EngineDiedError: The engine of the request died or hung `max_attempts` times; engines on nodes that may
+                leave at any time do not count.
             NoEngineError: No engine is left.
         """
         # A request that is sent again keeps its number, and so its position in the queue.
@@ -173,9 +174,10 @@ class LLMProxy:
                 generation = await connection.generate(current, give_back)
             except EngineDiedError as error:
                 logger.debug("request %s, attempt %d: %s", request.request_id, attempt, error)
-                if attempt == self._max_attempts:
-                    raise
-                attempt += 1
+                if not connection.is_preemptible:  # otherwise, the request is not to blame
+                    if attempt == self._max_attempts:
+                        raise
+                    attempt += 1
                 self.num_reissued += 1
                 continue  # `current` still has the seed, and the tokens of earlier pieces
             finally:

@@ -60,7 +60,7 @@ class EngineTransitions:
         pause_lock: asyncio.Lock,
     ) -> None:
         self.between_syncs: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
-        """Context in which an engine is put to sleep; it must exclude weight syncs."""
+        """Context in which an engine is put to sleep or closed; it must exclude weight syncs."""
         self._engines = engines
         self._fleet = fleet
         self._router = router
@@ -77,23 +77,35 @@ class EngineTransitions:
         self._unsynced: set[str] = set()
         """Detached engines that have received no weights since they slept."""
 
-    async def add(self, engine_id: str, factory: Callable[[], InferenceEngine]) -> None:
+    async def add(
+        self, engine_id: str, factory: Callable[[], InferenceEngine], *, is_preemptible: bool = False
+    ) -> None:
         """Start a new engine and sync the current weights to it; then it serves.
 
         Args:
             engine_id: Unique id of the engine.
             factory: Builds the engine; called again whenever the engine is replaced.
+            is_preemptible: Whether the engine's node may leave at any time (see `EngineConnection.is_preemptible`).
 
         Raises:
             Exception: The start failed; the group is unchanged.
         """
-        step = self._begin(engine_id, lambda: self._add(engine_id, factory), wait_for_starts=False)
+        step = self._begin(engine_id, lambda: self._add(engine_id, factory, is_preemptible), wait_for_starts=False)
         try:
             await _wait_shielded(step)
         except asyncio.CancelledError:
             step.cancel()
             await asyncio.wait({step})
+            if not step.cancelled() and step.exception() is None:  # it joined just before the cancellation
+                await self.retire(engine_id)
             raise
+
+    def mark_lost(self, engine_id: str, cause: str) -> None:
+        """Mark an engine that has vanished with its node as lost; its requests start again on other engines.
+
+        The engine is not replaced, and must be removed by `retire`. No effect on an engine that is not in the group.
+        """
+        self._fleet.mark_lost(engine_id, cause)
 
     async def retire(self, engine_id: str, request_handling: RequestHandling = "abort") -> None:
         """Remove an engine permanently, after its requests have left it (see `RequestHandling`)."""
@@ -176,20 +188,23 @@ class EngineTransitions:
         step.add_done_callback(end)
         return step
 
-    async def _add(self, engine_id: str, factory: Callable[[], InferenceEngine]) -> None:
+    async def _add(self, engine_id: str, factory: Callable[[], InferenceEngine], is_preemptible: bool) -> None:
         self._engines.add(engine_id, factory)
         try:
-            await self._fleet.start(engine_id)
+            await self._fleet.start(engine_id, is_preemptible=is_preemptible)
         except BaseException:
             await self._engines.retire(engine_id)
             raise
 
     async def _retire(self, engine_id: str, request_handling: RequestHandling) -> None:
-        await self._fleet.detach(engine_id)
+        await self._fleet.abandon(engine_id)
+        connection = self._fleet.get_connection(engine_id)
         await self._drain(engine_id, request_handling)
         await self._fleet.remove(engine_id)
         self._clear_sleep(engine_id)
-        await self._engines.retire(engine_id)
+        # A broadcast would be repeated for all engines if one of them closed in the middle.
+        async with self.between_syncs() if connection.lost is None else nullcontext():
+            await self._engines.retire(engine_id)
 
     async def _sleep(self, engine_id: str, request_handling: RequestHandling) -> None:
         await self._fleet.detach(engine_id)

@@ -1,0 +1,139 @@
+"""Decides which nodes get engines and which engines leave, for nodes that join and leave a cluster during a run.
+
+    observed nodes + engines on them ──► plan_changes ──► removals, additions, messages
+
+`ElasticEngines` observes the nodes and applies the changes. Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+__all__ = [
+    "AddEngine",
+    "Change",
+    "ElasticEngine",
+    "ElasticNode",
+    "IgnoreNode",
+    "RemoveEngine",
+    "ReportShortage",
+    "plan_changes",
+]
+
+EngineState: TypeAlias = Literal["starting", "serving", "leaving"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ElasticNode:
+    """A live node that is not one of the run's own nodes."""
+
+    node_id: str
+    capacity: int
+    """Number of engines that the devices of the node can run."""
+    num_free: int
+    """Number of further engines for which devices are free now."""
+    is_draining: bool = False
+    """True if the node was announced to leave the cluster."""
+    seconds_left: float | None = None
+    """Time until a draining node is shut down, if known."""
+    address: str = ""
+    """Address of the node, for messages."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ElasticEngine:
+    """An engine on one of these nodes."""
+
+    engine_id: str
+    node_id: str
+    state: EngineState = "serving"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AddEngine:
+    """Start a further engine on a node."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RemoveEngine:
+    """Remove an engine.
+
+    With `drain`, the node was announced to leave, and the requests of the engine continue elsewhere from their tokens.
+    With `lost`, the node has left without a notice, and the requests start again.
+    """
+
+    engine_id: str
+    reason: Literal["drain", "lost"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IgnoreNode:
+    """Leave free devices of a node unused, because the run has the maximum number of engines."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportShortage:
+    """Report that fewer engines serve than the minimum."""
+
+    num_serving: int
+
+
+Change: TypeAlias = AddEngine | RemoveEngine | IgnoreNode | ReportShortage
+
+
+def plan_changes(
+    nodes: Sequence[ElasticNode], engines: Sequence[ElasticEngine], *, min_engines: int, max_engines: int
+) -> list[Change]:
+    """Return the changes that adapt the engines to the nodes, in the order in which to apply them.
+
+    Every node that stays is filled, as long as the run has fewer than `max_engines` engines that stay. Nodes that
+    already have engines come first, then the others in the given order. An engine that is leaving still occupies its
+    devices.
+
+    Args:
+        nodes: The live nodes, oldest first.
+        engines: The engines on these nodes and on nodes that are no longer there.
+        min_engines: Number of serving engines below which a shortage is reported.
+        max_engines: Maximum number of engines.
+    """
+    known = {node.node_id: node for node in nodes}
+    removals: list[Change] = []
+    staying: list[ElasticEngine] = []
+    for engine in engines:
+        node = known.get(engine.node_id)
+        if node is None:  # also if it is leaving: its requests must not wait for a node that is gone
+            removals.append(RemoveEngine(engine_id=engine.engine_id, reason="lost"))
+        elif engine.state == "leaving":
+            continue
+        elif node.is_draining:
+            removals.append(RemoveEngine(engine_id=engine.engine_id, reason="drain"))
+        else:
+            staying.append(engine)
+    additions, ignored = _fill_nodes(nodes, engines, max_engines - len(staying))
+    num_serving = sum(engine.state == "serving" for engine in staying)
+    shortage = [ReportShortage(num_serving=num_serving)] if num_serving < min_engines else []
+    return [*removals, *additions, *ignored, *shortage]
+
+
+def _fill_nodes(
+    nodes: Sequence[ElasticNode], engines: Sequence[ElasticEngine], num_allowed: int
+) -> tuple[list[AddEngine], list[IgnoreNode]]:
+    """Return the engines to add to nodes, and the nodes that stay partly unused, if `num_allowed` may be added."""
+    occupied = Counter(engine.node_id for engine in engines)
+    additions: list[AddEngine] = []
+    ignored: list[IgnoreNode] = []
+    # Nodes in use come first: when a node leaves, fewer engines of the others have to move.
+    for node in sorted(nodes, key=lambda node: not occupied[node.node_id]):
+        num_missing = 0 if node.is_draining else min(node.capacity - occupied[node.node_id], node.num_free)
+        num_added = max(0, min(num_missing, num_allowed - len(additions)))
+        additions += [AddEngine(node_id=node.node_id)] * num_added
+        if num_missing > num_added:
+            ignored.append(IgnoreNode(node_id=node.node_id))
+    return additions, ignored
