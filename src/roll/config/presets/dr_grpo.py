@@ -2,9 +2,9 @@
 
     A_i = R_i - mean_g R;   loss = -1/G sum_i 1/L_max sum_t min(r A, clip(r) A)
 
-Division by a group's standard deviation favors questions that are nearly always or almost never solved. Division by an
-answer's own length favors long incorrect answers. Dr. GRPO omits both. L_max is constant: the length limit of the
-prompt. If answers are shorter than this limit, the loss is smaller than in GRPO and needs a larger learning rate.
+Division by a group's standard deviation favors prompts that are almost always or almost never solved. Division by an
+answer's length favors long incorrect answers. Dr. GRPO omits both. L_max is constant: the length limit of the prompt.
+If answers are shorter than this limit, the loss is smaller than in GRPO and needs a larger learning rate.
 """
 
 USE_CASE = "GRPO without the bias toward long incorrect answers."

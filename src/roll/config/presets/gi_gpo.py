@@ -3,9 +3,9 @@
     A = A^E + omega A^S;   A^E = (R_i - mean) / std over rollouts of a prompt
     A^S = (G_k - mean) / std over turns of those rollouts that began in the same state;   G_k = sum gamma^{j-k} r_j
 
-omega = 1, gamma = 0.95. States are compared only within a prompt's group. A state that occurs once has A^S = 0. If no
-state recurs, GiGPO is the same as GRPO. A group whose rewards are all equal is kept, because G_k still differs if some
-rollouts succeed earlier than others, or if their intermediate rewards differ.
+omega = 1, gamma = 0.95. States are compared only within a prompt's group. A state that occurs only once has A^S = 0. If
+no state recurs, GiGPO is identical to GRPO. A group with equal rewards is kept, because G_k still differs if some
+rollouts succeed earlier, or if intermediate rewards differ.
 """
 
 USE_CASE = "Episodes of several turns in which states recur."

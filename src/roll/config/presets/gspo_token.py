@@ -1,4 +1,4 @@
-"""GSPO-token (arXiv 2507.18071, eq. 13-14): GSPO's ratio with each token's own gradient.
+"""GSPO-token (arXiv 2507.18071, eq. 13-14): GSPO's ratio with the gradient of each token.
 
     s_{i,t} = sg(s_i) pi_t / sg(pi_t)
 

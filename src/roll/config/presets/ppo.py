@@ -4,7 +4,7 @@
     actor: min(r A, clip(r) A), mean over tokens;   critic: 1/2 max((V - G)^2, (V_clip - G)^2)
 
 The reward is at the last token (with turns, at the last token of each turn). V is 0 after the end of the answer, even
-if the answer was truncated: the length limit is a part of the task, so nothing is bootstrapped. The time t counts only
+for truncated answers: the length limit is part of the task, so the value is not bootstrapped. The index t counts only
 tokens of the policy, not tokens of the environment. gamma = lambda = 1 makes the return unbiased for outcome rewards
 (arXiv 2503.24290 finds it best); a lower lambda reduces variance and adds bias. PPO works with one rollout per prompt,
 and needs a second model.

@@ -4,8 +4,8 @@
     loss = - sum over turns of A log pi(turn)
 
 A turn is one action, so the method supports any discount, dense rewards, and one rollout per prompt. gamma is 0.9, as
-in GEM's games, so episodes that end sooner are better. With one turn, the method is batch whitening. The sum in the
-loss is divided by the number of rollouts.
+in GEM's games, so shorter successful episodes have higher returns. With one turn, the method reduces to batch
+whitening. The sum in the loss is divided by the number of rollouts.
 """
 
 USE_CASE = "Episodes of several turns with intermediate rewards and a discount."

@@ -4,8 +4,8 @@
     loss: PPO's clip, mean over tokens
 
 There is no critic and no group, so the method works with one rollout per prompt. The KL penalty (k1) is part of the
-reward. beta is 0 by default, so that no reference model is loaded; the paper uses 0.01. Group filters are off, because
-the method has no groups.
+reward. beta is 0 by default, so no reference model is loaded; the paper uses 0.01. Group filters are off, because the
+method has no groups.
 """
 
 USE_CASE = "One rollout per prompt, prompts of equal difficulty."
