@@ -43,7 +43,7 @@ class Section(BaseModel):
     """A part of the configuration: unknown keys are rejected, and values cannot change after loading.
 
     Types are strict: `true` is not a number, `"8"` is a string, and `8.0` is not an integer. An integer is accepted as
-        a float.
+    a float.
     """
 
     model_config = ConfigDict(
