@@ -24,19 +24,19 @@ __all__ = ["Report", "RewardTrial", "align_rows", "render"]
 class RewardTrial:
     """The rewards for a correct and for an incorrect answer to a prompt of a domain.
 
-    If the prompt has no reference answer, `correct_answer` is empty, and `wrong_answer` is an arbitrary text.
+    If the prompt has no reference answer, `correct_answer` is empty, and `incorrect_answer` is an arbitrary text.
     """
 
     domain: str
     correct_answer: str
     correct_reward: float
-    wrong_answer: str
-    wrong_reward: float
+    incorrect_answer: str
+    incorrect_reward: float
 
     @property
     def prefers_correct(self) -> bool:
         """True if the correct answer has a higher reward than the incorrect one, or no correct answer is known."""
-        return not self.correct_answer or self.correct_reward > self.wrong_reward
+        return not self.correct_answer or self.correct_reward > self.incorrect_reward
 
 
 @dataclass(kw_only=True)
@@ -186,7 +186,7 @@ def _format_rewards(report: Report) -> Iterator[str]:
         )
         yield (
             f"{trial.domain}: {short(trial.correct_answer)} ({right}) scores {trial.correct_reward:g}, "
-            f"{short(trial.wrong_answer)} ({wrong}) scores {trial.wrong_reward:g}"
+            f"{short(trial.incorrect_answer)} ({wrong}) scores {trial.incorrect_reward:g}"
         )
 
 

@@ -73,8 +73,8 @@ async def try_rewards(
                     domain=prompt.domain,
                     correct_answer=right,
                     correct_reward=values[0],
-                    wrong_answer=wrong,
-                    wrong_reward=values[1],
+                    incorrect_answer=wrong,
+                    incorrect_reward=values[1],
                 )
             )
     return trials

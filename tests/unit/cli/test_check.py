@@ -153,7 +153,7 @@ def test_cli_check_every_domain_has_its_reward_tried(place):
 def test_cli_check_a_reward_that_looks_for_a_box_gets_one(place):
     report = inspect(load_config("config.yaml", ["data.0.reward={type: math, extract: boxed}"]))
     assert report.trials[0].correct_answer.startswith("\\boxed{")
-    assert (report.trials[0].correct_reward, report.trials[0].wrong_reward) == (1.0, 0.0)
+    assert (report.trials[0].correct_reward, report.trials[0].incorrect_reward) == (1.0, 0.0)
 
 
 def test_cli_check_a_reward_that_cannot_tell_right_from_wrong_is_noted(place, capsys):

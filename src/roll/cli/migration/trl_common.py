@@ -340,7 +340,7 @@ _SCRIPT_RULES: list[Rule] = [
         {"dataset_streaming": False, "streaming": False}, "rows are read from disk when they are needed"
     ),
     *ignored_key_rules({"ignore_bias_buffers": False}, "weights are sharded with FSDP2"),
-    unsupported_key_rule("test_split_size", None, "set data.0.held_out to this share"),
+    unsupported_key_rule("test_split_size", None, "set data.0.held_out to this fraction"),
 ]
 COMMON_RULES: list[Rule] = [
     *_TRAINER_RULES,

@@ -34,7 +34,7 @@ class Term:
     sigma: float
     prompt: str
     data: dict[str, Tensor] = field(default_factory=dict)
-    """Tensors that the loss needs, by name; equal shapes in all terms of a batch."""
+    """Tensors that the loss needs, by name; the shapes are identical in all terms of a batch."""
     loss_weight: float = 0.0
     """Weight of the term's loss in the loss of the batch; the trainer sets it."""
     first_frame: NDArray[np.uint8] | None = None

@@ -322,8 +322,8 @@ def _try_rewards_on_examples(report: Report, config: RolloutRunConfig) -> None:
         if not trial.prefers_correct:
             report.notes.append(
                 f"the reward of '{trial.domain}' gives the reference answer {trial.correct_answer!r} "
-                f"{trial.correct_reward:g} and {trial.wrong_answer!r} {trial.wrong_reward:g}: check whether the "
-                "reward requires a format that the bare answer does not have."
+                f"{trial.correct_reward:g} and {trial.incorrect_answer!r} {trial.incorrect_reward:g}: check whether "
+                "the reward requires a format that the bare answer does not have."
             )
 
 
