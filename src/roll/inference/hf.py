@@ -38,7 +38,7 @@ import numpy as np
 
 from roll.errors import EngineDiedError, RollError, UserError, WeightSyncError
 from roll.inference.hf_requests import RequestQueue, Row, check_options, check_request, create_row
-from roll.inference.hf_thread import WorkerThread
+from roll.inference.hf_thread import WorkerThread, build_decoder
 from roll.inference.prefetching import PrefetchMixin
 from roll.inference.spec import EngineSpec
 from roll.protocols import PauseMode
@@ -91,7 +91,7 @@ class HFEngine(PrefetchMixin):
         self._changed = asyncio.Event()
         self._queue = RequestQueue()
         self._futures: dict[str, asyncio.Future[Generation]] = {}
-        self._num_requests = self._num_steps = 0
+        self._num_requests = self._num_steps = self._num_reading = 0
         self._paused = self._draining = False
         self._unsynced = ""
         """Why the weights must not be used; empty if they may be used."""
@@ -112,7 +112,7 @@ class HFEngine(PrefetchMixin):
         started = time.perf_counter()
         self._executor = WorkerThread(f"roll-{self.engine_id}")
         try:
-            self._decoder = await run_detached(self._executor.submit(_build_decoder, self._spec))
+            self._decoder = await run_detached(self._executor.submit(build_decoder, self._spec))
         except BaseException:
             self._executor.shutdown(wait=False)
             self._executor = None
@@ -169,12 +169,12 @@ class HFEngine(PrefetchMixin):
         """
         decoder = self._get_decoder()
         check_request(request, self._spec.max_context, decoder.vocab_size)
-        if request.media:
-            await run_in_thread(decoder.check_media, request)
-        if request.request_id in self._futures:
-            raise UserError(f"request id {request.request_id} is in use: choose a unique id for every request.")
         row = create_row(request, self._num_requests, self._spec.seed)
         self._num_requests += 1
+        if request.media:
+            await self._read_media(decoder, request)
+        if request.request_id in self._futures:
+            raise UserError(f"request id {request.request_id} is in use: choose a unique id for every request.")
         future = asyncio.get_running_loop().create_future()
         self._futures[request.request_id] = future
         self._queue.add(row)
@@ -185,6 +185,16 @@ class HFEngine(PrefetchMixin):
             with contextlib.suppress(EngineDiedError):  # shielded: otherwise the row would keep decoding
                 await asyncio.shield(self.abort([request.request_id]))
             raise
+
+    async def _read_media(self, decoder: Decoder, request: GenerationRequest) -> None:
+        """Read the media of a request in a thread. Meanwhile no wave begins, so waves do not depend on the thread."""
+        self._num_reading += 1
+        try:
+            await run_in_thread(decoder.check_media, request)
+        finally:
+            self._num_reading -= 1
+            self._changed.set()
+        self._get_decoder(synced=False)  # the engine may have died in the meantime
 
     async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
         """Compute the log-probs of each sequence separately, with the current weights."""
@@ -288,9 +298,13 @@ class HFEngine(PrefetchMixin):
         return bool(decoder.rows or self._queue.num_in_wave or (len(self._queue) and not self._draining))
 
     async def _wait_until_arrivals_stop(self) -> None:
-        """Wait until no request has arrived for `SETTLE_ITERATIONS` iterations of the event loop."""
+        """Wait until no media are being read, and no request has arrived for `SETTLE_ITERATIONS` loop iterations."""
         seen, quiet = -1, 0
         while quiet < SETTLE_ITERATIONS:
+            while self._num_reading:
+                self._changed.clear()
+                await self._changed.wait()
+                quiet = 0
             quiet = quiet + 1 if seen == self._num_requests else 0
             seen = self._num_requests
             await asyncio.sleep(0)
@@ -372,19 +386,6 @@ class HFEngine(PrefetchMixin):
                 f"engine '{self.engine_id}' has no usable weights ({self._unsynced}): call update_weights() first."
             )
         return self._decoder
-
-
-def _build_decoder(spec: EngineSpec) -> Decoder:
-    """Set the thread count and build the decoder; torch's thread count applies only to the calling thread."""
-    import torch
-
-    from roll.inference.hf_decoder import Decoder
-
-    if spec.num_threads is not None:
-        torch.set_num_threads(spec.num_threads)
-    wanted = spec.options.get("device")
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return Decoder(spec, torch.device(wanted) if wanted else accelerator or torch.device("cpu"))
 
 
 async def _wait_until_done(future: asyncio.Future[Generation]) -> None:

@@ -115,6 +115,8 @@ class Decoder:
             reject_media("hf", request.media)
         else:
             self._media.check(request.token_ids, request.media, f"request {request.request_id}")
+            for span in request.media:  # `check` needs only the tokens, which stay known if a file is deleted
+                self._media.inputs.get(span.digest)
 
     def _load_media(self, spec: EngineSpec) -> ModelMedia | None:
         """Return the model's media inputs; `None` if the model does not read media or the run has no media store."""

@@ -1,4 +1,4 @@
-"""A worker thread that does not prevent the process from exiting."""
+"""The worker thread of the `hf` engine, which does not prevent the process from exiting."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["WorkerThread"]
+from roll.inference.spec import EngineSpec
+
+if TYPE_CHECKING:
+    from roll.inference.hf_decoder import Decoder
+
+__all__ = ["WorkerThread", "build_decoder"]
 
 _Work = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
@@ -49,3 +54,16 @@ class WorkerThread(Executor):
                 future.set_result(function(*args))
             except BaseException as error:  # SystemExit in a model's remote code must not end the thread silently
                 future.set_exception(error)
+
+
+def build_decoder(spec: EngineSpec) -> Decoder:
+    """Set the thread count and build the decoder; torch's thread count applies only to the calling thread."""
+    import torch
+
+    from roll.inference.hf_decoder import Decoder
+
+    if spec.num_threads is not None:
+        torch.set_num_threads(spec.num_threads)
+    wanted = spec.options.get("device")
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return Decoder(spec, torch.device(wanted) if wanted else accelerator or torch.device("cpu"))

@@ -36,7 +36,7 @@ async def test_hf_engine_a_start_that_is_cancelled_does_not_wait_for_the_model(m
         begun.set()
         may_end.wait()
 
-    monkeypatch.setattr("roll.inference.hf._build_decoder", load)
+    monkeypatch.setattr("roll.inference.hf.build_decoder", load)
     engine = HFEngine(engine_spec(Path("tiny")))
     start = asyncio.create_task(engine.start())
     try:
