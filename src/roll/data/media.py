@@ -83,8 +83,9 @@ class MediaReader:
         self._store = store
         self._directory = directory or Path()
         self._known: dict[Any, str] = {}
-        """Cached digests by kind, and by file, size and time or by encoded content: a row is read again whenever it is
-        drawn."""
+        """Cached digests by kind, and by file, files of frames or encoded content. A row is read again whenever it is
+        drawn, but its media are not: a file that is replaced or deleted during the run does not change the run's data.
+        """
 
     def mark(self, value: Any, location: str, kind: MediaKind = "image") -> str:
         """Read and store one medium, and return a mark for its position in a text, which `place_media` replaces.
@@ -128,7 +129,7 @@ class MediaReader:
             return self._store.add_clip(convert_array_to_audio(value["array"], value.get("sampling_rate"), label)), ""
         if kind == "video" and (frames := _get_frames(value)) is not None:
             fps = value.get("fps") if isinstance(value, Mapping) else None
-            return self._store.add_clip(build_video(self._load_frames(frames, location), fps, label)), ""
+            return self._store_frames(frames, fps, location), ""
         if kind == "video" and isinstance(value, Mapping) and value.get("fps") is not None:
             raise DataError(f"{label} is a file with `fps`: a file has its own frame rate, so remove `fps`.")
         found = self._find_content(value, location, kind)
@@ -142,6 +143,22 @@ class MediaReader:
             f"{label} must be a path, bytes, base64, or an object with "
             f"{'`array` and `sampling_rate`' if kind == 'audio' else '`frames` and `fps`'}, got {short(value)}."
         )
+
+    def _store_frames(self, frames: Any, fps: Any, location: str) -> str:
+        """Store a video that is given as frames."""
+        label, key = f"{location}: the video", None
+        if isinstance(frames, list) and all(isinstance(frame, str) for frame in frames):
+            key = (
+                "video",
+                str(fps),
+                hashlib.blake2b("\0".join(frames).encode("utf-8", "replace"), digest_size=20).digest(),
+            )
+            if key in self._known:
+                return self._known[key]
+        digest = self._store.add_clip(build_video(self._load_frames(frames, location), fps, label))
+        if key is not None:
+            self._known[key] = digest
+        return digest
 
     def _load_frames(self, frames: Any, location: str) -> Any:
         """Return the frames of a video: an array, or images."""
@@ -178,18 +195,16 @@ class MediaReader:
         if scheme == "file":
             raise DataError(f"{location}: the {kind} is the URL {short(value)}: give the path without `file:`.")
         path = Path(value) if len(value) < 4096 and "\0" not in value else None
-        if path is not None and (found := self._directory / path).is_file():
-            return found
+        if path is not None:
+            found = self._directory / path
+            if (kind, str(found)) in self._known or found.is_file():
+                return found
         if (len(value) > 255 and path is None) or len(value) > 1024:
             return _decode_base64(value, location, kind)
         raise DataError(f"{location}: the {kind} {short(value)} is not a file in '{self._directory.absolute()}'.")
 
     def _store_file(self, path: Path, location: str, kind: MediaKind) -> str:
-        try:
-            status = path.stat()
-        except OSError as error:
-            raise DataError(f"{location}: the {kind} '{path}' cannot be read: {error.strerror}.") from error
-        key = kind, str(path), status.st_size, status.st_mtime_ns
+        key = kind, str(path)
         if key not in self._known:
             data = self._read_file(path, location, kind)
             self._known[key] = self._store.add(data, f"{location}: the {kind} '{path}'", kind)

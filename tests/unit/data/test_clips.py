@@ -136,8 +136,10 @@ def test_clips_columns_and_parts_of_messages_are_read(reader: MediaReader, tmp_p
     assert message.content == (audio, TextPart(text="which?"))
 
 
-def test_clips_frames_of_noise_are_not_cached_by_path(reader: MediaReader, tmp_path: Path) -> None:
+def test_clips_frames_that_change_during_the_run_do_not_change_its_data(reader: MediaReader, tmp_path: Path) -> None:
     film = {"frames": ["0.png", "1.png"], "fps": 2}
     first = reader.read(film, "row 1", "video")
     Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(tmp_path / "1.png")
-    assert reader.read(film, "row 1", "video") != first
+    assert reader.read(film, "row 1", "video") == first
+    assert reader.read({**film, "fps": 4}, "row 1", "video") != first
+    assert MediaReader(MediaStore(None), tmp_path).read(film, "row 1", "video") != first  # a run that starts now

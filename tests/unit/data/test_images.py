@@ -204,3 +204,17 @@ def test_image_prompts_are_refused_for_a_reward_that_reads_text(tmp_path: Path) 
         build_data([config], load_tokenizer(model), 0, media=media)
     config = FileData.model_validate(entry | {"reward": [{"type": "exact"}]})
     assert build_data([config], load_tokenizer(model), 0, media=media).longest_prompt is not None
+
+
+def test_image_reader_files_that_change_during_the_run_do_not_change_its_data(tmp_path: Path) -> None:
+    """Rows are read again when they are drawn; the fingerprints in checkpoints are those of the first reading."""
+    (tmp_path / "red.png").write_bytes(png())
+    reader = MediaReader(MediaStore(tmp_path / "media"), tmp_path)
+    assert reader.read("red.png", "row 1") == reader.read("red.png", "row 1")
+    (tmp_path / "red.png").write_bytes(png(BLUE))
+    assert reader.read("red.png", "row 1").digest == compute_digest(RED)
+    (tmp_path / "red.png").unlink()
+    assert reader.read("red.png", "row 1").digest == compute_digest(RED)
+    assert MediaReader(MediaStore(None), tmp_path).read(png(BLUE), "row 1").digest == compute_digest(BLUE)
+    with pytest.raises(BadRow, match=r"'red\.png' is not a file"):  # a run that starts now needs the file
+        MediaReader(MediaStore(tmp_path / "media"), tmp_path).read("red.png", "row 1")
