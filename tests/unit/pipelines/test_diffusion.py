@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from PIL import Image
 
 import roll
 from roll.config.load import load_config
-from roll.errors import ConfigError, DataError, ModelError, RewardInfraError, UserError
+from roll.errors import CheckpointError, ConfigError, DataError, ModelError, RewardInfraError, UserError
 from roll.media import MediaStore
-from roll.pipelines.diffusion.rows import read_rows
+from roll.pipelines.diffusion.rows import ImageReader, read_rows
 from roll.pipelines.diffusion.sample_files import SampleRecord, draw_grid
 from roll.tracking.metrics_file import read_metrics
 
@@ -235,6 +236,25 @@ def test_diffusion_bad_rows_are_reported_with_their_line(row: dict[str, Any], me
     with pytest.raises(DataError, match=message) as caught:
         roll.train(settings(world, "flow_matching"))
     assert "line 2" in str(caught.value)
+
+
+def test_diffusion_images_that_change_during_a_run_or_before_it_resumes_are_noticed(world: Path) -> None:
+    config: Any = load_config(settings(world, "flow_matching"))
+    rows = read_rows(config.data, 0, ["image"])
+    reader, row = ImageReader(), rows.evaluation[0]
+    path = row.images["image"]
+    data = path.read_bytes()
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(
+        DataError, match=r"line \d: the image '.*' changed while the run was using it: restore the file"
+    ):
+        reader.read(row, "image")
+    roll.train(settings(world, "flow_matching", training={"num_steps": 2}))
+    Image.new("RGB", (2, 2)).save(path, compress_level=0)
+    with pytest.raises(CheckpointError, match="the size of an image file of 'images' changed since the checkpoint"):
+        roll.resume(world / "runs" / "flow_matching", overrides=["training.num_steps=3"])
+    path.write_bytes(data)
+    roll.resume(world / "runs" / "flow_matching", overrides=["training.num_steps=3"])
 
 
 def test_diffusion_images_that_cannot_be_used_name_their_row(world: Path) -> None:

@@ -101,7 +101,7 @@ async def _open(config: DiffusionConfig, session: Session) -> AsyncIterator[Call
     tracker, saved = session.tracker, session.saved
     tracker.note("reading the data")
     prepared = await run_in_thread(_prepare, config)
-    fingerprints = compute_fingerprints(config, prepared.rows.fingerprints)
+    fingerprints = compute_fingerprints(config, prepared.rows.fingerprints) | dict(prepared.rows.image_fingerprints)
     state = restore_state(saved, prepared.rows.train, fingerprints=fingerprints)
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)

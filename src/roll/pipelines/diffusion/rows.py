@@ -1,7 +1,7 @@
 """Rows of prompts and images, and their stream of draws.
 
-Images are decoded when their row is drawn. An image that cannot be decoded, or has another size than the model's, is an
-error that names the row; no blank image is ever substituted.
+Images are decoded when their row is drawn. An image that cannot be decoded, was changed since the run began, or has
+another size than the model's, is an error that names the row; no blank image is ever substituted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,20 @@ CACHE_BYTES = 256 * 2**20
 """Maximum total size of the decoded images that a run caches."""
 
 
+class FileIdentity(NamedTuple):
+    """Values that change when a file is replaced."""
+
+    num_bytes: int
+    time_ns: int
+    """Time of the last change, in nanoseconds since the epoch."""
+
+    @classmethod
+    def read(cls, path: Path) -> FileIdentity:
+        """Read the identity of an existing file."""
+        status = path.stat()
+        return cls(status.st_size, status.st_mtime_ns)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageRow:
     """One row of a data file."""
@@ -39,6 +53,8 @@ class ImageRow:
     """File and line, for messages."""
     images: Mapping[str, Path] = field(default_factory=dict)
     """Paths of its images: `image`, `chosen`, `rejected`, `first_frame`."""
+    identities: Mapping[str, FileIdentity] = field(default_factory=dict)
+    """Size and time of each image file, when the rows were read."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Other columns, for rewards."""
 
@@ -90,6 +106,8 @@ class ImageRows:
     """Rows that are not trained on."""
     fingerprints: Mapping[str, str]
     """Digests of the held-out rows, by source."""
+    image_fingerprints: Mapping[str, str]
+    """Digests of the sizes of the image files; the keys describe the files of a source."""
 
 
 def read_rows(sources: Sequence[DiffusionDataConfig], seed: int, images: Sequence[str]) -> ImageRows:
@@ -104,13 +122,14 @@ def read_rows(sources: Sequence[DiffusionDataConfig], seed: int, images: Sequenc
         DataError: A file cannot be read, a row is malformed, or an image file does not exist.
     """
     streams, held_out, first = list[WeightedSource[ImageRow]](), list[ImageRow](), list[ImageRow]()
-    fingerprints: dict[str, str] = {}
+    fingerprints, image_fingerprints = dict[str, str](), dict[str, str]()
     for config in sources:
         train, kept = _read_source(config, images)
         digest = _compute_digest(train)
         items = RowList(train)
         streams.append(WeightedSource(domain=config.domain, items=items, weight=config.weight, fingerprint=digest))
         fingerprints[config.domain] = _compute_digest(kept)
+        image_fingerprints[f"the size of an image file of '{config.domain}'"] = _compute_size_digest([*train, *kept])
         held_out += kept
         first += train
     return ImageRows(
@@ -118,6 +137,7 @@ def read_rows(sources: Sequence[DiffusionDataConfig], seed: int, images: Sequenc
         evaluation=_order_by_distinct_prompts(held_out or first),
         held_out=held_out,
         fingerprints=fingerprints,
+        image_fingerprints=image_fingerprints,
     )
 
 
@@ -166,6 +186,7 @@ def _read_table(path: Path, config: DiffusionDataConfig, keys: Mapping[str, str]
                 prompt=prompt,
                 location=location,
                 images=images,
+                identities={name: FileIdentity.read(path) for name, path in images.items()},
                 metadata={name: value for name, value in row.items() if name not in used},
             )
         )
@@ -213,9 +234,14 @@ class ImageReader:
         if path in self._cache:
             return self._cache[path]
         try:
-            data = path.read_bytes()
+            identity, data = FileIdentity.read(path), path.read_bytes()
         except OSError as error:
             raise DataError(f"{row.location}: the image '{path}' cannot be read: {error.strerror}.") from error
+        if row.identities.get(name, identity) != identity:
+            raise DataError(
+                f"{row.location}: the image '{path}' changed while the run was using it: restore the file and resume "
+                "the run, or start a new run."
+            )
         image = np.asarray(decode_image(data, f"{row.location}: the image '{path}'"))
         if image.nbytes <= self._left:
             self._cache[path] = image
@@ -233,6 +259,14 @@ def _is_held_out(row: ImageRow, share: float) -> bool:
 
 def _get_content(row: ImageRow) -> list[str]:
     return [row.prompt, *(f"{name}={path.name}" for name, path in sorted(row.images.items()))]
+
+
+def _compute_size_digest(rows: Sequence[ImageRow]) -> str:
+    """Return a digest of the sizes of all image files; the files are too many to read their content at each start."""
+    digest = hashlib.blake2b(digest_size=8)
+    for row in rows:
+        digest.update(json.dumps([row.uid, *(each.num_bytes for each in row.identities.values())]).encode())
+    return digest.hexdigest()
 
 
 def _compute_digest(rows: Sequence[ImageRow]) -> str:
