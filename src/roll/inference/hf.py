@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from roll.errors import EngineDiedError, RollError, UserError, WeightSyncError
-from roll.inference.hf_requests import RequestQueue, Row, check_options, check_request, create_row
+from roll.inference.hf_requests import Arrivals, RequestQueue, Row, check_options, check_request, create_row
 from roll.inference.hf_thread import WorkerThread, build_decoder
 from roll.inference.prefetching import PrefetchMixin
 from roll.inference.spec import EngineSpec
@@ -68,8 +68,6 @@ HANG_MESSAGE = (
     "Engine %s hangs in a computation. A thread cannot be killed, so its memory is not freed until this process ends. "
     "Engines in other processes (inference.engine=vllm, or Ray) can be killed."
 )
-SETTLE_ITERATIONS = 3
-"""Number of event loop iterations without a new request after which a wave begins."""
 
 
 class HFEngine(PrefetchMixin):
@@ -91,7 +89,8 @@ class HFEngine(PrefetchMixin):
         self._changed = asyncio.Event()
         self._queue = RequestQueue()
         self._futures: dict[str, asyncio.Future[Generation]] = {}
-        self._num_requests = self._num_steps = self._num_reading = 0
+        self._arrivals = Arrivals()
+        self._num_steps = 0
         self._paused = self._draining = False
         self._unsynced = ""
         """Why the weights must not be used; empty if they may be used."""
@@ -169,10 +168,11 @@ class HFEngine(PrefetchMixin):
         """
         decoder = self._get_decoder()
         check_request(request, self._spec.max_context, decoder.vocab_size)
-        row = create_row(request, self._num_requests, self._spec.seed)
-        self._num_requests += 1
+        row = create_row(request, self._arrivals.add(), self._spec.seed)
         if request.media:
-            await self._read_media(decoder, request)
+            with self._arrivals.expect_request():
+                await run_in_thread(decoder.check_media, request)
+            self._get_decoder(synced=False)  # the engine may have died in the meantime
         if request.request_id in self._futures:
             raise UserError(f"request id {request.request_id} is in use: choose a unique id for every request.")
         future = asyncio.get_running_loop().create_future()
@@ -185,16 +185,6 @@ class HFEngine(PrefetchMixin):
             with contextlib.suppress(EngineDiedError):  # shielded: otherwise the row would keep decoding
                 await asyncio.shield(self.abort([request.request_id]))
             raise
-
-    async def _read_media(self, decoder: Decoder, request: GenerationRequest) -> None:
-        """Read the media of a request in a thread. Meanwhile no wave begins, so waves do not depend on the thread."""
-        self._num_reading += 1
-        try:
-            await run_in_thread(decoder.check_media, request)
-        finally:
-            self._num_reading -= 1
-            self._changed.set()
-        self._get_decoder(synced=False)  # the engine may have died in the meantime
 
     async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
         """Compute the log-probs of each sequence separately, with the current weights."""
@@ -281,7 +271,7 @@ class HFEngine(PrefetchMixin):
                     await self._changed.wait()
                     continue
                 if not (self._get_decoder().rows or self._queue.num_in_wave):
-                    await self._wait_until_arrivals_stop()
+                    await self._arrivals.wait_until_they_stop()
                 async with self._device:
                     if self._can_run():  # checked again: the engine may have been paused while it waited for the lock
                         await self._run_step()
@@ -296,18 +286,6 @@ class HFEngine(PrefetchMixin):
             return False
         decoder = self._get_decoder()
         return bool(decoder.rows or self._queue.num_in_wave or (len(self._queue) and not self._draining))
-
-    async def _wait_until_arrivals_stop(self) -> None:
-        """Wait until no media are being read, and no request has arrived for `SETTLE_ITERATIONS` loop iterations."""
-        seen, quiet = -1, 0
-        while quiet < SETTLE_ITERATIONS:
-            while self._num_reading:
-                self._changed.clear()
-                await self._changed.wait()
-                quiet = 0
-            quiet = quiet + 1 if seen == self._num_requests else 0
-            seen = self._num_requests
-            await asyncio.sleep(0)
 
     async def _run_step(self) -> None:
         """Admit waiting rows, generate one token for each row, and answer the requests whose rows ended."""

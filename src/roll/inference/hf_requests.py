@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -12,10 +14,22 @@ from roll.inference.spec import EngineSpec, reject_adapter
 from roll.registry import did_you_mean
 from roll.types import FinishReason, Generation, GenerationRequest, build_sequence_key
 
-__all__ = ["RequestQueue", "Row", "build_prefill_key", "check_options", "check_request", "create_row", "draw_uniforms"]
+__all__ = [
+    "Arrivals",
+    "RequestQueue",
+    "Row",
+    "build_prefill_key",
+    "check_options",
+    "check_request",
+    "create_row",
+    "draw_uniforms",
+]
 
 OPTIONS: dict[str, tuple[str, ...] | None] = {"admission": ("wave", "continuous"), "device": None}
 """Supported keys of `inference.options`, with their possible values; `None`: any value."""
+
+SETTLE_ITERATIONS = 3
+"""Number of event loop iterations without a new request after which a wave begins."""
 
 
 def build_prefill_key(row: Row, count: int) -> bytes:
@@ -85,6 +99,44 @@ class Row:
             choice_logprobs=self.choice_logprobs[:count].astype(np.float32) if self.request.sampling.choices else None,
             experts=None if self.experts is None else self.experts[: self.length].copy(),
         )
+
+
+class Arrivals:
+    """Counts the requests that arrive, and waits until no more requests arrive."""
+
+    def __init__(self) -> None:
+        self._num_requests = self._num_expected = 0
+        self._changed = asyncio.Event()
+
+    def add(self) -> int:
+        """Count a request, and return its index in the order of arrival."""
+        self._num_requests += 1
+        return self._num_requests - 1
+
+    @contextmanager
+    def expect_request(self) -> Iterator[None]:
+        """Let `wait_until_they_stop` wait for the `with` block, in which the media of a request are read in a thread.
+
+        Otherwise the requests of a wave would depend on the time that the thread takes.
+        """
+        self._num_expected += 1
+        try:
+            yield
+        finally:
+            self._num_expected -= 1
+            self._changed.set()
+
+    async def wait_until_they_stop(self) -> None:
+        """Wait until no request is expected, and none has arrived for `SETTLE_ITERATIONS` event loop iterations."""
+        seen, quiet = -1, 0
+        while quiet < SETTLE_ITERATIONS:
+            while self._num_expected:
+                self._changed.clear()
+                await self._changed.wait()
+                quiet = 0
+            quiet = quiet + 1 if seen == self._num_requests else 0
+            seen = self._num_requests
+            await asyncio.sleep(0)
 
 
 class RequestQueue:
