@@ -80,7 +80,7 @@ async def measure(url: str, token: str, pid: int, arguments: argparse.Namespace)
 async def warm_start(manager: SandboxManager) -> float:
     """To the first byte, in an idle sandbox."""
     begin = time.perf_counter()
-    async with manager.running(HELLO) as job:
+    async with manager.run_interactive(HELLO) as job:
         return await first_byte(job) - begin
 
 

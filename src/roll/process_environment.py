@@ -25,7 +25,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
 from roll.errors import ConfigError
-from roll.proxies import exempt_this_machine
+from roll.proxies import exclude_local_host_from_proxy
 
 __all__ = ["SPIN_COUNT", "find_socket_directory", "override_environment", "prepare_environment"]
 
@@ -50,7 +50,7 @@ def prepare_environment() -> None:
 
     This machine's addresses are added to `NO_PROXY`, which clients of other libraries and child processes read.
     """
-    os.environ.update(exempt_this_machine())
+    os.environ.update(exclude_local_host_from_proxy())
     if "OMP_WAIT_POLICY" not in os.environ and "torch" in sys.modules:
         logger.warning("OMP_WAIT_POLICY=passive has no effect in this process, because torch is already imported")
     if "OMP_WAIT_POLICY" not in os.environ:

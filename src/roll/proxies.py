@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from roll.sandbox_errors import sandbox_errors
 from roll_sandbox import proxies
-from roll_sandbox.proxies import exempt_this_machine, is_this_machine
+from roll_sandbox.proxies import exclude_local_host_from_proxy, is_local_host
 
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["describe_proxy", "exempt_this_machine", "find_proxy", "is_this_machine", "make_client_session"]
+__all__ = ["describe_proxy", "exclude_local_host_from_proxy", "find_proxy", "is_local_host", "make_client_session"]
 
 
 def find_proxy(url: str) -> str | None:

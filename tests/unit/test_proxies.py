@@ -20,7 +20,7 @@ from roll.config.rewards import JudgeReward
 from roll.envs.tools.search import HttpSearch
 from roll.errors import ConfigError
 from roll.process_environment import prepare_environment
-from roll.proxies import describe_proxy, exempt_this_machine, find_proxy, is_this_machine, make_client_session
+from roll.proxies import describe_proxy, exclude_local_host_from_proxy, find_proxy, is_local_host, make_client_session
 from roll.rewards.judge.chat import EndpointChat
 from roll.types import Message
 from roll_sandbox.images.names import ImageReference
@@ -102,7 +102,7 @@ def serve() -> Iterator[object]:
     ],
 )
 def test_proxies_know_this_machine(host: str, own: bool) -> None:
-    assert is_this_machine(host) is own
+    assert is_local_host(host) is own
 
 
 @pytest.mark.parametrize(
@@ -156,15 +156,15 @@ def test_proxies_are_named_without_their_password(monkeypatch: pytest.MonkeyPatc
 
 
 def test_environments_of_programs_reach_this_machine_without_a_proxy() -> None:
-    assert exempt_this_machine({"A": "b"}) == {"A": "b"}
+    assert exclude_local_host_from_proxy({"A": "b"}) == {"A": "b"}
     local = "localhost,127.0.0.1,::1,0.0.0.0"
-    plain = exempt_this_machine({"HTTP_PROXY": "http://p:1"})
+    plain = exclude_local_host_from_proxy({"HTTP_PROXY": "http://p:1"})
     assert (plain["NO_PROXY"], plain["no_proxy"]) == (local, local)
-    listed = exempt_this_machine({"https_proxy": "http://p:1", "no_proxy": "a.com, localhost"})
+    listed = exclude_local_host_from_proxy({"https_proxy": "http://p:1", "no_proxy": "a.com, localhost"})
     assert listed["NO_PROXY"] == listed["no_proxy"] == "a.com,localhost,127.0.0.1,::1,0.0.0.0"
-    assert exempt_this_machine({"ALL_PROXY": "http://p:1", "NO_PROXY": "*"})["no_proxy"] == "*"
-    assert exempt_this_machine(listed) == listed
-    assert "NO_PROXY" not in exempt_this_machine({"HTTP_PROXY": ""})
+    assert exclude_local_host_from_proxy({"ALL_PROXY": "http://p:1", "NO_PROXY": "*"})["no_proxy"] == "*"
+    assert exclude_local_host_from_proxy(listed) == listed
+    assert "NO_PROXY" not in exclude_local_host_from_proxy({"HTTP_PROXY": ""})
 
 
 def test_proxies_programs_that_are_started_reach_this_machine_without_a_proxy(

@@ -23,7 +23,7 @@ from roll.agents.workspace import (
     resolve_command,
 )
 from roll.errors import ConfigError, InfraError, find_raise_location
-from roll.proxies import exempt_this_machine
+from roll.proxies import exclude_local_host_from_proxy
 from roll.sandbox_errors import sandbox_errors
 from roll.types import Message
 from roll.user_code import load_function
@@ -193,7 +193,7 @@ class _ProcessProgram:
                 try:
                     process = await asyncio.create_subprocess_exec(
                         *self._command,
-                        env=exempt_this_machine({**os.environ, **variables}),
+                        env=exclude_local_host_from_proxy({**os.environ, **variables}),
                         cwd=directory,
                         stdin=stdin,
                         stdout=stdout,
@@ -305,7 +305,7 @@ class _SandboxProgram:
             argv=("python3", "-I", "-c", self._launcher, self._socket, answer_file, *self._command),
             stdin=task.text.encode(errors="replace"),
             files={**files, **self._files},
-            env=exempt_this_machine({**variables, **config.environment}),
+            env=exclude_local_host_from_proxy({**variables, **config.environment}),
             result=bool(answer_file),
         )
         try:

@@ -64,7 +64,7 @@ class SandboxHost:
         program = PythonCode(source=source, files=files, interactive=True, result=True)
         stack = AsyncExitStack()
         with sandbox_errors():
-            job = await stack.enter_async_context(self._manager.running(program, spec=self._build_spec()))
+            job = await stack.enter_async_context(self._manager.run_interactive(program, spec=self._build_spec()))
         env = _SandboxEnv(job, stack)
         try:
             options, wrappers = dict(settings.options), [list(pair) for pair in settings.wrappers]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from roll_sandbox.types import *  # noqa: F403
     from roll_sandbox.version import __version__ as __version__
 
-_NAMES = {
+_EXPORTS = {
     "agent_sandbox": "Job Sandbox Session",
     "errors": (
         "BadImageError ConfigError OversizedUploadError RollSandboxError SandboxAccessError SandboxDatabaseError "
@@ -43,7 +43,7 @@ _NAMES = {
     "version": "__version__",
 }
 """Public names by module."""
-_MODULE_BY_NAME = {name: f"roll_sandbox.{module}" for module, names in _NAMES.items() for name in names.split()}
+_MODULE_BY_NAME = {name: f"roll_sandbox.{module}" for module, names in _EXPORTS.items() for name in names.split()}
 __all__ = sorted(_MODULE_BY_NAME)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 __all__ = ["AGENT_READER", "get_agent_bytecode", "get_agent_source", "get_spawner_source", "get_zygote_bytecode"]
 
 _ROOT = Path(__file__).parent
-_AGENT = (
+_AGENT_MODULES = (
     "agent.kernel",
     "agent.usage",
     "agent.termination",
@@ -28,11 +28,11 @@ _AGENT = (
     "agent.shell",
     "agent.serve",
 )
-_SPAWNER = ("agent.kernel", "host.cgroup", "host.idmap", "host.image", "host.slots", "host.spawner")
-_ZYGOTE = (*_AGENT, "host.zygote")
+_SPAWNER_MODULES = ("agent.kernel", "host.cgroup", "host.idmap", "host.image", "host.slots", "host.spawner")
+_ZYGOTE_MODULES = (*_AGENT_MODULES, "host.zygote")
 
 # The loader creates modules without files, so no file of this package has to be visible where they run.
-_LOADER = """
+_LOADER_SOURCE = """
 import sys
 def load(parts):
     kind = type(sys)
@@ -49,7 +49,7 @@ def load(parts):
         exec(code, module.__dict__)
         setattr(package, short, module)
 """
-_RUN_AGENT = """
+_AGENT_MAIN = """
 def run():
     from roll_sandbox.agent import programs, serve
     try:
@@ -60,11 +60,11 @@ step = run()
 while True:
     step = step[0](*step[1])  # the next step, if a step returns: no frame of the agent is left below a program
 """
-_RUN_ZYGOTE = """
+_ZYGOTE_MAIN = """
 from roll_sandbox.host import zygote
 zygote.main()
 """
-_RUN_SPAWNER = """
+_SPAWNER_MAIN = """
 from roll_sandbox.host import spawner
 spawner.main()
 """
@@ -84,28 +84,28 @@ def get_agent_source() -> str:
     """Return the agent's source as one Python program."""
     # The program is one argument of `python -c`, and the kernel limits an argument to 128 KiB (execve(2),
     # MAX_ARG_STRLEN).
-    return f"{_LOADER}\nload({_read_sources(_AGENT)!r})\n{_RUN_AGENT}"
+    return f"{_LOADER_SOURCE}\nload({_read_sources(_AGENT_MODULES)!r})\n{_AGENT_MAIN}"
 
 
 @functools.cache
 def get_spawner_source() -> str:
     """Return the spawner's source as one Python program."""
-    return f"{_LOADER}\nload({_read_sources(_SPAWNER)!r})\n{_RUN_SPAWNER}"
+    return f"{_LOADER_SOURCE}\nload({_read_sources(_SPAWNER_MODULES)!r})\n{_SPAWNER_MAIN}"
 
 
 @functools.cache
 def get_agent_bytecode() -> bytes:
     """Return the agent's bytecode for this Python, to be run by `AGENT_READER`."""
-    return _compile_modules(_AGENT, _RUN_AGENT)
+    return _compile_modules(_AGENT_MODULES, _AGENT_MAIN)
 
 
 @functools.cache
 def get_zygote_bytecode() -> bytes:
     """Return the bytecode of the zygote and of the agents that it forks, to be run by `AGENT_READER`."""
-    return _compile_modules(_ZYGOTE, _RUN_ZYGOTE + _RUN_AGENT)
+    return _compile_modules(_ZYGOTE_MODULES, _ZYGOTE_MAIN + _AGENT_MAIN)
 
 
-def _compile_modules(modules: tuple[str, ...], run: str) -> bytes:
+def _compile_modules(modules: tuple[str, ...], main: str) -> bytes:
     parts = [(name, compile(text, f"<{name}>", "exec", dont_inherit=True)) for name, text in _read_sources(modules)]
-    first, last = (compile(text, "<agent>", "exec", dont_inherit=True) for text in (_LOADER, run))
+    first, last = (compile(text, "<agent>", "exec", dont_inherit=True) for text in (_LOADER_SOURCE, main))
     return marshal.dumps((first, parts, last))

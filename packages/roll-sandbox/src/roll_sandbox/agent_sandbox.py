@@ -17,7 +17,7 @@ from roll_sandbox.connection import Connection
 from roll_sandbox.counters import Counters
 from roll_sandbox.errors import SandboxPathError, SandboxSessionError
 from roll_sandbox.jobs import Job
-from roll_sandbox.requests import check_texts, make_run_request
+from roll_sandbox.requests import check_strings, make_run_request
 from roll_sandbox.types import (
     Command,
     ExecutionResult,
@@ -32,10 +32,10 @@ from roll_sandbox.types import (
 
 __all__ = ["Job", "Sandbox", "Session"]
 
-AGENT_GRACE_S = 10.0
+AGENT_GRACE_PERIOD_S = 10.0
 """Seconds that an agent has to report the end of a program after the program's time limit."""
 FILE_TIMEOUT_S = 60.0
-TERMINAL_KEPT_BYTES = 2**22
+MAX_TERMINAL_BACKLOG_BYTES = 2**22
 """Maximum bytes of a terminal's output that are kept, so that a client that reconnects can restore the screen. It is
 more than the output that a program may write before it is shown (1 MiB).
 """
@@ -48,7 +48,7 @@ class Sandbox:
     `async with` closes it at the end. Some methods are only for the manager, which reuses sandboxes.
     """
 
-    agent_grace_s: float | None = AGENT_GRACE_S
+    agent_grace_s: float | None = AGENT_GRACE_PERIOD_S
     """Seconds after a program's time limit at which this host ends the sandbox if the agent has not reported the
     program's end; `None` if this host never ends it.
     """
@@ -150,7 +150,7 @@ class Sandbox:
         request = make_run_request(program, self.spec.limits, alone=alone, fresh=alone and self._has_namespaces)
         stdin = b"" if program.interactive else program.stdin
         agent_job = self._connection.submit("run", request, stdin, request["output_bytes"])
-        agent_job.max_kept_bytes = None if program.terminal is None else TERMINAL_KEPT_BYTES
+        agent_job.max_kept_bytes = None if program.terminal is None else MAX_TERMINAL_BACKLOG_BYTES
         job = Job(self, agent_job, request["wall_s"])
         if program.interactive:
             job.write(program.stdin)
@@ -162,8 +162,8 @@ class Sandbox:
         Background jobs of the shell keep running between commands, and end with the session.
         """
         request = {"env": dict(env or {}), "cwd": cwd}
-        check_texts(request)
-        job = Job(self, self._connection.submit("shell", request, b"", 0), AGENT_GRACE_S)
+        check_strings(request)
+        job = Job(self, self._connection.submit("shell", request, b"", 0), AGENT_GRACE_PERIOD_S)
         try:
             result = await job.wait()
         except asyncio.CancelledError:
@@ -187,7 +187,7 @@ class Sandbox:
         Raises:
             SandboxError: the sandbox failed.
         """
-        result = await Job(self, self._connection.submit("measure", {}, b"", 0), AGENT_GRACE_S).wait()
+        result = await Job(self, self._connection.submit("measure", {}, b"", 0), AGENT_GRACE_PERIOD_S).wait()
         return Usage(cpu_s=result.cpu_s, memory_bytes=result.peak_memory_bytes)
 
     async def read_file(self, path: str, *, max_bytes: int = 2**26) -> bytes:

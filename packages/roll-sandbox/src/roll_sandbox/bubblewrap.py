@@ -222,7 +222,7 @@ class BubblewrapRuntime:
         )
         loop = asyncio.get_running_loop()
         child.ended.add_done_callback(lambda _: self._roots.release(root))
-        connection = AgentConnection(self._describe_loss)
+        connection = AgentConnection(self._describe_spawner_exit)
         # Closing the connection ends the agent, even if it has outlived its parent processes.
         child.ended.add_done_callback(lambda _: loop.call_later(_CLOSE_DELAY_S, connection.close))
         try:
@@ -284,21 +284,21 @@ class BubblewrapRuntime:
         """
         return spec if spec.image is None else replace(spec, image=self._cache.resolve(spec.image).digest)
 
-    async def _restart_spawner(self, lost: SpawnerClient) -> SpawnerClient:
-        """Replace the spawner `lost`, which was killed together with its sandboxes, and return the current spawner.
+    async def _restart_spawner(self, lost_spawner: SpawnerClient) -> SpawnerClient:
+        """Replace `lost_spawner`, which was killed together with its sandboxes, and return the current spawner.
 
         Raises:
             SandboxError: no spawner can be started, or the runtime was closed.
         """
         async with self._spawner_lock:
-            if self._spawner is lost:
+            if self._spawner is lost_spawner:
                 _log.warning("the process that starts sandboxes was killed, with all sandboxes: starting it again")
-                await lost.close()
+                await lost_spawner.close()
                 try:
                     spawner = await self._start_spawner()
                 except SandboxUnavailableError as error:  # it was available before, so a retry may succeed
                     raise SandboxError(str(error)) from error
-                if self._spawner is lost:
+                if self._spawner is lost_spawner:
                     self._spawner = spawner
                 else:  # the runtime was closed meanwhile
                     await spawner.close()
@@ -316,7 +316,7 @@ class BubblewrapRuntime:
             raise SandboxError(_CLOSED_MESSAGE)
         return self._stderr_file.fileno()
 
-    def _describe_loss(self) -> str:
+    def _describe_spawner_exit(self) -> str:
         """Return the error message for a sandbox that ended unexpectedly, with the last output of bwrap or an agent."""
         complaint = ""
         if self._stderr_file is not None:

@@ -89,7 +89,7 @@ class AgentJob:
                 self._num_emptied += 1
             self._output_event.set()
 
-    def drop(self) -> None:
+    def discard_output(self) -> None:
         """Discard the output so far and all later output."""
         self.chunks.clear()
         self._output_bytes_left = self._kept_bytes = self._num_emptied = 0
@@ -106,7 +106,7 @@ class AgentJob:
                 error = str(end["error"]) if end else reason
                 self.end.set_exception(SandboxError(error) if isinstance(error, str) else error)
                 self.end.exception()  # marks it as retrieved, since no caller may be waiting
-        self.resolve_cpu_time(None, len(self._limit_requests))
+        self.resolve_limit_requests(None, len(self._limit_requests))
         self._output_event.set()
 
     def get_output(self, stream: str) -> bytes:
@@ -130,13 +130,13 @@ class AgentJob:
         cpu_used: asyncio.Future[float | None] = asyncio.get_running_loop().create_future()
         self._limit_requests.append(cpu_used)
         if self.end.done():
-            self.resolve_cpu_time(None, len(self._limit_requests))
+            self.resolve_limit_requests(None, len(self._limit_requests))
         self._connection.send("bound", self.channel, wall_s, cpu_s)
         return cpu_used
 
-    def resolve_cpu_time(self, used_s: float | None, times: int = 1) -> None:
-        """Resolve the oldest `times` pending futures of `set_limits` with `used_s`."""
-        for _ in range(min(times, len(self._limit_requests))):
+    def resolve_limit_requests(self, used_s: float | None, num_requests: int = 1) -> None:
+        """Resolve the oldest `num_requests` pending futures of `set_limits` with `used_s`."""
+        for _ in range(min(num_requests, len(self._limit_requests))):
             future = self._limit_requests.popleft()
             if not future.done():
                 future.set_result(used_s)
@@ -202,7 +202,7 @@ class AgentConnection(asyncio.Protocol):
         if kind in _STREAMS:
             job.add(kind, payload)
         elif kind == _USED:
-            job.resolve_cpu_time(int.from_bytes(payload[:8], "little") / 1e6)
+            job.resolve_limit_requests(int.from_bytes(payload[:8], "little") / 1e6)
         elif kind == _END:
             del self._jobs[channel]
             try:

@@ -19,25 +19,25 @@ __all__ = [
     "compute_burst_timeout_s",
     "compute_max_idle",
     "compute_poisson_quantile",
-    "compute_target",
+    "compute_target_idle",
     "scale_to_total",
     "update_shortage",
 ]
 
-QUANTILE = 0.99
+DEMAND_QUANTILE = 0.99
 """Quantile of the Poisson distribution up to which requests find an idle sandbox."""
 RATE_HALF_LIFE_S = 10.0
 """Half-life of the average `rate_per_s`."""
 BURST_HALF_LIFE_S = 60.0
 """Half-life with which `burst` falls to the size of recent shortages. Only the time of windows with arrivals counts."""
-FADE_HALF_LIFE_S = 20.0
+BURST_DECAY_HALF_LIFE_S = 20.0
 """Half-life of `burst` once a gap between arrivals is longer than usual."""
-HOLD_S = 60.0
-MAX_HOLD_S = 1800.0
+MIN_BURST_TIMEOUT_S = 60.0
+MAX_BURST_TIMEOUT_S = 1800.0
 """Minimum and maximum time without requests for which `burst` is kept (`compute_burst_timeout_s`)."""
 IDLE_BYTES = 2_300_000
 """Memory that an idle sandbox adds to the memory in use, as measured (`make bench NAME=sandbox-service`)."""
-MEMORY_SHARE = 0.25
+MAX_MEMORY_FRACTION = 0.25
 """Maximum fraction of the free memory that idle sandboxes may use."""
 MAX_START_TIME_S = 10.0
 """Maximum seconds that the cores may need to start all idle sandboxes, which bounds their number."""
@@ -64,38 +64,44 @@ class Demand:
             shortage: the largest shortage in the window (see `update_shortage`).
             window_s: length of the window.
         """
-        rate = self.rate_per_s + _compute_gain(window_s, RATE_HALF_LIFE_S) * (arrivals / window_s - self.rate_per_s)
+        rate = self.rate_per_s + _compute_ema_weight(window_s, RATE_HALF_LIFE_S) * (
+            arrivals / window_s - self.rate_per_s
+        )
         if arrivals:
             # A larger shortage takes effect at once, a smaller one gradually.
-            burst = max(shortage, self.burst + _compute_gain(window_s, BURST_HALF_LIFE_S) * (shortage - self.burst))
+            burst = max(
+                shortage, self.burst + _compute_ema_weight(window_s, BURST_HALF_LIFE_S) * (shortage - self.burst)
+            )
             # The longest gap fades by a tenth with every new gap.
             gap_s = max(self.quiet_s, 0.9 * self.gap_s) if self.quiet_s else self.gap_s
             return Demand(rate_per_s=rate, burst=burst, gap_s=gap_s)
         quiet_s = self.quiet_s + window_s
-        fading = _compute_gain(window_s, FADE_HALF_LIFE_S) if quiet_s > compute_burst_timeout_s(self) else 0.0
+        fading = (
+            _compute_ema_weight(window_s, BURST_DECAY_HALF_LIFE_S) if quiet_s > compute_burst_timeout_s(self) else 0.0
+        )
         return Demand(rate_per_s=rate, burst=self.burst * (1 - fading), gap_s=self.gap_s, quiet_s=quiet_s)
 
 
 def compute_burst_timeout_s(demand: Demand) -> float:
     """Return the seconds without arrivals after which `burst` begins to decay."""
-    return min(HOLD_S + 2 * demand.gap_s, MAX_HOLD_S)
+    return min(MIN_BURST_TIMEOUT_S + 2 * demand.gap_s, MAX_BURST_TIMEOUT_S)
 
 
-def _compute_gain(window_s: float, half_life_s: float) -> float:
+def _compute_ema_weight(window_s: float, half_life_s: float) -> float:
     return 1 - 0.5 ** (window_s / half_life_s)
 
 
-def update_shortage(shortage: float, elapsed_s: float, per_s: float) -> float:
+def update_shortage(shortage: float, elapsed_s: float, starts_per_s: float) -> float:
     """Return how many sandboxes are missing after one more request.
 
-    The result is a leaky bucket: every request adds 1, and `per_s` starts per second drain it.
+    The result is a leaky bucket: every request adds 1, and `starts_per_s` starts per second drain it.
 
     Args:
         shortage: number of missing sandboxes after the previous request.
         elapsed_s: seconds since the previous request.
-        per_s: number of sandboxes that can be started per second.
+        starts_per_s: number of sandboxes that can be started per second.
     """
-    return max(0.0, shortage - elapsed_s * per_s) + 1
+    return max(0.0, shortage - elapsed_s * starts_per_s) + 1
 
 
 def compute_poisson_quantile(mean: float, probability: float, maximum: int) -> int:
@@ -108,32 +114,33 @@ def compute_poisson_quantile(mean: float, probability: float, maximum: int) -> i
     return k
 
 
-def compute_target(demand: Demand, lead_s: float, maximum: int) -> int:
+def compute_target_idle(demand: Demand, lead_time_s: float, maximum: int) -> int:
     """Return the number of idle sandboxes of a kind to keep.
 
     Args:
         demand: recent arrivals of the kind.
-        lead_s: seconds from the decision to start another idle sandbox until it is ready.
+        lead_time_s: seconds from the decision to start another idle sandbox until it is ready.
         maximum: upper bound of the result.
     """
     return max(
-        compute_poisson_quantile(demand.rate_per_s * lead_s, QUANTILE, maximum), min(maximum, round(demand.burst))
+        compute_poisson_quantile(demand.rate_per_s * lead_time_s, DEMAND_QUANTILE, maximum),
+        min(maximum, round(demand.burst)),
     )
 
 
-def compute_max_idle(*, free_bytes: int | None, idle: int, cores: int, start_s: float, maximum: int) -> int:
+def compute_max_idle(*, free_bytes: int | None, num_idle: int, num_cores: int, start_s: float, maximum: int) -> int:
     """Return how many idle sandboxes of all kinds together may be kept.
 
     Args:
-        free_bytes: free memory in bytes, without the memory of the present `idle` sandboxes; `None` if unknown.
-        idle: number of sandboxes that are idle now.
-        cores: number of cores of this machine.
+        free_bytes: free memory in bytes, without the memory of the present `num_idle` sandboxes; `None` if unknown.
+        num_idle: number of sandboxes that are idle now.
+        num_cores: number of cores of this machine.
         start_s: seconds to start one sandbox on one core.
         maximum: upper bound of the result.
     """
     if free_bytes is not None:
-        maximum = min(maximum, int(MEMORY_SHARE * (free_bytes / IDLE_BYTES + idle)))
-    return min(maximum, int(cores * MAX_START_TIME_S / start_s))
+        maximum = min(maximum, int(MAX_MEMORY_FRACTION * (free_bytes / IDLE_BYTES + num_idle)))
+    return min(maximum, int(num_cores * MAX_START_TIME_S / start_s))
 
 
 def scale_to_total(targets: Mapping[_K, int], maximum: int) -> dict[_K, int]:

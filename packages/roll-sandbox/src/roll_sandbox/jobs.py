@@ -71,7 +71,7 @@ class Job:
 
     def drop(self) -> None:
         """End the job, and discard its output."""
-        self._job.drop()
+        self._job.discard_output()
         self.kill()
 
     async def set_limits(self, *, wall_s: float, cpu_s: float | None) -> float:

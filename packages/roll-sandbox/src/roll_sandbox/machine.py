@@ -7,7 +7,7 @@ from pathlib import Path
 
 __all__ = ["CpuMeter", "count_cores", "read_free_memory_bytes", "read_memory_bytes"]
 
-_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def count_cores() -> int:
@@ -31,8 +31,8 @@ def read_memory_bytes() -> tuple[int, int] | None:
         return None
     try:
         # With cgroup version 2, a container sees its own group at this path; MemAvailable is of the whole machine.
-        most = int((_CGROUP / "memory.max").read_text())
-        group = max(0, most - int((_CGROUP / "memory.current").read_text())), most
+        most = int((_CGROUP_ROOT / "memory.max").read_text())
+        group = max(0, most - int((_CGROUP_ROOT / "memory.current").read_text())), most
     except (OSError, ValueError):
         return machine  # no such file, or no bound ("max")
     return min(machine, group)
@@ -44,7 +44,7 @@ class CpuMeter:
     def __init__(self) -> None:
         self._last = _read_jiffies()
 
-    def measure_busy_share(self) -> float:
+    def measure_cpu_utilization(self) -> float:
         """Return the fraction of cores that were busy since the last call, from 0 to 1; 0 if the system has no data."""
         (idle, total), (idle_then, total_then) = _read_jiffies(), self._last
         self._last = idle, total

@@ -23,7 +23,7 @@ from types import TracebackType
 
 from roll_sandbox.agent_sandbox import Job, Sandbox
 from roll_sandbox.errors import RollSandboxError, SandboxError
-from roll_sandbox.forecast import compute_max_idle, compute_target, scale_to_total
+from roll_sandbox.forecast import compute_max_idle, compute_target_idle, scale_to_total
 from roll_sandbox.machine import count_cores, read_free_memory_bytes
 from roll_sandbox.pools import REFILL_DELAY_S, Pool, PoolReport, make_pool_key
 from roll_sandbox.runtime import Runtime
@@ -34,7 +34,7 @@ __all__ = ["MAX_RUNS_PER_SANDBOX", "SandboxManager"]
 
 MAX_RUNS_PER_SANDBOX = 1000
 LAUNCH_ATTEMPTS = 2
-WINDOW_S = 1.0
+FORECAST_WINDOW_S = 1.0
 """Seconds between two resizes of the pools."""
 MAX_POOLS = 256
 """Maximum number of pools; beyond it, empty pools are dropped."""
@@ -109,11 +109,11 @@ class SandboxManager:
             UntrustedCodeError: the runtime has no isolation, and the spec is `untrusted`.
             OversizedUploadError: the program's files or input do not fit into the sandbox.
         """
-        async with self.running(program, spec=spec) as job:
+        async with self.run_interactive(program, spec=spec) as job:
             return await job.wait()
 
     @asynccontextmanager
-    async def running(self, program: Program, *, spec: SandboxSpec | None = None) -> AsyncIterator[Job]:
+    async def run_interactive(self, program: Program, *, spec: SandboxSpec | None = None) -> AsyncIterator[Job]:
         """Start an interactive program, like `execute`, and yield its job; the program is killed when the block ends.
 
         Raises:
@@ -139,7 +139,7 @@ class SandboxManager:
                 raise
             finally:
                 pool = self._get_pool(spec)
-                if keep and self._is_open and not sandbox.has_ended and len(pool.idle) < self._compute_max_kept(pool):
+                if keep and self._is_open and not sandbox.has_ended and len(pool.idle) < self._compute_max_idle(pool):
                     pool.idle.append((sandbox, runs + 1))
                     await self._close_excess_idle()
                 else:
@@ -190,7 +190,7 @@ class SandboxManager:
             self._pools[key] = Pool(key, self._warm or 0, self._cores)
         return self._pools[key]
 
-    def _compute_max_kept(self, pool: Pool) -> int:
+    def _compute_max_idle(self, pool: Pool) -> int:
         """Return how many idle sandboxes a pool may have if used sandboxes are returned to it; further sandboxes are
         closed. With a forecast, this may be more than the pool's target.
         """
@@ -261,7 +261,7 @@ class SandboxManager:
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
-            await asyncio.sleep(WINDOW_S)
+            await asyncio.sleep(FORECAST_WINDOW_S)
             for sandbox in self._resize_once(loop.time() - began):
                 with contextlib.suppress(SandboxError):
                     await sandbox.close()
@@ -275,12 +275,12 @@ class SandboxManager:
             pool.end_window(window_s)
         max_idle = compute_max_idle(
             free_bytes=read_free_memory_bytes(),
-            idle=sum(len(pool.idle) for pool in pools.values()),
-            cores=self._cores,
+            num_idle=sum(len(pool.idle) for pool in pools.values()),
+            num_cores=self._cores,
             start_s=max((pool.start_s for pool in pools.values()), default=1.0),
             maximum=self._max_idle,
         )
-        targets = {key: compute_target(pool.demand, pool.lead_s, max_idle) for key, pool in pools.items()}
+        targets = {key: compute_target_idle(pool.demand, pool.lead_time_s, max_idle) for key, pool in pools.items()}
         gone: list[Sandbox] = []
         for key, number in scale_to_total(targets, max_idle).items():
             pools[key].target = number

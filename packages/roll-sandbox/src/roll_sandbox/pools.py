@@ -16,7 +16,7 @@ __all__ = ["REFILL_DELAY_S", "Pool", "PoolReport", "make_pool_key"]
 
 REFILL_DELAY_S = 0.01
 """Seconds to wait before a refill, so that a start does not compete with the program that has just started."""
-_FIRST_START_S = 0.05
+_INITIAL_START_TIME_S = 0.05
 """Assumed seconds of a start until one was measured."""
 
 
@@ -55,7 +55,7 @@ class Pool:
         self.starting = 0
         self.hits = 0
         self.misses = 0
-        self.start_s = _FIRST_START_S
+        self.start_s = _INITIAL_START_TIME_S
         """Exponential moving average of the seconds that a start takes."""
         self.demand = Demand()
         self._cores = cores
@@ -67,13 +67,13 @@ class Pool:
         """Smallest number of idle sandboxes in this window, which is how many were not needed in it."""
 
     @property
-    def lead_s(self) -> float:
+    def lead_time_s(self) -> float:
         """Seconds from a request until another idle sandbox is ready."""
         return REFILL_DELAY_S + self.start_s
 
     def _record_request(self) -> None:
         now = asyncio.get_running_loop().time()
-        self._shortage = update_shortage(self._shortage, now - self._last_request, self._cores / self.lead_s)
+        self._shortage = update_shortage(self._shortage, now - self._last_request, self._cores / self.lead_time_s)
         self._last_request = now
         self._arrivals += 1
         self._max_shortage = max(self._max_shortage, self._shortage)

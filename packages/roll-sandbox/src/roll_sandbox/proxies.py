@@ -20,14 +20,14 @@ from roll_sandbox.errors import ConfigError
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["describe_proxy", "exempt_this_machine", "find_proxy", "is_this_machine", "make_client_session"]
+__all__ = ["describe_proxy", "exclude_local_host_from_proxy", "find_proxy", "is_local_host", "make_client_session"]
 
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 """Names and addresses of this machine, in the form that other programs understand in `NO_PROXY`."""
 _DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
-def is_this_machine(host: str) -> bool:
+def is_local_host(host: str) -> bool:
     """Return whether a host is this machine, without a DNS query.
 
     Args:
@@ -50,7 +50,7 @@ def find_proxy(url: str) -> str | None:
     """
     parts = urllib.parse.urlsplit(url)
     scheme, host = {"ws": "http", "wss": "https"}.get(parts.scheme, parts.scheme), parts.hostname or ""
-    if not host or is_this_machine(host):
+    if not host or is_local_host(host):
         return None
     proxies = urllib.request.getproxies()
     proxy = proxies.get(scheme) or proxies.get("all")
@@ -118,7 +118,7 @@ def describe_proxy(url: str) -> str:
     return f" (through the proxy {parts.hostname}{port}; NO_PROXY lists hosts that are reached without one)"
 
 
-def exempt_this_machine(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+def exclude_local_host_from_proxy(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return an environment in which other programs reach this machine without a proxy.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any
 from roll_sandbox.errors import OversizedUploadError
 from roll_sandbox.types import Command, Limits, Program, PythonCode, SandboxSpec
 
-__all__ = ["check_texts", "make_agent_settings", "make_run_request"]
+__all__ = ["check_strings", "make_agent_settings", "make_run_request"]
 
 
 _UNLIMITED_BYTES = 2**52
@@ -51,7 +51,7 @@ def make_run_request(program: Program, limits: Limits, *, alone: bool, fresh: bo
         ValueError: a string has a zero byte, or a limit is not a positive number.
         OversizedUploadError: the files or the input do not fit into the sandbox.
     """
-    _check_kinds(program)
+    _check_types(program)
     request = {
         "alone": alone,
         "fresh": fresh,
@@ -73,12 +73,12 @@ def make_run_request(program: Program, limits: Limits, *, alone: bool, fresh: bo
                 "a program with a terminal needs a sandbox of its own: call `create`, then `start` the program there."
             )
         request["output_bytes"] = program.output_bytes or _UNLIMITED_BYTES
-    check_texts(request)
+    check_strings(request)
     _check_size(program, limits)
     return request
 
 
-def check_texts(request: dict[str, Any]) -> None:
+def check_strings(request: dict[str, Any]) -> None:
     """Check that the arguments, variables and paths in a request have no zero bytes.
 
     Raises:
@@ -91,7 +91,7 @@ def check_texts(request: dict[str, Any]) -> None:
             raise ValueError(f"arguments, variables and paths must not contain a zero byte, got {text[:80]!r}.")
 
 
-def _check_kinds(program: Program) -> None:
+def _check_types(program: Program) -> None:
     if not isinstance(program, PythonCode | Command):
         raise TypeError(f"a program must be PythonCode(source=…) or Command(argv=(…)), got {type(program).__name__}.")
     if isinstance(program.argv, str):

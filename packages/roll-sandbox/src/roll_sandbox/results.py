@@ -18,7 +18,7 @@ _LIMITS_BY_SEVERITY = (
     Limit.DISK,
     Limit.PROCESSES,
 )
-_NAMES = [limit.value for limit in Limit]
+_LIMIT_NAMES = [limit.value for limit in Limit]
 
 
 _MAX_NUMBER = 2**62
@@ -35,7 +35,7 @@ def is_valid_end_report(end: object) -> bool:
     wholes = [end.get(name, 0) for name in ("code", "signal", "peak")]
     # `type` instead of `isinstance`, since True and False are integers. Comparisons exclude NaN.
     return (
-        all(isinstance(each, list | tuple) and all(name in _NAMES for name in each) for each in limits)
+        all(isinstance(each, list | tuple) and all(name in _LIMIT_NAMES for name in each) for each in limits)
         and all(type(each) in (int, float) and 0 <= each <= _MAX_NUMBER for each in numbers)
         and all(type(each) is int and -_MAX_NUMBER <= each <= _MAX_NUMBER for each in wholes)
     )

@@ -26,7 +26,7 @@ _NUMBER, _ARCH = 0, 4
 """Offsets of the call's number and of the architecture in `struct seccomp_data`."""
 
 _X32_BIT = 0x40000000
-_FIRST_UNKNOWN = 463
+_FIRST_UNKNOWN_SYSCALL = 463
 _NEW_NAMESPACE_FLAGS = 0x7E020080
 _UNIX, _INTERNET = 1, (2, 10)
 """The allowed address families: AF_UNIX, AF_INET and AF_INET6. The last two reach only the sandbox's loopback."""
@@ -34,7 +34,7 @@ _SOCKET_KINDS, _PROTOCOLS = (1, 2), (0, 6, 17)
 """The allowed internet sockets: streams and datagrams; default protocol (0), TCP and UDP. For another protocol, the
 kernel would load a module.
 """
-_TERMINAL_INJECTION = (0x5412, 0x541C)
+_TERMINAL_INJECTION_IOCTLS = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX, which inject input into the terminal from which the sandbox was started."""
 _SIGXFSZ = 25
 """SIGXFSZ must not be ignored: a program that ignores it, as Python does, would only see a failed write, and the agent
@@ -45,11 +45,11 @@ _THREAD, _SHARED_FILES = 0x10000, 0x400
 """CLONE_THREAD and CLONE_FILES. Only threads may share a file table, since file locks belong to it but are listed by
 process (see `agent/locks.py`).
 """
-_OPEN_FILE_LOCKS = (37, 38)
+_OPEN_FILE_LOCK_COMMANDS = (37, 38)
 """F_OFD_SETLK and F_OFD_SETLKW: such locks are listed without their owner."""
 _RWF_NOWAIT = 8
 """RWF_NOWAIT, which reveals which pages of the host's files were read before, in a sandbox or outside."""
-_CORE_SIZE = 4
+_RLIMIT_CORE = 4
 """RLIMIT_CORE, which must remain 1 in sandboxes: otherwise a crash would run the host's handler of core files."""
 
 
@@ -69,12 +69,12 @@ def _load_argument(index: int, *, high: bool = False) -> bytes:
     return _make_instruction(_LOAD, 16 + 8 * index + 4 * high)
 
 
-_ALLOWED = _make_instruction(_RETURN, _ALLOW)
+_ALLOW_INSTRUCTION = _make_instruction(_RETURN, _ALLOW)
 
 
-def _match_call(call: int, body: list[bytes]) -> list[bytes]:
-    """Return instructions that run `body` for `call`, and skip it for other calls."""
-    return [_make_instruction(_JUMP_EQUAL, call, 0, len(body)), *body]
+def _match_syscall(syscall: int, instructions: list[bytes]) -> list[bytes]:
+    """Return instructions that run `instructions` for `syscall`, and skip it for other calls."""
+    return [_make_instruction(_JUMP_EQUAL, syscall, 0, len(instructions)), *instructions]
 
 
 def _match_any(values: tuple[int, ...], if_match: bytes, if_no_match: bytes) -> list[bytes]:
@@ -105,7 +105,7 @@ def _ignore_unless_null(argument: int) -> list[bytes]:
         *_branch_if_not_equal(0, done),
         _load_argument(argument, high=True),
         *_branch_if_not_equal(0, done),
-        _ALLOWED,
+        _ALLOW_INSTRUCTION,
     ]
 
 
@@ -129,12 +129,12 @@ def _make_socket_rules() -> list[bytes]:
         _make_instruction(_JUMP_EQUAL, _SOCKET_KINDS[1], 1, 0),
         _return_error(errno.ESOCKTNOSUPPORT),
         _load_argument(2),
-        *_match_any(_PROTOCOLS, _ALLOWED, _return_error(errno.EPROTONOSUPPORT)),
+        *_match_any(_PROTOCOLS, _ALLOW_INSTRUCTION, _return_error(errno.EPROTONOSUPPORT)),
     ]
     return [
         _load_argument(0),
         _make_instruction(_JUMP_EQUAL, _UNIX, 0, 1),
-        _ALLOWED,
+        _ALLOW_INSTRUCTION,
         _make_instruction(_JUMP_EQUAL, _INTERNET[0], 2, 0),
         _make_instruction(_JUMP_EQUAL, _INTERNET[1], 1, 0),
         _return_error(errno.EAFNOSUPPORT),
@@ -150,39 +150,39 @@ def _make_argument_rules() -> list[tuple[str, list[bytes]]]:
         _make_instruction(_JUMP_ANY_BIT, _NEW_NAMESPACE_FLAGS, 0, 1),
         refused,
         _make_instruction(_JUMP_ANY_BIT, _THREAD, 0, 1),
-        _ALLOWED,
+        _ALLOW_INSTRUCTION,
         _make_instruction(_JUMP_ANY_BIT, _SHARED_FILES, 0, 1),
         refused,
-        _ALLOWED,
+        _ALLOW_INSTRUCTION,
     ]
     # For another family, the kernel would create a socket and load its module before it finds that it cannot pair it.
-    pairs = [_load_argument(0), *_branch_if_not_equal(_UNIX, [_return_error(errno.EAFNOSUPPORT)]), _ALLOWED]
-    locks = [_load_argument(1), *_match_any(_OPEN_FILE_LOCKS, _return_error(errno.EINVAL), _ALLOWED)]
+    pairs = [_load_argument(0), *_branch_if_not_equal(_UNIX, [_return_error(errno.EAFNOSUPPORT)]), _ALLOW_INSTRUCTION]
+    locks = [_load_argument(1), *_match_any(_OPEN_FILE_LOCK_COMMANDS, _return_error(errno.EINVAL), _ALLOW_INSTRUCTION)]
     reads = [
         _load_argument(5),
         _make_instruction(_JUMP_ANY_BIT, _RWF_NOWAIT, 0, 1),
         _return_error(errno.EOPNOTSUPP),
-        _ALLOWED,
+        _ALLOW_INSTRUCTION,
     ]
-    terminal = [_load_argument(1), *_match_any(_TERMINAL_INJECTION, refused, _ALLOWED)]
-    limits = [_load_argument(0), *_branch_if_not_equal(_CORE_SIZE, [_ALLOWED]), _return_error(0)]
+    terminal = [_load_argument(1), *_match_any(_TERMINAL_INJECTION_IOCTLS, refused, _ALLOW_INSTRUCTION)]
+    limits = [_load_argument(0), *_branch_if_not_equal(_RLIMIT_CORE, [_ALLOW_INSTRUCTION]), _return_error(0)]
     own_limits = [
         _load_argument(0),
         *_branch_if_not_equal(0, [refused]),
         _load_argument(1),
-        *_branch_if_not_equal(_CORE_SIZE, [_ALLOWED]),
+        *_branch_if_not_equal(_RLIMIT_CORE, [_ALLOW_INSTRUCTION]),
         *_ignore_unless_null(2),
     ]
-    signals = [_load_argument(0), *_branch_if_not_equal(_SIGXFSZ, [_ALLOWED]), *_ignore_unless_null(1)]
+    signals = [_load_argument(0), *_branch_if_not_equal(_SIGXFSZ, [_ALLOW_INSTRUCTION]), *_ignore_unless_null(1)]
     # The agent, the first process, must get CPU time when a program's time is over.
     priority = [
         _load_argument(0),
         *_branch_if_equal(_PRIO_USER, [refused]),
         _load_argument(1),
         *_branch_if_equal(1, [refused]),
-        _ALLOWED,
+        _ALLOW_INSTRUCTION,
     ]
-    turns = [_load_argument(0), *_branch_if_equal(1, [refused]), _ALLOWED]
+    turns = [_load_argument(0), *_branch_if_equal(1, [refused]), _ALLOW_INSTRUCTION]
     return [
         ("clone", clones),
         ("clone3", [_return_error(errno.ENOSYS)]),  # its flags are behind a pointer; libraries fall back to clone
@@ -224,13 +224,13 @@ def make_seccomp_filter(architecture: str | None = None) -> bytes:
     if architecture == "x86_64":  # x32 calls have the same architecture, and this bit in their number
         program += [_make_instruction(_JUMP_AT_LEAST, _X32_BIT, 0, 1), _make_instruction(_RETURN, _KILL)]
     for name, body in _make_argument_rules():
-        program += _match_call(get_call_number(name, architecture), body)
-    program += [_make_instruction(_JUMP_AT_LEAST, _FIRST_UNKNOWN, 0, 1), _return_error(errno.ENOSYS)]
+        program += _match_syscall(get_call_number(name, architecture), body)
+    program += [_make_instruction(_JUMP_AT_LEAST, _FIRST_UNKNOWN_SYSCALL, 0, 1), _return_error(errno.ENOSYS)]
     for first, last in _group_consecutive(list_allowed_calls(architecture)):
         program += [
             _make_instruction(_JUMP_AT_LEAST, last + 1, 3, 0),
             _make_instruction(_JUMP_AT_LEAST, first, 0, 1),
-            _ALLOWED,
+            _ALLOW_INSTRUCTION,
             refused,
         ]
     program.append(refused)

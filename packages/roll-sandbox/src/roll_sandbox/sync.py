@@ -255,9 +255,9 @@ class SyncSandboxes:
         return self._loop.run(self._manager.execute(program, spec=spec))
 
     @contextmanager
-    def running(self, program: Program, *, spec: SandboxSpec | None = None) -> Iterator[SyncJob]:
-        """Start an interactive program, and yield its job; see `SandboxManager.running`."""
-        job = self._manager.running(program, spec=spec)
+    def run_interactive(self, program: Program, *, spec: SandboxSpec | None = None) -> Iterator[SyncJob]:
+        """Start an interactive program, and yield its job; see `SandboxManager.run_interactive`."""
+        job = self._manager.run_interactive(program, spec=spec)
         sync_job = SyncJob(self._loop, self._loop.run(job.__aenter__()))
         try:
             yield sync_job

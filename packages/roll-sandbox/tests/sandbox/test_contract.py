@@ -371,7 +371,7 @@ async def test_sandbox_a_cancelled_execution_ends_its_program(sandboxes: Sandbox
 
 async def test_sandbox_an_interactive_program_is_answered(sandboxes: SandboxManager) -> None:
     source = "import sys\nfor line in sys.stdin: print(line.strip().upper(), flush=True)\nprint('over')"
-    async with sandboxes.running(PythonCode(source=source, stdin=b"one\n", interactive=True)) as job:
+    async with sandboxes.run_interactive(PythonCode(source=source, stdin=b"one\n", interactive=True)) as job:
         heard = b""
         async for chunk in job.stream():
             heard += chunk.data
@@ -386,25 +386,25 @@ async def test_sandbox_an_interactive_program_is_answered(sandboxes: SandboxMana
 async def test_sandbox_input_larger_than_a_pipe_arrives_whole(sandboxes: SandboxManager) -> None:
     source = "import sys, zlib\ndata = sys.stdin.buffer.read()\nprint(len(data), zlib.crc32(data))"
     data = bytes(range(256)) * 10_000
-    async with sandboxes.running(PythonCode(source=source, stdin=data, interactive=True)) as job:
+    async with sandboxes.run_interactive(PythonCode(source=source, stdin=data, interactive=True)) as job:
         job.end_input()
         assert (await job.wait()).stdout == f"{len(data)} {zlib.crc32(data)}\n".encode()
 
 
 async def test_sandbox_input_that_nobody_reads_holds_nothing_up(sandboxes: SandboxManager) -> None:
     program = PythonCode(source="import os\nos.close(0)\nprint('x')", stdin=bytes(2**21), interactive=True)
-    async with sandboxes.running(program) as job:
+    async with sandboxes.run_interactive(program) as job:
         assert (await job.wait()).stdout == b"x\n"
         job.write(b"late")
     deaf = PythonCode(source="import time\ntime.sleep(1000)", stdin=bytes(2**21), interactive=True)
-    async with sandboxes.running(deaf) as job:
+    async with sandboxes.run_interactive(deaf) as job:
         job.write(bytes(2**20))
         job.kill()
         assert (await job.wait()).exit_code == 137
 
 
 async def test_sandbox_a_program_that_is_talked_to_ends_with_its_block(sandboxes: SandboxManager) -> None:
-    async with sandboxes.running(PythonCode(source="input()", interactive=True)) as job:
+    async with sandboxes.run_interactive(PythonCode(source="input()", interactive=True)) as job:
         assert not job.done()
     assert job.done() and (await job.wait()).exit_code == 137
 
@@ -434,7 +434,7 @@ for line in sys.stdin:
 async def test_sandbox_new_limits_count_from_then_on_and_say_what_was_used(sandboxes: SandboxManager) -> None:
     """So a host can bound the parts of a dialogue, and know what each has cost, without asking the program."""
     program = PythonCode(source=STEPS, interactive=True, wall_s=30.0, cpu_s=30.0)
-    async with sandboxes.running(program) as job:
+    async with sandboxes.run_interactive(program) as job:
         before = await job.set_limits(wall_s=20.0, cpu_s=5.0)
         used = []
         for _ in range(2):

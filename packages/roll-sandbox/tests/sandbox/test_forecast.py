@@ -19,7 +19,7 @@ from roll_sandbox.forecast import (
     compute_burst_timeout_s,
     compute_max_idle,
     compute_poisson_quantile,
-    compute_target,
+    compute_target_idle,
     scale_to_total,
     update_shortage,
 )
@@ -62,8 +62,8 @@ def test_sandbox_warm_pool_a_rate_is_half_known_after_its_half_life() -> None:
     for _ in range(10):
         demand = demand.update(8, 1.0, 1.0)
     assert demand.rate_per_s == pytest.approx(4.0)
-    assert compute_target(demand, 0.5, 100) == 6  # the 99 % quantile of Poisson(2), above
-    assert compute_target(demand, 0.5, 3) == 3
+    assert compute_target_idle(demand, 0.5, 100) == 6  # the 99 % quantile of Poisson(2), above
+    assert compute_target_idle(demand, 0.5, 3) == 3
 
 
 def test_sandbox_warm_pool_a_burst_is_what_was_missing_at_once() -> None:
@@ -72,7 +72,7 @@ def test_sandbox_warm_pool_a_burst_is_what_was_missing_at_once() -> None:
     short = update_shortage(short, 0.05, 10.0)
     assert short == 1.5  # half of the first was made up for, and one more is wanted
     assert update_shortage(short, 0.0, 10.0) == 2.5
-    assert compute_target(Demand().update(64, 60.2, 1.0), 0.02, 100) == 60
+    assert compute_target_idle(Demand().update(64, 60.2, 1.0), 0.02, 100) == 60
 
 
 def test_sandbox_warm_pool_a_burst_is_kept_for_the_usual_silence_and_fades_after_it() -> None:
@@ -88,7 +88,7 @@ def test_sandbox_warm_pool_a_burst_is_kept_for_the_usual_silence_and_fades_after
     for _ in range(220 + 140):
         demand = demand.update(0, 0.0, 1.0)
     assert demand.burst == pytest.approx(64.0 / 2**7)
-    assert compute_target(demand.update(0, 0.0, 1.0), 0.02, 100) == 0
+    assert compute_target_idle(demand.update(0, 0.0, 1.0), 0.02, 100) == 0
 
 
 def test_sandbox_warm_pool_memory_and_cores_bound_what_waits() -> None:
@@ -121,12 +121,12 @@ def test_sandbox_warm_pool_targets_grow_with_demand_and_vanish_without(
     for arrivals, window_s in windows:
         demand = demand.update(arrivals, arrivals / 2, window_s)
         more = more.update(2 * arrivals, arrivals, window_s)
-        assert 0 <= compute_target(demand, lead_s, 50) <= compute_target(more, lead_s, 50) <= 50
-        assert compute_target(demand, lead_s, 50) <= compute_target(demand, 2 * lead_s, 50)
+        assert 0 <= compute_target_idle(demand, lead_s, 50) <= compute_target_idle(more, lead_s, 50) <= 50
+        assert compute_target_idle(demand, lead_s, 50) <= compute_target_idle(demand, 2 * lead_s, 50)
         assert demand.burst <= 100 and demand.rate_per_s <= 200 / 0.01
     for _ in range(4000):
         demand = demand.update(0, 0.0, 1.0)
-    assert compute_target(demand, lead_s, 50) == 0
+    assert compute_target_idle(demand, lead_s, 50) == 0
 
 
 def test_sandbox_warm_pool_where_a_sandbox_runs_makes_no_difference_to_its_pool() -> None:

@@ -87,9 +87,9 @@ def test_sandbox_placement_the_same_affinity_goes_to_the_same_worker_and_few_mov
 
 def test_sandbox_placement_a_copy_goes_beside_what_it_is_a_copy_of() -> None:
     near, free = worker("near", held=8), worker("free")
-    assert choose_worker([near, free], SPEC, near=near) is near
+    assert choose_worker([near, free], SPEC, preferred_worker=near) is near
     near.num_sandboxes = 10
-    assert choose_worker([near, free], SPEC, near=near) is free
+    assert choose_worker([near, free], SPEC, preferred_worker=near) is free
 
 
 def test_sandbox_placement_who_drains_or_is_away_gets_nothing() -> None:

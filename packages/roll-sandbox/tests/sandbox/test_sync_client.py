@@ -60,14 +60,14 @@ def test_sandbox_sync_client_programs_files_sessions_and_snapshots_as_with_the_a
 def test_sandbox_sync_client_a_program_can_be_talked_to_and_its_output_comes_as_it_is_made(
     sandboxes: SyncSandboxes,
 ) -> None:
-    with sandboxes.running(Command(argv=("cat",), interactive=True)) as job:
+    with sandboxes.run_interactive(Command(argv=("cat",), interactive=True)) as job:
         pieces = job.stream()
         job.write(b"one")
         assert next(pieces).data == b"one"
         job.end_input()
         assert [piece.data for piece in pieces] == []
         assert job.wait().ok
-    with sandboxes.running(PythonCode(source="import time; time.sleep(60)")) as job:
+    with sandboxes.run_interactive(PythonCode(source="import time; time.sleep(60)")) as job:
         assert not job.done()
 
 

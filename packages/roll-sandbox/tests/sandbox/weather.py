@@ -244,7 +244,7 @@ class _Agent:
         if op == "kill" and task is not None:
             task.cancel()
         elif op == "bound" and job is not None:
-            asyncio.get_running_loop().call_later(0.001, job.resolve_cpu_time, 0.0)
+            asyncio.get_running_loop().call_later(0.001, job.resolve_limit_requests, 0.0)
 
     def close(self) -> None:
         pass

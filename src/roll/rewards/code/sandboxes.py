@@ -92,7 +92,7 @@ class CodeSandboxes:
     async def start_candidate(self, program: Program) -> AsyncIterator[Job]:
         """Start a candidate; yield its job, through which the caller exchanges messages with it."""
         with sandbox_errors():
-            async with self._manager.running(program, spec=self._candidate) as job:
+            async with self._manager.run_interactive(program, spec=self._candidate) as job:
                 yield job
 
     @asynccontextmanager
@@ -104,7 +104,7 @@ class CodeSandboxes:
         """
         spec = self._checker_with_pytest if pytest else self._checker
         with sandbox_errors():
-            async with self._manager.running(program, spec=spec) as job:
+            async with self._manager.run_interactive(program, spec=spec) as job:
                 yield job
 
     @functools.cached_property

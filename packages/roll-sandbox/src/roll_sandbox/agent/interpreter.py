@@ -12,16 +12,18 @@ from roll_sandbox.agent import kernel
 
 def prepare_interpreter():
     """Prepare a fork of the agent's interpreter for running a program; a second call does nothing."""
-    if _modules:
+    if _kept_modules:
         return
-    kernel.overwrite_freed_memory(False)  # only now, since the agent's frames held data of the last program
-    _modules.extend(sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "roll_sandbox")
+    kernel.set_malloc_perturb(False)  # only now, since the agent's frames held data of the last program
+    _kept_modules.extend(
+        sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "roll_sandbox"
+    )
     end = "Ctrl-D (i.e. EOF)"
     builtins.quit, builtins.exit = _sitebuiltins.Quitter("quit", end), _sitebuiltins.Quitter("exit", end)
 
 
 compile("", "program.py", "exec")  # the first call creates the AST classes, which would take 1 ms in every fork
-_modules = []
+_kept_modules = []
 """Keeps the agent's modules alive in a program, since freeing them would take time."""
 
 
@@ -48,7 +50,7 @@ def run_python(source, argv):
         sys.excepthook(type(error), error, error.__traceback__)
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
     # As in Python, the exit code is 120 if output cannot be written.
-    code = _shut_down(main) or code
+    code = _shut_down_interpreter(main) or code
     os._exit(code)
 
 
@@ -62,7 +64,7 @@ def _get_exit_code(value):
     return 1
 
 
-def _shut_down(main):
+def _shut_down_interpreter(main):
     """Shut the interpreter down without freeing everything; return the exit code, which is not 0 if output was lost."""
     threading = sys.modules.get("threading")
     if threading is not None:

@@ -25,7 +25,7 @@ def enter_file_system(settings):
     mount_layers(settings)
 
 
-def return_to_first_namespace(settings):
+def return_to_initial_mount_namespace(settings):
     """Move a fresh program into the mount namespace in which the agent started, before it gets its own namespaces."""
     # In addition to CAP_SYS_ADMIN, this needs CAP_SYS_CHROOT (setns(2)), which agents keep if there is an image.
     kernel.setns(settings.first_mount_namespace, kernel.CLONE_NEWNS)
@@ -37,7 +37,7 @@ def mount_layers(settings):
     Needs new mount and PID namespaces.
     """
     kernel.mount("none", "/", None, kernel.PRIVATE)
-    _mount_space(settings.limits)
+    _mount_writable_directories(settings.limits)
     image = settings.image
     if image.layers == 1:
         kernel.bind_mount(_LAYERS + "/0", _ROOT)
@@ -57,7 +57,7 @@ def mount_layers(settings):
     kernel.enter_root(_ROOT)
 
 
-def _mount_space(limits):
+def _mount_writable_directories(limits):
     options = "size=%d,nr_inodes=%d,mode=755" % (limits.disk_bytes, limits.max_files)  # noqa: UP031
     kernel.mount("tmpfs", _SPACE, "tmpfs", kernel.NOSUID_NODEV, options)
     for name, mode in (("upper", 0o755), ("work", 0o755), ("home", 0o755), ("tmp", 0o1777), ("shm", 0o1777)):

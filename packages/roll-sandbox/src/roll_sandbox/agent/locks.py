@@ -9,7 +9,7 @@ from __future__ import annotations
 
 MAX_LOCKS = 1024
 """Maximum number of locks in a sandbox. A connection to SQLite has five."""
-CHECK_S = 0.05
+CHECK_INTERVAL_S = 0.05
 
 
 def find_lock_holders():

@@ -13,7 +13,7 @@ agent itself is the program's parent. A spare child (`spare.py`) is forked befor
 this, and then waits for its program.
 
 Invariants:
-    - between the fork and `_restrict`, only code of the agent runs;
+    - between the fork and `_apply_restrictions`, only code of the agent runs;
     - an error before the program starts ends the child with exit code 125 and a message on standard error;
     - no program gets a file descriptor of the agent.
 """
@@ -34,7 +34,7 @@ SPARE_FD = 5
 """File descriptor on which a spare child receives its program."""
 _STATUS_FD = 6
 """File descriptor on which an init reports the end of its program."""
-_NO_PROCESS = b"processes"
+_PROCESS_LIMIT_REPORT = b"processes"
 """Reported by an init that could not fork its program because too many processes run in the sandbox."""
 _MAX_DESCRIPTORS = 1 << 16
 
@@ -72,7 +72,7 @@ class StartedProgram:
             return status, False, False
         report = os.read(self.status, 64)
         os.close(self.status)
-        if report == _NO_PROCESS:
+        if report == _PROCESS_LIMIT_REPORT:
             return START_FAILED_CODE << 8, False, True
         if not report:
             return None, False, False
@@ -144,17 +144,17 @@ def _run_child(function, request, settings, outputs, status):
     # The pipe is shared with the agent: a signal to this process would wake the agent.
     _signal.set_wakeup_fd(-1)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
-    # This comes first, since `_place_descriptors` closes the descriptor of that namespace.
+    # This comes first, since `_set_up_descriptors` closes the descriptor of that namespace.
     if settings.image and request.fresh:
-        layers.return_to_first_namespace(settings)
-    _place_descriptors(request, outputs, status)
+        layers.return_to_initial_mount_namespace(settings)
+    _set_up_descriptors(request, outputs, status)
     if status:
         _make_namespaces(request, settings)
         try:
             pid = os.fork()
         except BlockingIOError:
             if not request.fresh:  # a fresh program is alone, so no other program can have used up the processes
-                os.write(_STATUS_FD, _NO_PROCESS)
+                os.write(_STATUS_FD, _PROCESS_LIMIT_REPORT)
             raise
         if pid:
             _serve_as_init(pid, settings)
@@ -164,11 +164,11 @@ def _run_child(function, request, settings, outputs, status):
     if request.terminal_fds:
         terminal.set_controlling_terminal(0)
     _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)  # the filter prevents changing it
-    _restrict(settings)
+    _apply_restrictions(settings)
     function(request, settings)
 
 
-def _place_descriptors(request, outputs, status):
+def _set_up_descriptors(request, outputs, status):
     """Move the file descriptors of a program and its init to reserved numbers, and close all other file descriptors."""
     wanted = dict(enumerate((request.stdin, *outputs)))
     for number, descriptor in (
@@ -201,7 +201,7 @@ def _make_namespaces(request, settings):
     else:
         kernel.mount_private_proc()
         limits = settings.limits
-        kernel.mount_writable_space(settings.home, limits.disk_bytes, limits.max_files)
+        kernel.mount_writable_tmpfs(settings.home, limits.disk_bytes, limits.max_files)
 
 
 def _duplicate_above_reserved(descriptor):
@@ -283,10 +283,10 @@ def _enter_image_directory(path):
         return  # stay at home
 
 
-def _restrict(settings):
+def _apply_restrictions(settings):
     """Drop the privileges that a program must not have, and apply its limits."""
     # While a process is not dumpable, its files in /proc belong to root (proc(5)), and it cannot write to them.
-    kernel.hide_memory(False)
+    kernel.set_memory_hidden(False)
     try:  # noqa: SIM105  (nothing more is imported here)
         kernel.write_proc_file("/proc/self/oom_score_adj", b"1000")  # on OOM the program is killed, not the agent
     except OSError:
@@ -312,8 +312,8 @@ def _restrict(settings):
     kernel.drop_privileges(settings.filter)
 
 
-def _set_resource_limits(bounds):
-    for kind, value in bounds.items():
+def _set_resource_limits(limits):
+    for kind, value in limits.items():
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (value, value))

@@ -5,14 +5,14 @@ from __future__ import annotations
 __all__ = ["Request", "Settings"]
 
 
-class _Fields:
+class _Record:
     """Base class whose instances have the received fields as attributes."""
 
     def __init__(self, fields):
         self.__dict__.update(fields)
 
 
-class Limits(_Fields):
+class Limits(_Record):
     """The limits of the sandbox and its programs."""
 
     disk_bytes: int
@@ -23,7 +23,7 @@ class Limits(_Fields):
     file_size_bytes: int
 
 
-class Image(_Fields):
+class Image(_Record):
     """The image of a sandbox: its layers, mounts, working directory and shell."""
 
     layers: int
@@ -32,7 +32,7 @@ class Image(_Fields):
     bash: list[str]
 
 
-class Settings(_Fields):
+class Settings(_Record):
     """Settings of the sandbox, as the host sent them."""
 
     home: str
@@ -61,7 +61,7 @@ class Settings(_Fields):
         self.image = Image(fields["image"]) if fields["image"] else None
 
 
-class Request(_Fields):
+class Request(_Record):
     """A request to start a program, a session, or a command in a session (see `serve.py`)."""
 
     fresh: bool

@@ -15,7 +15,7 @@ _MIN_CHECK_DELAY_S = 0.01
 _MAX_CHECK_DELAY_S = 0.2
 _MAX_UNSHOWN_BYTES = 1 << 20
 """Maximum bytes of a terminal's output that the host has not shown yet; with more, the program waits."""
-_SAMPLE_S = 0.02
+_SAMPLE_INTERVAL_S = 0.02
 """Seconds between two samples of the processes, if no control group counts their CPU time."""
 
 
@@ -78,7 +78,7 @@ class RunningProgram:
         if self.cpu_s is None:
             return 1e9
         if self.counted_before is None:
-            return _SAMPLE_S
+            return _SAMPLE_INTERVAL_S
         # Even if the program keeps every core busy, the rest of its limit lasts this long.
         left = (self.cpu_s - cpu_used) / self.agent.num_cpus
         return min(max(left, _MIN_CHECK_DELAY_S), _MAX_CHECK_DELAY_S + left)
@@ -209,12 +209,12 @@ class RunningProgram:
                 return False
         return self.output_left > 0
 
-    def report_end(self, status, used):
+    def report_end(self, status, rusage):
         """Read the remaining output of the ended program, and report its end to the host.
 
         Args:
             status: the wait status of the program's first process.
-            used: the resource usage of that process (`os.wait4`).
+            rusage: the resource usage of that process (`os.wait4`).
         """
         self.reaped = True
         self._close_input()
@@ -249,9 +249,11 @@ class RunningProgram:
         now = usage.read_kernel_counts() if self.counts else {}
         counted = [limit for limit in now if now[limit] > self.counts.get(limit, now[limit])]
         wall = read_clock() - self.began
-        cpu = max(used.ru_utime + used.ru_stime, self.cpu_used)
+        cpu = max(rusage.ru_utime + rusage.ru_stime, self.cpu_used)
         if self.counted_before is not None:
             cpu = self.agent.read_cpu_s() - self.counted_before
         if self.cpu_s is not None and cpu >= self.cpu_s:
             self.record_limit("cpu_time")
-        self.agent.send_end(self.channel, code, number, self.limits, wall, cpu, used.ru_maxrss * 1024, counted=counted)
+        self.agent.send_end(
+            self.channel, code, number, self.limits, wall, cpu, rusage.ru_maxrss * 1024, counted=counted
+        )

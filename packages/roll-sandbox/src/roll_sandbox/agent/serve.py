@@ -83,13 +83,13 @@ class Agent:
                 layers.enter_file_system(settings)
             else:
                 limits = settings.limits
-                kernel.mount_writable_space(settings.home, limits.disk_bytes, limits.max_files)
-        kernel.hide_memory(True)
+                kernel.mount_writable_tmpfs(settings.home, limits.disk_bytes, limits.max_files)
+        kernel.set_memory_hidden(True)
         # Programs are forks of this process, so freed memory is overwritten: it must not contain data of earlier
         # programs. With PYTHONMALLOC=malloc (see `host/slots.py`), this includes Python's small objects.
-        kernel.overwrite_freed_memory(True)
+        kernel.set_malloc_perturb(True)
         if os.getpid() != 1:
-            kernel.adopt_orphans()
+            kernel.become_subreaper()
         import sys
 
         sys.path[:0] = settings.python_path
@@ -166,7 +166,7 @@ class Agent:
         if not (self.settings.isolated and (busy or left)):
             self.next_lock_check = NEVER
         elif self.next_lock_check == NEVER:
-            self.next_lock_check = now + locks.CHECK_S
+            self.next_lock_check = now + locks.CHECK_INTERVAL_S
 
     def check_locks(self):
         """Kill the processes that hold file locks, and end all programs, if the sandbox has too many locks."""

@@ -26,10 +26,10 @@ _BASH_SETUP = (
     "set +o history +H; set -m; export -n PS1 PS2; "
     '__roll_end() { local s=$?; builtin printf "%d\\n" "$s" >&4; return "$s"; }'
 )
-_RETRY_S = 0.05
-_GRACE_S = 2.0
+_RETRY_DELAY_S = 0.05
+_GRACE_PERIOD_S = 2.0
 """Seconds that an interrupted command has to end before its session is ended; 1 s was too short on a busy machine."""
-_SWEEP_S = 0.1
+_KILL_TIMEOUT_S = 0.1
 """Seconds for which ending the leftover processes of an interrupted command may block the loop."""
 
 
@@ -100,7 +100,7 @@ class Shell:
             try:
                 view = view[os.write(self.lines, view) :]
             except BlockingIOError:
-                if time.monotonic() > self.began + _GRACE_S:
+                if time.monotonic() > self.began + _GRACE_PERIOD_S:
                     self.close()
                     return
                 time.sleep(0.001)
@@ -120,7 +120,7 @@ class Shell:
         """
         now = time.monotonic()
         if self.kill_at is None:
-            self.kill_at = now + _GRACE_S
+            self.kill_at = now + _GRACE_PERIOD_S
         if now >= self.kill_at or self.bash is None:
             self.close()
             self.stop_at = now + 3600
@@ -129,7 +129,7 @@ class Shell:
         usage.send_signal(_signal.SIGINT, [self.bash])
         # No SIGSTOP before: bash treats a stopped job as done, and continues.
         usage.send_signal(9, self._list_command_pids())
-        self.stop_at = now + _RETRY_S
+        self.stop_at = now + _RETRY_DELAY_S
 
     def _list_command_pids(self):
         """List the pids of the running command: new children of bash and orphans of the session, with descendants."""
@@ -179,7 +179,7 @@ class Shell:
                 usage.list_descendant_pids(self.started.pid), default=None
             )  # bash is the only child, since no command has run yet
         if self.kill_at is not None and not closed:
-            usage.kill_all(self._list_command_pids, _SWEEP_S)
+            usage.kill_all(self._list_command_pids, _KILL_TIMEOUT_S)
         # The exit code comes through a separate pipe, and may arrive before output that was written earlier.
         for descriptor in self.started.streams:
             if descriptor in self.agent.owners:
@@ -190,7 +190,7 @@ class Shell:
         self.stop_at = time.monotonic() + 3600
         self.agent.send_end(self.channel, code, 0, self.limits, wall, 0.0, 0, closed)
 
-    def report_end(self, status, used):
+    def report_end(self, status, rusage):
         """Report the end of bash, which has exited or was killed."""
         self.reaped = True
         reported, _, refused = self.started.read_end_report(status)

@@ -9,7 +9,7 @@ import os
 
 from roll_sandbox.agent import kernel
 
-_DIRECTORY = "/dev/pts"
+_PTY_DIRECTORY = "/dev/pts"
 _UNLOCK, _PEER, _SIZE, _CONTROL = 0x40045431, 0x5441, 0x5414, 0x540E
 """Numbers of the ioctl requests TIOCSPTLCK, TIOCGPTPEER, TIOCSWINSZ and TIOCSCTTY."""
 MAX_TERMINALS = 16
@@ -20,10 +20,11 @@ def open_terminal(has_own_files, size):
     """Open a terminal of this size; return the file descriptors of the agent's end and of the program's end."""
     import fcntl
 
-    place = _DIRECTORY + "/ptmx"
+    place = _PTY_DIRECTORY + "/ptmx"
     if has_own_files and not os.path.exists(place):
         # MS_NOSUID | MS_NOEXEC. Without `ptmxmode`, the `ptmx` of a devpts file system has the mode 0000.
-        kernel.mount("devpts", _DIRECTORY, "devpts", 2 | 8, "newinstance,ptmxmode=0666,mode=620,max=%d" % MAX_TERMINALS)  # noqa: UP031
+        options = "newinstance,ptmxmode=0666,mode=620,max=%d" % MAX_TERMINALS  # noqa: UP031
+        kernel.mount("devpts", _PTY_DIRECTORY, "devpts", 2 | 8, options)
     if not os.path.exists(place):
         place = "/dev/ptmx"
     ours = os.open(place, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)

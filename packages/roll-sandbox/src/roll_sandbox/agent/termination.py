@@ -16,11 +16,11 @@ from roll_sandbox.agent import usage
 NEVER = float("inf")
 END_TIMEOUT_S = 5.0
 """Maximum seconds for which an agent in the host's PID namespace tries to end leftover processes before it exits."""
-_EMPTY_TIMEOUT_S = 10.0
+_EXIT_TIMEOUT_S = 10.0
 """Seconds that the processes of a program have to end after SIGKILL; then the whole sandbox is discarded."""
-_SWEEP_S = 0.2
+_KILL_TIMEOUT_S = 0.2
 """Maximum seconds during which ending processes one by one may block the loop; then it is tried again later."""
-_LEFTOVERS = 0
+_LEFTOVERS_KEY = 0
 """Key in `_until` for processes that no longer belong to a program or session."""
 
 
@@ -39,12 +39,12 @@ class Terminator:
     def end(self, started):
         """Kill a program or a session, with all processes that it started, without waiting for the end."""
         # A second request to end it does not extend the time.
-        self._until.setdefault(started.pid, time.monotonic() + _EMPTY_TIMEOUT_S)
+        self._until.setdefault(started.pid, time.monotonic() + _EXIT_TIMEOUT_S)
         if started.status is not None:
             # SIGKILL to the init of a PID namespace ends all of its processes (pid_namespaces(7)).
             os.kill(started.pid, 9)
         else:
-            usage.kill_all(lambda: usage.list_program_pids(started.pid), _SWEEP_S)
+            usage.kill_all(lambda: usage.list_program_pids(started.pid), _KILL_TIMEOUT_S)
 
     def record_reaped(self, pid):
         """Stop tracking a process, since the agent has reaped it."""
@@ -53,7 +53,7 @@ class Terminator:
     def clean_up(self, started):
         """End the processes that a reaped program or session may have left behind."""
         if started.status is None:
-            usage.kill_all(lambda: usage.list_program_pids(started.pid), _SWEEP_S)
+            usage.kill_all(lambda: usage.list_program_pids(started.pid), _KILL_TIMEOUT_S)
             # Processes that left both the tree and the session can be told apart only when no program or session runs.
             self._sweep_at = time.monotonic()
 
@@ -70,11 +70,11 @@ class Terminator:
         """
         if now >= self._sweep_at:
             self._sweep_at = NEVER
-            if idle and usage.kill_all(lambda: usage.list_descendant_pids(os.getpid()), _SWEEP_S):
-                self._until.pop(_LEFTOVERS, None)
+            if idle and usage.kill_all(lambda: usage.list_descendant_pids(os.getpid()), _KILL_TIMEOUT_S):
+                self._until.pop(_LEFTOVERS_KEY, None)
             elif idle:
-                self._until.setdefault(_LEFTOVERS, now + _EMPTY_TIMEOUT_S)
-                self._sweep_at = now + _SWEEP_S
+                self._until.setdefault(_LEFTOVERS_KEY, now + _EXIT_TIMEOUT_S)
+                self._sweep_at = now + _KILL_TIMEOUT_S
         if self._until and now >= min(self._until.values()):
             os.write(2, b"sandbox: the processes of a program do not end; the sandbox is discarded\n")
             usage.send_signal(9, usage.list_descendant_pids(os.getpid()))

@@ -148,15 +148,15 @@ def send_signal(signal, pids):
             continue
 
 
-def kill_all(find, timeout_s):
-    """Send SIGKILL to the processes that `find` lists, repeatedly until it lists none.
+def kill_all(list_pids, timeout_s):
+    """Send SIGKILL to the processes that `list_pids` lists, repeatedly until it lists none.
 
     All listed processes are stopped (SIGSTOP) before any process is killed, so that they cannot start other processes
     in the meantime. The maximum number of live processes bounds the number of rounds. A process that forks and ends
     before it is listed can escape; only a PID namespace prevents this.
 
     Args:
-        find: function that returns the pids of the processes to end, without zombies.
+        list_pids: function that returns the pids of the processes to end, without zombies.
         timeout_s: maximum seconds to keep trying.
 
     Returns:
@@ -165,7 +165,7 @@ def kill_all(find, timeout_s):
     deadline = time.monotonic() + timeout_s
     while True:
         stopped = set()
-        while (further := find() - stopped) and time.monotonic() < deadline:
+        while (further := list_pids() - stopped) and time.monotonic() < deadline:
             send_signal(19, further)
             stopped |= further
         if not stopped:

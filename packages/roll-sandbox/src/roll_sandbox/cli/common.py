@@ -35,8 +35,8 @@ __all__ = [
 ]
 
 _PAGE_SIZE = 1000
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]iB)?")
-_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_SIZE_PATTERN = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]iB)?")
+_BYTES_PER_UNIT = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 DEFAULT_URL = "http://127.0.0.1:8741"
 
 database_option = click.option(
@@ -55,8 +55,8 @@ class ByteSize(click.ParamType):
         self._unit, self._min_size = unit, min_size
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        match = _SIZE.fullmatch(value)
-        bytes_ = int(float(match[1]) * _UNITS.get(match[2], self._unit)) if match else 0
+        match = _SIZE_PATTERN.fullmatch(value)
+        bytes_ = int(float(match[1]) * _BYTES_PER_UNIT.get(match[2], self._unit)) if match else 0
         if bytes_ < self._min_size:
             min_size = f" of at least {self._min_size >> 20}MiB" if self._min_size > 1 else ""
             self.fail(f"must be a size{min_size} such as 8GiB, got '{value[:40]}'.", param, ctx)

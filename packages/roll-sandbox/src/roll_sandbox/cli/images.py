@@ -11,7 +11,7 @@ from roll_sandbox.images import ImageCache, parse_reference
 
 __all__ = ["image"]
 
-_budget = click.option(
+_budget_option = click.option(
     "--budget",
     "budget_gb",
     type=click.FloatRange(min=0, min_open=True),
@@ -30,7 +30,7 @@ def image() -> None:
 @click.argument("name")
 @click.option("--as", "local_name", metavar="NAME", default=None, help="Local name of the image; by default NAME.")
 @click.option("--insecure", is_flag=True, help="Connect to the registry without TLS.")
-@_budget
+@_budget_option
 def pull(name: str, local_name: str | None, insecure: bool, budget_gb: float | None) -> None:
     """Pull the image NAME, REGISTRY/REPOSITORY:TAG or …@sha256:…, from its registry."""
     from roll_sandbox.images.registry import RegistrySource
@@ -44,7 +44,7 @@ def pull(name: str, local_name: str | None, insecure: bool, budget_gb: float | N
 @click.argument("path", type=click.Path(path_type=Path))
 @click.argument("name")
 @click.option("--tag", default=None, help="Tag of the image, if PATH has several.")
-@_budget
+@_budget_option
 def import_image(path: Path, name: str, tag: str | None, budget_gb: float | None) -> None:
     """Import the image at PATH: an OCI layout or its archive, an archive of `docker save`, or a root directory."""
     from roll_sandbox.images.sources import open_source

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["logs", "ls", "stop", "top"]
 
 _MAX_CONCURRENT = 32
-_MIN_ROWS = 5
+_MIN_TABLE_ROWS = 5
 
 
 @click.command()
@@ -58,11 +58,11 @@ def ls(service: ServiceAddress, as_json: bool) -> None:
 def logs(service: ServiceAddress, name: str, max_bytes: int) -> None:
     """Show the output of the latest programs in the sandbox whose name is or begins with NAME."""
 
-    async def inspect() -> dict[str, Any]:
+    async def inspect_sandbox() -> dict[str, Any]:
         async with service.open_runtime() as runtime:
             return await runtime.inspect(await service.resolve_name(name), output_bytes=max_bytes)
 
-    for program in asyncio.run(inspect())["programs"]:
+    for program in asyncio.run(inspect_sandbox())["programs"]:
         began = time.strftime("%H:%M:%S", time.localtime(program["began"]))
         click.secho(f"── {to_single_line(program['words'])}  ({began}, {_format_end(program['end'])})", dim=True)
         text = program["output"].decode(errors="replace")
@@ -137,7 +137,7 @@ async def _show_repeatedly(service: ServiceAddress, every_s: float) -> None:
                 rows, columns = get_terminal_size()
                 # rich prefers LINES and COLUMNS, which do not change when the terminal is resized.
                 live.console.size = ConsoleDimensions(columns, rows)
-                table = _format_top(sandboxes, before, now - then, max_rows=max(_MIN_ROWS, rows - 3))
+                table = _format_top(sandboxes, before, now - then, max_rows=max(_MIN_TABLE_ROWS, rows - 3))
                 live.update(Text(table, no_wrap=True), refresh=True)
                 before, then = {each.row.sandbox: each.cpu_s for each in sandboxes}, now
                 await asyncio.sleep(every_s)
@@ -158,7 +158,7 @@ async def _load_usage(service: ServiceAddress, runtime: RemoteRuntime) -> list[_
     """Return all sandboxes with their usage; a sandbox that does not answer has usage 0 and the state `unknown`."""
     slots = asyncio.Semaphore(_MAX_CONCURRENT)
 
-    async def load_one(row: SandboxRow) -> _SandboxUsage:
+    async def load_row_usage(row: SandboxRow) -> _SandboxUsage:
         if row.state != "running":
             return _SandboxUsage(row, row.state)
         async with slots:
@@ -169,7 +169,7 @@ async def _load_usage(service: ServiceAddress, runtime: RemoteRuntime) -> list[_
         running = tuple(program["words"] for program in answer["programs"] if program["end"] is None)
         return _SandboxUsage(row, row.state, answer["cpu_s"], answer["memory_bytes"], running)
 
-    return await asyncio.gather(*(load_one(row) for row in await service.list_sandboxes()))
+    return await asyncio.gather(*(load_row_usage(row) for row in await service.list_sandboxes()))
 
 
 def _format_top(
@@ -185,15 +185,17 @@ def _format_top(
         max_rows: maximum number of rows; `None` for no limit.
     """
 
-    def compute_share(each: _SandboxUsage) -> float:
-        return (each.cpu_s - last_cpu_s[each.row.sandbox]) / interval_s if each.row.sandbox in last_cpu_s else 0.0
+    def compute_cpu_usage(sandbox: _SandboxUsage) -> float:
+        return (
+            (sandbox.cpu_s - last_cpu_s[sandbox.row.sandbox]) / interval_s if sandbox.row.sandbox in last_cpu_s else 0.0
+        )
 
-    order = sorted(sandboxes, key=lambda each: (-compute_share(each), -each.cpu_s, each.row.sandbox))
+    order = sorted(sandboxes, key=lambda each: (-compute_cpu_usage(each), -each.cpu_s, each.row.sandbox))
     rows = [
         (
             each.row.sandbox,
             each.state,
-            f"{100 * compute_share(each):.0f}" if each.row.sandbox in last_cpu_s else "–",
+            f"{100 * compute_cpu_usage(each):.0f}" if each.row.sandbox in last_cpu_s else "–",
             f"{each.cpu_s:.1f}",
             format_size(each.memory_bytes),
             len(each.running),

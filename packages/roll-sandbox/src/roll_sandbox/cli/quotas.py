@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["quota"]
 
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_NUMBER_PATTERN = re.compile(r"\d+(?:\.\d+)?")
 
 
 class _QuotaValue(click.ParamType):
@@ -37,7 +37,7 @@ class _QuotaValue(click.ParamType):
             return value
         if self._bytes:
             return ByteSize().convert(value, param, ctx)
-        if not _NUMBER.fullmatch(value) or not float(value) > 0:
+        if not _NUMBER_PATTERN.fullmatch(value) or not float(value) > 0:
             others = "" if self._bound else "none, "
             self.fail(f"must be a positive number, {others}or default, got '{value[:40]}'.", param, ctx)
         return self._kind(float(value))

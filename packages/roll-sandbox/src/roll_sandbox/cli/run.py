@@ -25,7 +25,7 @@ __all__ = ["run", "shell"]
 _OUTPUT_BYTES = 2**26
 _DAY_S = 86400.0
 _SHELL_COMMAND = "command -v bash >/dev/null && exec bash --norc -i; exec sh -i"
-_LEAVE_HINT = "exit ends it; Enter ~ . detaches"
+_DETACH_HINT = "exit ends it; Enter ~ . detaches"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +204,7 @@ async def _run_shell(request: _SandboxRequest, new: bool) -> int:
 
     async with _open_sandbox(request) as opened:
         running = [each for each in opened.programs if each["terminal"] and each["end"] is None]
-        click.secho(f"sandbox {opened.name}   ({'exit ends it' if request.local else _LEAVE_HINT})", dim=True)
+        click.secho(f"sandbox {opened.name}   ({'exit ends it' if request.local else _DETACH_HINT})", dim=True)
         if running and not new and isinstance(opened.sandbox, RemoteSandbox):
             job = opened.sandbox.reattach_program(running[-1])
         else:

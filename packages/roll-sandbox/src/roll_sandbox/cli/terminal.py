@@ -20,7 +20,7 @@ from roll_sandbox import ExecutionResult, Job
 
 __all__ = ["KeyFilter", "attach_terminal", "get_terminal_size"]
 
-_REPORT_EVERY_BYTES = 2**17
+_REPORT_INTERVAL_BYTES = 2**17
 """Bytes of output shown between two calls of `Job.update_terminal`; after 1 MiB without a call, the program waits."""
 _RESET_SEQUENCES = (
     b"\x1b[?1047l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1004l\x1b[?1l\x1b>\x1b[?25h\x1b[0m"
@@ -127,7 +127,7 @@ async def _show_output(job: Job) -> ExecutionResult:
     async for chunk in job.stream():
         await asyncio.to_thread(_write, chunk.data)  # a stopped terminal (Ctrl-S) must not block the loop
         unreported_bytes += len(chunk.data)
-        if unreported_bytes >= _REPORT_EVERY_BYTES:
+        if unreported_bytes >= _REPORT_INTERVAL_BYTES:
             job.update_terminal(*get_terminal_size(), unreported_bytes)
             unreported_bytes = 0
     return await job.wait()

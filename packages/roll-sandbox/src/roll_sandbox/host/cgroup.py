@@ -15,9 +15,9 @@ _CPU_CONTROLLER = "cpuacct"
 """The controller that counts CPU time in version 1, if it is mounted; in version 2 every group counts it."""
 _PREFIX = "roll-sandbox-"
 _REMOVE_TIMEOUT_S = 5.0
-_SWEEP_S = 0.5
+_CLEANUP_TIMEOUT_S = 0.5
 """Maximum seconds by which removing the groups of killed spawners may delay the start of a spawner."""
-_NETWORK_DIVISOR = 8
+_NETWORK_MEMORY_DIVISOR = 8
 """Divisor of the memory limit for network buffers, which version 1 counts separately."""
 
 
@@ -161,7 +161,7 @@ class Cgroup:
             _write_file(memory + "/memory.limit_in_bytes", memory_bytes)
             _try_write(memory + "/memory.memsw.limit_in_bytes", memory_bytes)
             # Data in loopback sockets does not count against the limit above, but against the host's socket memory.
-            _try_write(memory + "/memory.kmem.tcp.limit_in_bytes", memory_bytes // _NETWORK_DIVISOR)
+            _try_write(memory + "/memory.kmem.tcp.limit_in_bytes", memory_bytes // _NETWORK_MEMORY_DIVISOR)
         self.bounds = (max_processes, memory_bytes)
 
     def enter(self):
@@ -226,7 +226,7 @@ def _remove_group(directory, deadline=None):
 
 def _remove_leftovers(bases):
     """Remove the groups of killed spawners. Groups that still have processes are left for the next spawner."""
-    deadline = time.monotonic() + _SWEEP_S
+    deadline = time.monotonic() + _CLEANUP_TIMEOUT_S
     for base in set(bases):
         for name in os.listdir(base):
             number = name[len(_PREFIX) :]

@@ -25,7 +25,7 @@ def mount_idmapped(layers, user):
         for source, target in layers:
             mount = kernel.open_tree(source)
             try:
-                kernel.map_owners(mount, users)
+                kernel.idmap_mount(mount, users)
                 kernel.move_mount(mount, target)
             finally:
                 os.close(mount)

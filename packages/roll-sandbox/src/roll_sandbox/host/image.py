@@ -67,38 +67,38 @@ class FileSystemTrees:
             shutil.rmtree(self.root, ignore_errors=True)
 
 
-def _apply_step(tree, step, first, second=b""):
-    if step == "bind" and first.startswith("/dev/") and _make_device(first, tree + second):
+def _apply_step(tree, step, source, target=b""):
+    if step == "bind" and source.startswith("/dev/") and _make_device(source, tree + target):
         return
-    if step == "bind" and first != second and os.path.isdir(first) and _mount_without_path(first, tree, second):
+    if step == "bind" and source != target and os.path.isdir(source) and _mount_without_path(source, tree, target):
         return
     if step == "bind":
-        target = tree + second
-        if os.path.isdir(first):
+        target = tree + target
+        if os.path.isdir(source):
             os.makedirs(target, exist_ok=True)
         else:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             # A file can be mounted only on an existing file.
             with open(target, "ab"):
                 pass
-        kernel.mount(first, target, None, _BIND_RECURSIVE)
-        _make_read_only(target, first.startswith("/dev/"))
+        kernel.mount(source, target, None, _BIND_RECURSIVE)
+        _make_read_only(target, source.startswith("/dev/"))
     elif step == "layer":
-        os.makedirs(tree + second)  # mounted for each sandbox, in its own namespace (`idmap.py`)
+        os.makedirs(tree + target)  # mounted for each sandbox, in its own namespace (`idmap.py`)
     elif step == "copy":
-        os.makedirs(os.path.dirname(tree + second), exist_ok=True)
-        if os.path.isdir(first):
-            shutil.copytree(first, tree + second, symlinks=True, copy_function=shutil.copyfile)
+        os.makedirs(os.path.dirname(tree + target), exist_ok=True)
+        if os.path.isdir(source):
+            shutil.copytree(source, tree + target, symlinks=True, copy_function=shutil.copyfile)
         else:
-            shutil.copyfile(first, tree + second)
+            shutil.copyfile(source, tree + target)
     elif step == "directory":
-        os.makedirs(tree + first, exist_ok=True)
+        os.makedirs(tree + source, exist_ok=True)
     elif step == "file":
-        os.makedirs(os.path.dirname(tree + first), exist_ok=True)
-        with open(tree + first, "wb") as file:
-            file.write(second)
+        os.makedirs(os.path.dirname(tree + source), exist_ok=True)
+        with open(tree + source, "wb") as file:
+            file.write(target)
     else:
-        os.symlink(first, tree + second)
+        os.symlink(source, tree + target)
 
 
 def _mount_without_path(source, tree, target):

@@ -36,7 +36,7 @@ def exec_program(descriptors, arguments):
     # exec resets handlers, but ignored signals stay ignored (signal(7)).
     for name in ("SIGCHLD", "SIGINT", "SIGTERM", "SIGHUP", "SIGPIPE", "SIGXFSZ"):
         _signal.signal(getattr(_signal, name), _signal.SIG_DFL)
-    kernel.die_with_parent()
+    kernel.set_parent_death_signal()
     # First move all above the new numbers: dup2 must not overwrite a descriptor that is still needed.
     high = [os.dup(each) for each in descriptors]
     while min(high) < len(high):

@@ -45,12 +45,12 @@ _NUM_INITIAL_SLOTS = 4
 _MAX_FREE_SLOTS = 64
 """Maximum number of free slots that keep their processes; the processes of further slots end with their sandboxes."""
 _END_TIMEOUT_S = 5.0
-_EMPTY_TIMEOUT_S = 10.0
+_EXIT_TIMEOUT_S = 10.0
 """Seconds that a sandbox has to end with an empty control group; otherwise its slot is not reused."""
 _POLL_MS = 5
 
 
-def _find_first_user():
+def _find_first_uid():
     """Return the first UID of slots: a high number, without an account, that exists in this user namespace."""
     with open("/proc/self/uid_map") as file:
         num_users = sum(int(line.split()[2]) for line in file)
@@ -65,7 +65,7 @@ class Spawner:
         self.is_root = os.geteuid() == 0
         self.groups = CgroupPool()
         self.trees = FileSystemTrees() if self.is_root else None
-        self.first_user = _find_first_user() if self.is_root else None
+        self.first_user = _find_first_uid() if self.is_root else None
         self.zygote = None
         self.num_slots, self.free = 0, []
         self.connections, self.running = {}, {}
@@ -195,7 +195,7 @@ class Spawner:
         if slot is not None:
             slot.kill()
             if slot not in self.killed:
-                slot.end_deadline = time.monotonic() + _EMPTY_TIMEOUT_S
+                slot.end_deadline = time.monotonic() + _EXIT_TIMEOUT_S
                 self.killed.append(slot)
 
     def read_incoming(self, descriptor):
@@ -221,7 +221,7 @@ class Spawner:
         """Record the end of a sandbox, and kill its leftover processes. The slot is used again if `usable` is true."""
         del self.running[slot.identity]
         slot.pid, slot.end = 0, (status, error, usable)
-        slot.end_deadline = time.monotonic() + _EMPTY_TIMEOUT_S
+        slot.end_deadline = time.monotonic() + _EXIT_TIMEOUT_S
         self.emptying.append(slot)
         self.free_ended_slots()
 

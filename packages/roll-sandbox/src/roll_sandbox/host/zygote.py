@@ -100,10 +100,10 @@ def _set_up_slot(zygote, groups, user):
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
-    kernel.die_with_parent()  # after setresuid, which resets it
+    kernel.set_parent_death_signal()  # after setresuid, which resets it
     if os.getppid() != zygote:  # the zygote ended before the call above, which then has no effect (prctl(2))
         raise OSError("the zygote has exited")
-    kernel.hide_memory(False)  # reset as well; no other process has this UID, and sandboxes write to /proc/self
+    kernel.set_memory_hidden(False)  # reset as well; no other process has this UID, and sandboxes write to /proc/self
 
 
 def _start_sandboxes(connection):
@@ -166,4 +166,4 @@ def _enter_sandbox(tree, user):
     kernel.set_host_name("sandbox")
     os.setsid()
     kernel.limit_capabilities((kernel.CAP_SETPCAP, kernel.CAP_NET_ADMIN, kernel.CAP_SYS_ADMIN))
-    kernel.die_with_parent()
+    kernel.set_parent_death_signal()

@@ -12,7 +12,7 @@ __all__ = ["DEFAULT_ACCOUNT", "make_account_files", "resolve_account"]
 DEFAULT_ACCOUNT = (1000, 1000)
 """UID and GID of programs in sandboxes without an image."""
 _MAX_BYTES = 2**20
-_MAX_NUMBER = 2**31
+_MAX_ID = 2**31
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -70,7 +70,7 @@ def _parse_entries(text: bytes) -> list[list[str]]:
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 11 and int(text) < _MAX_NUMBER
+    return text.isascii() and text.isdigit() and len(text) < 11 and int(text) < _MAX_ID
 
 
 def _read_account_file(layers: Sequence[str], file: str) -> bytes:

@@ -30,7 +30,7 @@ from typing import IO, Protocol
 from roll_sandbox.errors import BadImageError, SandboxUnavailableError, UnknownImageError
 from roll_sandbox.images.accounts import resolve_account
 from roll_sandbox.images.image import Image
-from roll_sandbox.images.names import DIGEST, parse_reference
+from roll_sandbox.images.names import DIGEST_PATTERN, parse_reference
 from roll_sandbox.images.unpack import UnpackBudget, decompress, unpack
 
 __all__ = ["CachedImage", "ImageCache", "ImageLock", "ImageSource", "get_cache_root", "get_default_budget_bytes"]
@@ -123,7 +123,7 @@ class ImageCache:
             UnknownImageError: no image has this name or digest.
             SandboxRequestError: the name is malformed.
         """
-        digest = name if DIGEST.fullmatch(name) else self._read_names().get(str(parse_reference(name)), "")
+        digest = name if DIGEST_PATTERN.fullmatch(name) else self._read_names().get(str(parse_reference(name)), "")
         if digest and self._get_image_file(digest).exists():
             if digest not in self._images:
                 self._images[digest] = Image.loads(self._get_image_file(digest).read_text())
@@ -196,8 +196,8 @@ class ImageCache:
         with self._lock_for_changes():
             image = self.resolve(name)
             names = dict(self._read_names())
-            names.pop(name if DIGEST.fullmatch(name) else str(parse_reference(name)), None)
-            if DIGEST.fullmatch(name) or image.digest not in names.values():
+            names.pop(name if DIGEST_PATTERN.fullmatch(name) else str(parse_reference(name)), None)
+            if DIGEST_PATTERN.fullmatch(name) or image.digest not in names.values():
                 if not self._remove_image(image.digest):
                     raise SandboxUnavailableError(f"sandboxes use the image '{name}': stop them first.")
                 names = {each: digest for each, digest in names.items() if digest != image.digest}
@@ -272,19 +272,19 @@ class ImageCache:
                 _remove_tree(path)
 
     def _install_layer(
-        self, digest: str, open_blob: Callable[[], contextlib.AbstractContextManager[IO[bytes]]], bounds: UnpackBudget
+        self, digest: str, open_blob: Callable[[], contextlib.AbstractContextManager[IO[bytes]]], budget: UnpackBudget
     ) -> None:
         directory = tempfile.mkdtemp(dir=self.root / "tmp")
         try:
             files = os.path.join(directory, "files")
             os.mkdir(files)
             os.chmod(files, 0o755)
-            before = bounds.bytes_left
+            before = budget.bytes_left
             with open_blob() as blob:
-                computed = unpack(decompress(blob), files, bounds)
+                computed = unpack(decompress(blob), files, budget)
             if computed != digest:
                 raise BadImageError(f"a layer has the digest {computed}, but the image's configuration lists {digest}.")
-            Path(directory, "size").write_text(str(before - bounds.bytes_left))
+            Path(directory, "size").write_text(str(before - budget.bytes_left))
             os.rename(directory, self._get_layer_directory(digest))
         except BaseException:
             _remove_tree(Path(directory))

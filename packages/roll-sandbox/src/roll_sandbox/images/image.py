@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from roll_sandbox.errors import BadImageError
-from roll_sandbox.images.names import DIGEST
+from roll_sandbox.images.names import DIGEST_PATTERN
 
 __all__ = ["DEFAULT_PATH", "Image", "parse_image"]
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_VARIABLE_NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _MAX_LAYERS = 127
 
 
@@ -60,12 +60,12 @@ def parse_image(config: object, digest: str) -> Image:
     layers = config["rootfs"].get("diff_ids")
     if not isinstance(layers, list) or not 0 < len(layers) <= _MAX_LAYERS:
         raise BadImageError(f"the configuration of the image {digest} must list 1 to {_MAX_LAYERS} layers.")
-    if not all(isinstance(each, str) and DIGEST.fullmatch(each) for each in layers):
+    if not all(isinstance(each, str) and DIGEST_PATTERN.fullmatch(each) for each in layers):
         raise BadImageError(f"the image {digest} has layers without a SHA-256 digest.")
     settings = config.get("config") or {}
     if not isinstance(settings, dict):
         raise BadImageError(f"the configuration of the image {digest} is invalid: 'config' must be an object.")
-    cwd, user = _parse_text(settings.get("WorkingDir")), _parse_text(settings.get("User"))
+    cwd, user = _parse_string(settings.get("WorkingDir")), _parse_string(settings.get("User"))
     return Image(digest=digest, layers=tuple(layers), env=_parse_environment(settings.get("Env")), cwd=cwd, user=user)
 
 
@@ -77,14 +77,14 @@ def _parse_environment(entries: Any) -> dict[str, str]:
         raise BadImageError("the image's environment must be a list of strings NAME=value.")
     variables = {}
     for each in entries:
-        name, equals, value = _parse_text(each).partition("=")
-        if not equals or not _NAME.fullmatch(name):
+        name, equals, value = _parse_string(each).partition("=")
+        if not equals or not _VARIABLE_NAME_PATTERN.fullmatch(name):
             raise BadImageError(f"the image has the invalid environment variable {each[:80]!r}.")
         variables[name] = value
     return variables
 
 
-def _parse_text(value: Any) -> str:
+def _parse_string(value: Any) -> str:
     if value is None:
         return ""
     good = isinstance(value, str) and "\0" not in value and len(value) <= 2**16

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from roll_sandbox.errors import SandboxRequestError
 
-__all__ = ["DIGEST", "ImageReference", "parse_reference"]
+__all__ = ["DIGEST_PATTERN", "ImageReference", "parse_reference"]
 
-DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?")
-_REPOSITORY = re.compile(
+DIGEST_PATTERN = re.compile(r"sha256:[0-9a-f]{64}")
+_HOST_PATTERN = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?")
+_REPOSITORY_PATTERN = re.compile(
     r"(?=.{1,255}$)[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*"
 )
-_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_TAG_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class ImageReference:
     """The tag, or the digest of a manifest."""
 
     def __str__(self) -> str:
-        between = "@" if DIGEST.fullmatch(self.version) else ":"
+        between = "@" if DIGEST_PATTERN.fullmatch(self.version) else ":"
         above = f"{self.registry}/" if self.registry else ""
         return f"{above}{self.repository}{between}{self.version}"
 
@@ -45,8 +45,12 @@ def parse_reference(name: str) -> ImageReference:
     registry, path = (first, others) if named else ("", rest)
     path, colon, tag = path.partition(":")
     version = digest or tag or "latest"
-    good = (not named or _HOST.fullmatch(registry)) and _REPOSITORY.fullmatch(path)
-    good = good and (DIGEST.fullmatch(digest) if "@" in name else True) and (_TAG.fullmatch(tag) if colon else True)
+    good = (not named or _HOST_PATTERN.fullmatch(registry)) and _REPOSITORY_PATTERN.fullmatch(path)
+    good = (
+        good
+        and (DIGEST_PATTERN.fullmatch(digest) if "@" in name else True)
+        and (_TAG_PATTERN.fullmatch(tag) if colon else True)
+    )
     if not good:
         raise SandboxRequestError(
             f"{name[:200]!r} is not a valid image name: write, for example, 'python:3.12', "

@@ -32,7 +32,7 @@ from roll_sandbox.errors import (
     UnknownImageError,
 )
 from roll_sandbox.images.image import parse_image
-from roll_sandbox.images.names import DIGEST, ImageReference
+from roll_sandbox.images.names import DIGEST_PATTERN, ImageReference
 from roll_sandbox.images.sources import MAX_JSON_BYTES, check_blob, choose_platform, parse_json
 from roll_sandbox.proxies import find_proxy
 
@@ -48,8 +48,8 @@ _BACKOFF_S = (0.5, 1.0, 2.0, 4.0)
 """Seconds to wait before each retry, if a registry is busy or a connection breaks."""
 _READ_TIMEOUT_S = 60.0
 """Timeout of one read in seconds."""
-_PIECE_BYTES = 2**20
-_CHALLENGE = re.compile(r'([a-z_]+)="([^"]*)"')
+_CHUNK_BYTES = 2**20
+_CHALLENGE_PARAMETER_PATTERN = re.compile(r'([a-z_]+)="([^"]*)"')
 
 
 class RegistrySource:
@@ -81,7 +81,7 @@ class RegistrySource:
         if not reference.registry:
             raise SandboxRequestError(f"the image name '{reference}' has no registry: write REGISTRY/{reference}.")
         self._host = reference.registry
-        self._allow_http = insecure or _is_this_machine(self._host)
+        self._allow_http = insecure or _is_local_host(self._host)
         self._max_blob_bytes = max_blob_bytes
         self._backoff_s = backoff_s
         self._authorization = ""
@@ -107,20 +107,20 @@ class RegistrySource:
             yield blob
 
     def _fetch_manifest(self, version: str, *, exactly: bool = False) -> Any:
-        if exactly and not DIGEST.fullmatch(version):
+        if exactly and not DIGEST_PATTERN.fullmatch(version):
             raise BadImageError(
                 f"the image refers to a manifest by {version[:80]!r}: only SHA-256 digests are supported."
             )
         with tempfile.TemporaryFile() as file:
             self._fetch(f"manifests/{version}", file, MAX_JSON_BYTES, ", ".join(_MANIFEST_TYPES))
-            if DIGEST.fullmatch(version):
+            if DIGEST_PATTERN.fullmatch(version):
                 check_blob(file, version)
             return parse_json(file.read(), "the manifest")
 
     @contextlib.contextmanager
     def _fetch_blob(self, descriptor: Mapping[str, Any], max_bytes: int) -> Iterator[IO[bytes]]:
         digest, size = descriptor.get("digest"), descriptor.get("size")
-        if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+        if not isinstance(digest, str) or not DIGEST_PATTERN.fullmatch(digest):
             raise BadImageError(
                 f"the image refers to a blob by {str(digest)[:80]!r}: only SHA-256 digests are supported."
             )
@@ -159,7 +159,7 @@ class RegistrySource:
         with response:
             file.seek(0)
             file.truncate()
-            while piece := response.read(_PIECE_BYTES):
+            while piece := response.read(_CHUNK_BYTES):
                 file.write(piece)
                 if file.tell() > max_bytes:
                     raise BadImageError(f"{self._host} sent more than the expected {max_bytes:,} bytes of '{url}'.")
@@ -181,7 +181,7 @@ class RegistrySource:
         password = _read_credentials(self._reference.registry)
         if kind.lower() == "basic" and password:
             return f"Basic {password}"
-        fields = dict(_CHALLENGE.findall(rest))
+        fields = dict(_CHALLENGE_PARAMETER_PATTERN.findall(rest))
         realm = fields.get("realm", "")
         if kind.lower() != "bearer" or not realm.startswith(
             ("https://", "http://") if self._allow_http else "https://"
@@ -252,7 +252,7 @@ class _RedirectHandler(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _is_this_machine(host: str) -> bool:
+def _is_local_host(host: str) -> bool:
     name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(name.strip("[]")).is_loopback

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from roll_sandbox.errors import BadImageError
 from roll_sandbox.images.image import Image, parse_image
-from roll_sandbox.images.names import DIGEST
+from roll_sandbox.images.names import DIGEST_PATTERN
 from roll_sandbox.tar_headers import BoundedTarInfo
 
 __all__ = [
@@ -100,7 +100,7 @@ def check_blob(blob: Any, digest: object) -> None:
     Raises:
         BadImageError: the blob has another digest, or the digest is not SHA-256.
     """
-    if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+    if not isinstance(digest, str) or not DIGEST_PATTERN.fullmatch(digest):
         raise BadImageError(f"the image refers to content by {str(digest)[:80]!r}: only SHA-256 digests are supported.")
     computed = "sha256:" + hashlib.file_digest(blob, "sha256").hexdigest()
     if computed != digest:
@@ -182,7 +182,7 @@ class LayoutSource:
         return parse_json(data, str(digest))
 
     def _open_blob(self, digest: object) -> IO[bytes]:
-        if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+        if not isinstance(digest, str) or not DIGEST_PATTERN.fullmatch(digest):
             raise BadImageError(
                 f"the image refers to content by {str(digest)[:80]!r}: only SHA-256 digests are supported."
             )

@@ -27,7 +27,7 @@ from roll_sandbox.types import Mount
 
 __all__ = ["find_python_command", "make_agent_image", "make_image_environment", "make_image_plan"]
 
-_HOSTS = b"127.0.0.1 localhost sandbox\n::1 localhost\n"
+_HOSTS_FILE = b"127.0.0.1 localhost sandbox\n::1 localhost\n"
 _SYSTEM_ROOT = "/.roll"
 _RESERVED_PATHS = (_SYSTEM_ROOT, "/.image", "/.space", "/.layers", "/proc", "/dev")
 
@@ -82,7 +82,7 @@ def make_image_environment(image: Image) -> dict[str, str]:
 def _make_top_layer(cache: ImageCache, image: Image, mounts: tuple[Mount, ...]) -> str:
     """Create the topmost layer, with mount points and the files that are the same in every sandbox; return its path."""
     files = {
-        "/etc/hosts": _HOSTS,
+        "/etc/hosts": _HOSTS_FILE,
         **make_account_files(image.uid, image.gid, HOME, cache.list_layer_directories(image)),
     }
     directories = ["/proc", "/dev", "/tmp", HOME, _SYSTEM_ROOT]
@@ -93,7 +93,7 @@ def _make_top_layer(cache: ImageCache, image: Image, mounts: tuple[Mount, ...]) 
             files[mount.target] = b""
     key = hashlib.sha256(repr((directories, files)).encode()).hexdigest()[:16]
 
-    def fill(root: str) -> None:
+    def fill_root(root: str) -> None:
         for path in directories:
             Path(root + path).mkdir(mode=0o755, parents=True, exist_ok=True)
         for path, content in files.items():
@@ -104,7 +104,7 @@ def _make_top_layer(cache: ImageCache, image: Image, mounts: tuple[Mount, ...]) 
             path.chmod(0o755 if path.is_dir() else 0o644)
         os.chmod(root + "/tmp", 0o1777)
 
-    return cache.make_root(f"{image.digest.replace(':', '-')}-{key}", fill)
+    return cache.make_root(f"{image.digest.replace(':', '-')}-{key}", fill_root)
 
 
 @functools.cache

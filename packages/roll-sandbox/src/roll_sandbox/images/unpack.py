@@ -169,15 +169,15 @@ class _ChunkReader:
         return "sha256:" + self.digest.hexdigest()
 
 
-def unpack(chunks: Iterator[bytes], target: str, bounds: UnpackBudget) -> str:
+def unpack(chunks: Iterator[bytes], target: str, budget: UnpackBudget) -> str:
     """Unpack an archive into an empty directory, and return its digest (the layer's "diff ID").
 
     Raises:
-        BadImageError: the data is not a layer's archive, or exceeds `bounds`.
+        BadImageError: the data is not a layer's archive, or exceeds `budget`.
         OSError: this machine cannot write the files.
     """
-    stream = _ChunkReader(chunks, bounds)
-    layer = _LayerWriter(target, bounds)
+    stream = _ChunkReader(chunks, budget)
+    layer = _LayerWriter(target, budget)
     try:
         with tarfile.open(fileobj=stream, mode="r:", tarinfo=BoundedTarInfo) as archive:  # type: ignore[call-overload]
             for member in archive:

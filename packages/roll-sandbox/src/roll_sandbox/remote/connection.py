@@ -35,8 +35,8 @@ from roll_sandbox.wire import Message, error_from_json, program_to_json, spec_to
 
 __all__ = ["RemoteSandbox", "RemoteSandboxConnection", "ServiceConnection", "generate_name"]
 
-_ANSWER_TIMEOUT_S = 10.0
-_MAX_KEPT_CLOSES = 256
+_RESPONSE_TIMEOUT_S = 10.0
+_MAX_CLOSES_TO_RESEND = 256
 """Maximum number of `close` messages of sessions to keep, to resend them over a new connection."""
 _MESSAGE_FIELDS = {"input": ("data",), "bound": ("wall_s", "cpu_s"), "tty": ("rows", "columns", "shown")}
 
@@ -108,7 +108,7 @@ class RemoteSandboxConnection:
         self.end_error: RollSandboxError = SandboxError("the sandbox has ended")
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._resend_buffers: dict[str, ResendBuffer] = {}
-        self._sent_closes: deque[Message] = deque(maxlen=_MAX_KEPT_CLOSES)
+        self._sent_closes: deque[Message] = deque(maxlen=_MAX_CLOSES_TO_RESEND)
         self._num_sent: dict[str, int] = {}
 
     def configure(self, settings: dict[str, Any]) -> AgentJob:
@@ -177,7 +177,7 @@ class RemoteSandboxConnection:
         elif op == "used":
             if message["n"] > sent.last_answered:
                 sent.last_answered = message["n"]
-                sent.job.resolve_cpu_time(message["used_s"])
+                sent.job.resolve_limit_requests(message["used_s"])
         elif op == "end":
             if message["pieces"] > sent.num_received:
                 self._request_missing_output(name, sent)
@@ -298,7 +298,7 @@ class ServiceConnection:
         answer = self._pending_answers[key] = asyncio.get_running_loop().create_future()
         try:
             self.send({"op": op, "sandbox": name, "id": key, **values})
-            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+            async with asyncio.timeout(_RESPONSE_TIMEOUT_S):
                 return await answer
         except TimeoutError:
             raise SandboxUnavailableError(

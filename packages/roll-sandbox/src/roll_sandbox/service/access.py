@@ -75,7 +75,7 @@ class AccessMiddleware:
             return
         refusal = None if scope["path"] == _PUBLIC_PATH else await self._check_request(scope)
         if scope["type"] == "websocket":
-            await (_refuse_socket(refusal, scope, receive, send) if refusal else self._app(scope, receive, send))
+            await (_reject_websocket(refusal, scope, receive, send) if refusal else self._app(scope, receive, send))
             return
         # Checked before the body is read; `_limit_body` bounds bodies without a Content-Length.
         if refusal is None:
@@ -107,7 +107,7 @@ class AccessMiddleware:
         except SandboxDatabaseError as error:
             return _make_error_response(503, "database", str(error))
         if identity is None:
-            self._failures.take(peer)
+            self._failures.consume(peer)
             self._audit.record("refuse", owner="", token="", target=scope["path"][:200], outcome="token", peer=peer)
             return _make_error_response(
                 401, "access", "the token is wrong, expired or revoked: `roll-sandbox token create` creates another."
@@ -125,7 +125,7 @@ class AccessMiddleware:
             return _make_error_response(
                 403, "access", f"the token lacks the scope '{needed}', which this request needs."
             )
-        wait_s = self.get_rate_limiter(identity).take(identity.owner)
+        wait_s = self.get_rate_limiter(identity).consume(identity.owner)
         if wait_s > 1.0:
             return _make_error_response(
                 429, "quota", f"'{identity.owner}' exceeds its request rate: wait {wait_s:.0f} s."
@@ -169,15 +169,15 @@ def _extract_token(headers: Headers, path: str) -> str:
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
-async def _refuse_socket(refusal: Response, scope: Scope, receive: Receive, send: Send) -> None:
+async def _reject_websocket(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
     """Refuse a WebSocket handshake with this response, or with 403 if the server does not support responses."""
     await receive()
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": 1008})
         return
-    start = {"status": refusal.status_code, "headers": refusal.raw_headers}
+    start = {"status": response.status_code, "headers": response.raw_headers}
     await send({"type": "websocket.http.response.start", **start})
-    await send({"type": "websocket.http.response.body", "body": refusal.body})
+    await send({"type": "websocket.http.response.body", "body": response.body})
 
 
 def _add_headers(send: Send) -> Send:

@@ -18,7 +18,7 @@ from roll_sandbox.types import PythonCode
 __all__ = ["check_archive", "pack", "unpack"]
 
 MAX_BYTES = 2**26
-_WALL_S = 60.0
+_TIMEOUT_S = 60.0
 _PACK_PROGRAM = """
 import os, sys, tarfile
 root = sys.argv[1]
@@ -44,7 +44,7 @@ async def pack(sandbox: Sandbox, path: str) -> bytes:
         OversizedUploadError: the archive from the sandbox has too many or too large files.
         SandboxRequestError: the sandbox did not return a valid tar archive of files and directories.
     """
-    program = PythonCode(source=_PACK_PROGRAM, argv=(path,), wall_s=_WALL_S, output_bytes=MAX_BYTES)
+    program = PythonCode(source=_PACK_PROGRAM, argv=(path,), wall_s=_TIMEOUT_S, output_bytes=MAX_BYTES)
     result = await sandbox.execute(program)
     if not result.ok:
         raise SandboxPathError(5, f"in the sandbox: {_get_last_line(result.stderr) or result.outcome}", path)
@@ -63,7 +63,7 @@ async def unpack(sandbox: Sandbox, path: str, archive: bytes) -> None:
     """
     limits = sandbox.spec.limits
     await asyncio.to_thread(check_archive, archive, limits.disk_bytes, limits.max_files)
-    result = await sandbox.execute(PythonCode(source=_UNPACK_PROGRAM, argv=(path,), stdin=archive, wall_s=_WALL_S))
+    result = await sandbox.execute(PythonCode(source=_UNPACK_PROGRAM, argv=(path,), stdin=archive, wall_s=_TIMEOUT_S))
     if not result.ok:
         raise SandboxPathError(5, f"in the sandbox: {_get_last_line(result.stderr) or result.outcome}", path)
 

@@ -18,17 +18,17 @@ from roll_sandbox.wire import check_json_bounds
 
 __all__ = [
     "CheckedRoute",
+    "CheckedString",
     "CreateBody",
     "EntryBody",
     "ExtendBody",
-    "Named",
     "ProgramBody",
+    "ResourceName",
     "ResultBody",
     "RunBody",
     "SandboxBody",
     "SessionBody",
     "SessionRunBody",
-    "Text",
     "describe_validation_error",
     "make_result_body",
 ]
@@ -60,9 +60,9 @@ def _check_utf8(text: str) -> str:
 
 
 _Source = Annotated[str, AfterValidator(_check_utf8)]
-Text = Annotated[str, Field(pattern=_NO_ZERO_BYTES), AfterValidator(_check_utf8)]
+CheckedString = Annotated[str, Field(pattern=_NO_ZERO_BYTES), AfterValidator(_check_utf8)]
 """A string without zero bytes and halves of surrogate pairs."""
-Named = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
+ResourceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
 
 
 class _CheckedRequest(Request):
@@ -120,11 +120,11 @@ class RunBody(_Body):
     """A program to run, given by Python `source` or by `argv`."""
 
     source: _Source | None = None
-    argv: list[Text] = []
+    argv: list[CheckedString] = []
     stdin: Base64Bytes = b""
-    files: dict[Text, Base64Bytes] = {}
-    env: dict[Text, Text] = {}
-    cwd: Text | None = None
+    files: dict[CheckedString, Base64Bytes] = {}
+    env: dict[CheckedString, CheckedString] = {}
+    cwd: CheckedString | None = None
     wall_s: _Seconds | None = None
     cpu_s: _Seconds | None = None
     output_bytes: Annotated[int, Field(gt=0, lt=2**40)] | None = None
@@ -147,14 +147,14 @@ class RunBody(_Body):
 class SessionBody(_Body):
     """A request to open a shell session."""
 
-    env: dict[Text, Text] = {}
-    cwd: Text | None = None
+    env: dict[CheckedString, CheckedString] = {}
+    cwd: CheckedString | None = None
 
 
 class SessionRunBody(_Body):
     """A request to run a command in a shell session."""
 
-    command: Text
+    command: CheckedString
     wall_s: _Seconds | None = None
 
 

@@ -62,7 +62,7 @@ class Dispatcher:
                 return
             if entry is None:
                 if op == "stop":
-                    connection.deliver({"op": "gone", "sandbox": name, **_UNKNOWN_SANDBOX})
+                    connection.deliver({"op": "gone", "sandbox": name, **_UNKNOWN_SANDBOX_ERROR})
                     return
                 raise UnknownSandboxError(f"the owner '{connection.identity.owner}' has no sandbox '{name}'.")
             if op == "look":
@@ -103,7 +103,7 @@ class Dispatcher:
         fields = spec_to_json(spec)
         lifetime_s = self.quotas.resolve_lifetime_s(owner, message.get("lifetime_s"), self._lifetime_s)
         near = self.entries.get(f"{owner}/{message.get('near')}")
-        worker = choose_worker(self.workers.values(), spec, near=near.worker if near else None)
+        worker = choose_worker(self.workers.values(), spec, preferred_worker=near.worker if near else None)
         # Counted before the database write, so that requests during the write include it.
         self.quotas.add_sandbox(owner, spec)
         entry = SandboxEntry(owner, name, spec, worker, time.time(), time.monotonic() + lifetime_s, queued=[])
@@ -337,7 +337,7 @@ class Dispatcher:
         return entry
 
 
-_UNKNOWN_SANDBOX = error_to_json(UnknownSandboxError("the sandbox has ended"))
+_UNKNOWN_SANDBOX_ERROR = error_to_json(UnknownSandboxError("the sandbox has ended"))
 
 
 def _copy_names(message: Message) -> dict[str, Any]:

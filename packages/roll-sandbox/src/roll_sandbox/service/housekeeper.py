@@ -51,17 +51,17 @@ class Housekeeper:
         self._report = report
         self._last_round = math.inf
 
-    async def recover(self, local: str) -> None:
+    async def recover(self, local_worker: str) -> None:
         """Restore the sandboxes of an earlier server process, except the sandboxes of that process's local worker.
 
-        The sandboxes of the worker named `local` ended with the process, so they are recorded as lost. Other workers
-        may reconnect.
+        The sandboxes of the worker named `local_worker` ended with the process, so they are recorded as lost. Other
+        workers may reconnect.
         """
         rows = await asyncio.to_thread(self._dispatcher.records.load_live_sandboxes)
         programs = await asyncio.to_thread(self._dispatcher.records.load_live_programs)
         for row in rows:
             try:
-                if row.worker != local:
+                if row.worker != local_worker:
                     restore_sandbox(self._dispatcher, row, programs.get((row.owner, row.name), {}))
                     continue
             except (SandboxRequestError, TypeError) as error:
@@ -82,13 +82,13 @@ class Housekeeper:
             except Exception:  # the loop must not end, since it ends expired sandboxes
                 _log.exception("the sandbox service's housekeeping failed and will be retried")
 
-    async def _run_periodic_tasks(self, turns: int) -> None:
+    async def _run_periodic_tasks(self, num_rounds: int) -> None:
         await asyncio.to_thread(self._dispatcher.audit.flush)
-        if turns % _ROUNDS_PER_REPORT == 1:
+        if num_rounds % _ROUNDS_PER_REPORT == 1:
             self._report()
-        if turns % _ROUNDS_PER_QUOTA_LOAD == 0:
+        if num_rounds % _ROUNDS_PER_QUOTA_LOAD == 0:
             self._dispatcher.quotas.set_overrides(await asyncio.to_thread(self._dispatcher.records.load_quotas))
-        if turns % _ROUNDS_PER_DELETION == 0:
+        if num_rounds % _ROUNDS_PER_DELETION == 0:
             await asyncio.to_thread(self._dispatcher.records.delete_old_records)
 
     def run_round(self, monotonic: float) -> None:

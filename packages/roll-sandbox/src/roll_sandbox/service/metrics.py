@@ -7,7 +7,7 @@ from roll_sandbox.service.placement import compute_load
 
 __all__ = ["format_metrics"]
 
-_TOTALS = {
+_COUNTERS = {
     "sandboxes": "Sandboxes that started.",
     "programs": "Programs that were requested.",
     "ended": "Programs that ended, with any outcome.",
@@ -22,7 +22,7 @@ _TOTALS = {
 def format_metrics(dispatcher: Dispatcher) -> str:
     """Format the metrics in Prometheus' text format."""
     lines = []
-    for name, meaning in _TOTALS.items():
+    for name, meaning in _COUNTERS.items():
         metric = f"roll_sandbox_{name}_total"
         lines += [f"# HELP {metric} {meaning}", f"# TYPE {metric} counter", f"{metric} {dispatcher.counts[name]}"]
     gauges = {

@@ -16,25 +16,27 @@ MIN_FREE_BYTES = 2**28
 sandboxes seldom reach them, and never all at once.
 """
 IDLE_BYTES = 2_300_000
-PLACED_PER_CORE = 16
+NEW_SANDBOXES_PER_CORE = 16
 """Number of new sandboxes on a worker that count as one busy core until the worker's next report."""
-IMAGE_LOAD = 0.25
+MISSING_IMAGE_LOAD = 0.25
 """Load that is added to a worker that does not have the image."""
 
 
-def choose_worker(workers: Iterable[WorkerLink], spec: SandboxSpec, *, near: WorkerLink | None = None) -> WorkerLink:
-    """Choose the worker of a new sandbox: `near` if it has capacity, else by affinity, else the least loaded worker.
+def choose_worker(
+    workers: Iterable[WorkerLink], spec: SandboxSpec, *, preferred_worker: WorkerLink | None = None
+) -> WorkerLink:
+    """Choose a new sandbox's worker: `preferred_worker` if it has capacity, else by affinity, else the least loaded.
 
     Args:
         workers: all workers.
         spec: the sandbox's spec.
-        near: the preferred worker, for example the worker of the sandbox that the new sandbox copies.
+        preferred_worker: the preferred worker, for example the worker of the sandbox that the new sandbox copies.
 
     Raises:
         SandboxUnavailableError: no worker is connected, or no worker has capacity.
     """
     available = [worker for worker in workers if worker.is_connected and not worker.is_draining]
-    with_room = [worker for worker in available if _has_room(worker, spec)]
+    with_room = [worker for worker in available if _has_capacity(worker, spec)]
     if not with_room:
         raise SandboxUnavailableError(
             f"none of {len(available)} workers has room for another sandbox: stop sandboxes, or start a worker with "
@@ -42,11 +44,11 @@ def choose_worker(workers: Iterable[WorkerLink], spec: SandboxSpec, *, near: Wor
             if available
             else "no worker is connected, or all are draining: start one with `roll-sandbox worker --join URL`."
         )
-    if near in with_room:
-        return near
+    if preferred_worker in with_room:
+        return preferred_worker
     if spec.affinity:
         return max(with_room, key=lambda worker: _compute_rendezvous_score(spec.affinity, worker.name))
-    return min(with_room, key=lambda worker: compute_load(worker) + IMAGE_LOAD * _lacks_image(worker, spec))
+    return min(with_room, key=lambda worker: compute_load(worker) + MISSING_IMAGE_LOAD * _lacks_image(worker, spec))
 
 
 def compute_load(worker: WorkerLink) -> float:
@@ -54,7 +56,7 @@ def compute_load(worker: WorkerLink) -> float:
     report = worker.report
     shares = [
         worker.num_sandboxes / worker.capacity,
-        report.busy + worker.num_placed / (PLACED_PER_CORE * report.cores),
+        report.busy + worker.num_placed / (NEW_SANDBOXES_PER_CORE * report.cores),
     ]
     if worker.memory_bytes:
         shares.append(worker.reserved_memory_bytes / worker.memory_bytes)
@@ -63,7 +65,7 @@ def compute_load(worker: WorkerLink) -> float:
     return max(shares)
 
 
-def _has_room(worker: WorkerLink, spec: SandboxSpec) -> bool:
+def _has_capacity(worker: WorkerLink, spec: SandboxSpec) -> bool:
     free_bytes = worker.report.free_bytes
     return (
         worker.num_sandboxes < worker.capacity

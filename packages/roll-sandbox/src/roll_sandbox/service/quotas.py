@@ -34,8 +34,8 @@ class Quota:
     """Requests and messages per second, on average; a burst may have twice as many."""
 
 
-_NAMES = {field.name for field in fields(Quota)}
-_REQUIRED = ("lifetime_s", "requests_per_s")
+_QUOTA_NAMES = {field.name for field in fields(Quota)}
+_REQUIRED_QUOTAS = ("lifetime_s", "requests_per_s")
 """Fields that must not be `None`."""
 _log = logging.getLogger(__name__)
 
@@ -43,9 +43,9 @@ _log = logging.getLogger(__name__)
 def _is_valid_value(name: str, value: object) -> bool:
     """Return whether this value is valid for a field; database rows may have been edited by hand."""
     if value is None:
-        return name in _NAMES and name not in _REQUIRED
-    least = 1e-9 if name in _REQUIRED else 0
-    return name in _NAMES and type(value) in (int, float) and least <= value <= 2**62  # type: ignore[operator]
+        return name in _QUOTA_NAMES and name not in _REQUIRED_QUOTAS
+    least = 1e-9 if name in _REQUIRED_QUOTAS else 0
+    return name in _QUOTA_NAMES and type(value) in (int, float) and least <= value <= 2**62  # type: ignore[operator]
 
 
 @dataclass
@@ -176,14 +176,14 @@ class Quotas:
             )
         self.add_programs(owner)
 
-    def add_programs(self, owner: str, programs: int = 1) -> None:
+    def add_programs(self, owner: str, num_programs: int = 1) -> None:
         """Count running programs against their owner's quota, without checking the quota."""
-        self._usage[owner].programs += programs
+        self._usage[owner].programs += num_programs
 
     def get_usage(self, owner: str) -> dict[str, int]:
         """Return the resources that an owner uses, by field of `Quota`."""
         return asdict(self._usage[owner])
 
-    def remove_programs(self, owner: str, programs: int = 1) -> None:
+    def remove_programs(self, owner: str, num_programs: int = 1) -> None:
         """Stop counting programs, after they have ended."""
-        self._usage[owner].programs -= programs
+        self._usage[owner].programs -= num_programs

@@ -26,7 +26,7 @@ class RateLimiter:
         self._clock = clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def take(self, name: str, cost: float = 1.0) -> float:
+    def consume(self, name: str, cost: float = 1.0) -> float:
         """Take `cost` tokens from the bucket of `name`, even below 0; return the seconds until it is back at 0."""
         now = self._clock()
         level, then = self._buckets.get(name, (self._burst, now))

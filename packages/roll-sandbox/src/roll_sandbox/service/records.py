@@ -19,9 +19,9 @@ __all__ = ["LIVE_STATES", "ProgramRecord", "RecordStore", "WorkerRecord", "parse
 
 LIVE_STATES = ("starting", "running")
 _Callback: TypeAlias = Callable[[Exception | None], None]
-_KEEP_ENDED_S = 3600.0
+_ENDED_RETENTION_S = 3600.0
 """Seconds for which records of ended sandboxes are kept."""
-_KEEP_WORKERS_S = 7 * 86400.0
+_WORKER_RETENTION_S = 7 * 86400.0
 """Seconds for which the name of a worker stays reserved for its owner."""
 
 _SANDBOX_KEY = (sandboxes.c.owner == bindparam("b_owner"), sandboxes.c.name == bindparam("b_name"))
@@ -191,8 +191,8 @@ class RecordStore:
 
     def delete_old_records(self) -> None:
         """Delete records of sandboxes and programs that ended long ago."""
-        self._store.write(_DELETE_WORKERS, {"b_seen": time.time() - _KEEP_WORKERS_S})
-        before = time.time() - _KEEP_ENDED_S
+        self._store.write(_DELETE_WORKERS, {"b_seen": time.time() - _WORKER_RETENTION_S})
+        before = time.time() - _ENDED_RETENTION_S
         old = select(sandboxes.c.owner, sandboxes.c.name).where(sandboxes.c.ended < before)
         for row in self._store.read(old):
             values = {"b_owner": row.owner, "b_sandbox": row.name}

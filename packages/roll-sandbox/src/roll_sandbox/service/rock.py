@@ -22,7 +22,7 @@ from roll_sandbox.agent_sandbox import Session
 from roll_sandbox.errors import RollSandboxError, SandboxError, SandboxRequestError, UnknownSandboxError
 from roll_sandbox.remote.connection import RemoteSandbox
 from roll_sandbox.service.access import ROCK_PREFIX
-from roll_sandbox.service.bodies import CheckedRoute, Named, describe_validation_error
+from roll_sandbox.service.bodies import CheckedRoute, ResourceName, describe_validation_error
 from roll_sandbox.service.local_clients import LocalClients, OwnerSandboxes
 from roll_sandbox.service.rock_bodies import (
     BAD_REQUEST,
@@ -42,7 +42,7 @@ from roll_sandbox.types import Command, Outcome
 __all__ = ["add_rock_routes"]
 
 _MAX_WALL_S = 86400.0
-_ESCAPES = re.compile(r"\x1b[@-_][0-?]*[ -/]*[@-~]")
+_ESCAPE_SEQUENCE_PATTERN = re.compile(r"\x1b[@-_][0-?]*[ -/]*[@-~]")
 """Matches the escape sequences that ROCK removes from a shell's output (`rock/rocklet/linux.py`)."""
 _UPLOAD_SCHEMA = {
     "multipart/form-data": {
@@ -99,7 +99,7 @@ class _SandboxState:
         self.sessions: dict[str, Session] = {}
 
 
-class _Rock:
+class _RockHandlers:
     """Implements ROCK's routes for the sandboxes of one owner."""
 
     def __init__(self, owned: OwnerSandboxes, states: dict[tuple[str, str], _SandboxState]) -> None:
@@ -217,7 +217,7 @@ class _Rock:
         session = self.get_session(request.sandbox_id, request.session)
         job = await session.start(request.command, wall_s=request.timeout or _MAX_WALL_S)
         output = b"".join([chunk.data async for chunk in job.stream()]).decode(errors="replace")
-        output = _ESCAPES.sub("", output).strip()
+        output = _ESCAPE_SEQUENCE_PATTERN.sub("", output).strip()
         result = await job.wait()
         if result.outcome is Outcome.WALL_TIME:
             raise CommandFailedError(f"timeout after {request.timeout} seconds while running a command.")
@@ -234,13 +234,13 @@ class _Rock:
         return {"session_type": "bash"}
 
 
-async def _get_rock(request: Request) -> _Rock:
+async def _get_rock_handlers(request: Request) -> _RockHandlers:
     inside: LocalClients = request.app.state.local_clients
-    return _Rock(inside.get(request.scope["identity"]), request.app.state.rock)
+    return _RockHandlers(inside.get(request.scope["identity"]), request.app.state.rock)
 
 
-OwnerRock = Annotated[_Rock, Depends(_get_rock)]
-Id = Annotated[Named, Query()]
+RockHandlers = Annotated[_RockHandlers, Depends(_get_rock_handlers)]
+SandboxId = Annotated[ResourceName, Query()]
 
 
 def add_rock_routes(app: FastAPI, *, use_images: bool) -> None:
@@ -256,11 +256,11 @@ def add_rock_routes(app: FastAPI, *, use_images: bool) -> None:
 
     @router.post("/start")
     @router.post("/start_async")
-    async def start_sandbox(request: StartRequest, rock: OwnerRock) -> RockAnswer:
+    async def start_sandbox(request: StartRequest, rock: RockHandlers) -> RockAnswer:
         return RockAnswer(result=await rock.start(request, use_image=use_images))
 
     @router.get("/is_alive")
-    async def is_alive(sandbox_id: Id, rock: OwnerRock) -> RockAnswer:
+    async def is_alive(sandbox_id: SandboxId, rock: RockHandlers) -> RockAnswer:
         try:
             status = rock.get_status(sandbox_id)
         except UnknownSandboxError as error:  # not a failure, as in ROCK
@@ -268,7 +268,7 @@ def add_rock_routes(app: FastAPI, *, use_images: bool) -> None:
         return RockAnswer(result={"is_alive": status["is_alive"], "message": status["host_name"]})
 
     @router.get("/get_status")
-    async def get_status(sandbox_id: Id, rock: OwnerRock, include_all_states: bool = False) -> RockAnswer:
+    async def get_status(sandbox_id: SandboxId, rock: RockHandlers, include_all_states: bool = False) -> RockAnswer:
         """Return the status of a sandbox; `include_all_states` includes ended sandboxes."""
         try:
             return RockAnswer(result=rock.get_status(sandbox_id))
@@ -278,17 +278,17 @@ def add_rock_routes(app: FastAPI, *, use_images: bool) -> None:
             return RockAnswer(result=status)
 
     @router.get("/sandboxes")
-    async def list_sandboxes(rock: OwnerRock) -> RockAnswer:
+    async def list_sandboxes(rock: RockHandlers) -> RockAnswer:
         items = [rock.get_status(entry.name) for entry in rock.owned.dispatcher.list_sandboxes(rock.owned.owner)]
         return RockAnswer(result={"items": items, "total": len(items), "has_more": False})
 
     @router.post("/execute")
-    async def execute_command(request: ExecuteRequest, rock: OwnerRock) -> RockAnswer:
+    async def execute_command(request: ExecuteRequest, rock: RockHandlers) -> RockAnswer:
         return RockAnswer(result=await rock.execute(request))
 
     @router.post("/stop")
     @router.post("/delete")
-    async def stop_sandbox(request: SandboxIdBody, rock: OwnerRock) -> RockAnswer:
+    async def stop_sandbox(request: SandboxIdBody, rock: RockHandlers) -> RockAnswer:
         """Stop a sandbox. As in ROCK, it is not an error if it has already ended."""
         if f"{rock.owned.owner}/{request.sandbox_id}" in rock.owned.dispatcher.entries:
             await (await rock.owned.get_sandbox(request.sandbox_id)).close()
@@ -307,21 +307,21 @@ def add_rock_routes(app: FastAPI, *, use_images: bool) -> None:
 
 def _add_sessions(router: APIRouter) -> None:
     @router.post("/create_session")
-    async def create_session(request: SessionRequest, rock: OwnerRock) -> RockAnswer:
+    async def create_session(request: SessionRequest, rock: RockHandlers) -> RockAnswer:
         return RockAnswer(result=await rock.open_session(request))
 
     @router.post("/run_in_session")
-    async def run_in_session(request: SessionCommand, rock: OwnerRock) -> RockAnswer:
+    async def run_in_session(request: SessionCommand, rock: RockHandlers) -> RockAnswer:
         return RockAnswer(result=await rock.run_in_session(request))
 
     @router.post("/close_session")
-    async def close_session(request: SessionRequest, rock: OwnerRock) -> RockAnswer:
+    async def close_session(request: SessionRequest, rock: RockHandlers) -> RockAnswer:
         return RockAnswer(result=await rock.close_session(request))
 
 
 def _add_files(router: APIRouter) -> None:
     @router.post("/read_file")
-    async def read_file(request: ReadRequest, rock: OwnerRock) -> RockAnswer:
+    async def read_file(request: ReadRequest, rock: RockHandlers) -> RockAnswer:
         data = await (await rock.use_sandbox(request.sandbox_id)).read_file(request.path)
         try:
             text = data.decode(request.encoding or "utf-8", request.errors or "strict")
@@ -332,12 +332,12 @@ def _add_files(router: APIRouter) -> None:
         return RockAnswer(result={"content": text.encode(errors="replace").decode()})
 
     @router.post("/write_file")
-    async def write_file(request: WriteRequest, rock: OwnerRock) -> RockAnswer:
+    async def write_file(request: WriteRequest, rock: RockHandlers) -> RockAnswer:
         await (await rock.use_sandbox(request.sandbox_id)).write_file(request.path, request.content.encode())
         return RockAnswer(result={"success": True, "message": ""})
 
     @router.post("/upload", openapi_extra={"requestBody": {"content": _UPLOAD_SCHEMA, "required": True}})
-    async def upload_file(request: Request, rock: OwnerRock) -> RockAnswer:
+    async def upload_file(request: Request, rock: RockHandlers) -> RockAnswer:
         kind = request.headers.get("content-type", "")
         parts = await asyncio.to_thread(_parse_form, kind, await request.body())
         if not parts.keys() >= {"file", "target_path", "sandbox_id"}:

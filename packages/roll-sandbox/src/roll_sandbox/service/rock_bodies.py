@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from roll_sandbox.service.bodies import Named, Text
+from roll_sandbox.service.bodies import CheckedString, ResourceName
 from roll_sandbox.types import Limits, SandboxSpec
 
 __all__ = [
@@ -30,8 +30,8 @@ BAD_REQUEST, BROKEN, COMMAND_FAILED = 4000, 5000, 6000
 _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _Timeout = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 _Size = Annotated[str, Field(pattern=r"^[0-9]{1,6}(\.[0-9]{1,3})?([bB]|[kKmMgGtT]([iI]?[bB])?)?$")]
-_Session = Annotated[Text, Field(min_length=1, max_length=200)]
-_Path = Annotated[Text, Field(min_length=1, max_length=4096)]
+_Session = Annotated[CheckedString, Field(min_length=1, max_length=200)]
+_Path = Annotated[CheckedString, Field(min_length=1, max_length=4096)]
 
 
 def _parse_size(size: str) -> int:
@@ -51,13 +51,13 @@ class RockAnswer(BaseModel):
 class StartRequest(BaseModel):
     """The body of `start` and `start_async`."""
 
-    image: Annotated[Text, Field(min_length=1, max_length=1000)] = "python:3.11"
+    image: Annotated[CheckedString, Field(min_length=1, max_length=1000)] = "python:3.11"
     auto_clear_time_minutes: Annotated[int, Field(ge=1, le=10**6)] = 360
     memory: _Size = "8g"
     cpus: Annotated[float, Field(gt=0, le=1e4, allow_inf_nan=False)] = 2
     disk: _Size | None = None
     num_gpus: Annotated[float, Field(ge=0, le=1e4, allow_inf_nan=False)] | None = None
-    sandbox_id: Named | None = None
+    sandbox_id: ResourceName | None = None
 
     def make_spec(self, *, use_image: bool) -> SandboxSpec:
         """Return the spec of the requested sandbox, with the requested image if `use_image`; `cpus` has no effect.
@@ -82,16 +82,16 @@ class StartRequest(BaseModel):
 class SandboxIdBody(BaseModel):
     """The body of a request that only names a sandbox, and the base of other bodies."""
 
-    sandbox_id: Named
+    sandbox_id: ResourceName
 
 
 class ExecuteRequest(SandboxIdBody):
     """The body of `execute`. A command that is a list is run as a program; a string is run by bash."""
 
-    command: Text | Annotated[list[Text], Field(min_length=1)]
+    command: CheckedString | Annotated[list[CheckedString], Field(min_length=1)]
     timeout: _Timeout | None = 1200.0
-    env: dict[Text, Text] | None = None
-    cwd: Text | None = None
+    env: dict[CheckedString, CheckedString] | None = None
+    cwd: CheckedString | None = None
     check: bool = False
 
 
@@ -99,15 +99,15 @@ class SessionRequest(SandboxIdBody):
     """The body of `create_session` and `close_session`."""
 
     session: _Session = "default"
-    env: dict[Text, Text] | None = None
-    startup_source: Annotated[list[Text], Field(max_length=64)] = []
+    env: dict[CheckedString, CheckedString] | None = None
+    startup_source: Annotated[list[CheckedString], Field(max_length=64)] = []
 
 
 class SessionCommand(SandboxIdBody):
     """The body of `run_in_session`."""
 
     session: _Session = "default"
-    command: Text
+    command: CheckedString
     timeout: _Timeout | None = None
     check: Literal["silent", "raise", "ignore"] = "raise"
 

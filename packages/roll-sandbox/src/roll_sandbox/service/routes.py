@@ -23,17 +23,17 @@ from roll_sandbox.results import parse_result
 from roll_sandbox.service.archives import pack, unpack
 from roll_sandbox.service.bodies import (
     CheckedRoute,
+    CheckedString,
     CreateBody,
     EntryBody,
     ExtendBody,
-    Named,
     ProgramBody,
+    ResourceName,
     ResultBody,
     RunBody,
     SandboxBody,
     SessionBody,
     SessionRunBody,
-    Text,
     describe_validation_error,
     make_result_body,
 )
@@ -46,10 +46,10 @@ from roll_sandbox.wire.error_messages import HTTP_STATUS
 
 __all__ = ["add_routes"]
 
-Name = Annotated[Named, Path()]
-Key = Annotated[Named | None, Header(alias="Idempotency-Key")]
+Name = Annotated[ResourceName, Path()]
+Key = Annotated[ResourceName | None, Header(alias="Idempotency-Key")]
 """Idempotency key: a request with the same key returns the same sandbox or program."""
-FilePath = Annotated[Text, Query(min_length=1, max_length=4096)]
+FilePath = Annotated[CheckedString, Query(min_length=1, max_length=4096)]
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _ERROR = {
     "type": "object",
@@ -130,7 +130,7 @@ def _add_sandboxes(router: APIRouter) -> None:
     async def list_sandboxes(
         response: Response,
         owned: Sandboxes,
-        after: Annotated[Named | None, Query()] = None,
+        after: Annotated[ResourceName | None, Query()] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
     ) -> list[SandboxBody]:
         """List sandboxes, sorted by name; the header `Link` has the URL of the next page, if there is one."""

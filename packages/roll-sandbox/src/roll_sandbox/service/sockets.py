@@ -96,7 +96,7 @@ class Channel:
                 data = await self._socket.receive_bytes()
                 on_message(decode(data))
                 # While this side does not read, TCP slows the peer down.
-                if self._rates is not None and (wait_s := self._rates.take(self._owner)) > 0.01:
+                if self._rates is not None and (wait_s := self._rates.consume(self._owner)) > 0.01:
                     await asyncio.sleep(wait_s)
         except (WebSocketDisconnect, RuntimeError):
             return

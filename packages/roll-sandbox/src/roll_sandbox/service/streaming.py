@@ -97,7 +97,7 @@ async def _send_output(socket: WebSocket, job: Job) -> None:
 async def _receive_input(socket: WebSocket, job: Job, rates: RateLimiter, owner: str) -> None:
     while True:
         message = await _receive(socket)
-        if (wait_s := rates.take(owner)) > 0.01:
+        if (wait_s := rates.consume(owner)) > 0.01:
             await asyncio.sleep(wait_s)
         if message.keys() == {"input"} and isinstance(message["input"], str):
             try:

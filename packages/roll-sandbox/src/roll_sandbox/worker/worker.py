@@ -209,7 +209,7 @@ class Worker:
         free_bytes, all_bytes = read_memory_bytes() or (None, None)
         return WorkerReport(
             cores=count_cores(),
-            busy=self._cpu.measure_busy_share(),
+            busy=self._cpu.measure_cpu_utilization(),
             memory_bytes=all_bytes,
             free_bytes=free_bytes,
             images=tuple(self._images()),
