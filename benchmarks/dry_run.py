@@ -111,7 +111,7 @@ def try_rank(model: dict[str, Any], layout: Layout, rank: int) -> dict[str, Any]
     from roll.config.training import TrainingConfig
     from roll.training.dry_run import dry_run
     from roll.training.spec import TrainerSpec
-    from roll.types import Needs, TrainingBatch, TrainingSample
+    from roll.types import LossRequirements, TrainingBatch, TrainingSample
 
     parallel = ParallelConfig(**layout.parallel)
     shares = layout.ranks // (parallel.ranks_per_micro_batch * parallel.pp)
@@ -146,7 +146,7 @@ def try_rank(model: dict[str, Any], layout: Layout, rank: int) -> dict[str, Any]
             device="cpu",
         )
         began = time.perf_counter()
-        found = dry_run(spec, TrainingBatch(samples=samples), Needs())
+        found = dry_run(spec, TrainingBatch(samples=samples), LossRequirements())
     traffic = [
         {"operation": kind.operation, "ranks": kind.ranks, "size": kind.size, "count": n, "bytes": found.bytes[kind]}
         for kind, n in found.counts.items()

@@ -9,6 +9,6 @@ See docs/agents.md.
 from __future__ import annotations
 
 from roll.agents.session import Answer, Session, Sessions
-from roll.agents.tree import Call, build_rollout
+from roll.agents.tree import ModelCall, build_rollout
 
-__all__ = ["Answer", "Call", "Session", "Sessions", "build_rollout"]
+__all__ = ["Answer", "ModelCall", "Session", "Sessions", "build_rollout"]

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, cast
 from roll.agents.failure_messages import add_request_errors
 from roll.agents.programs import AgentTask, Program, open_program
 from roll.agents.session import Session
-from roll.agents.tree import Call, build_rollout, find_main_chain
+from roll.agents.tree import ModelCall, build_rollout, find_main_chain
 from roll.data import ChatRenderer
 from roll.envs.image_storage import ImageStorage
 from roll.errors import InfraError, RollError
@@ -118,7 +118,7 @@ class AgentLoop:
         found = build_rollout(draw, index, calls, text=renderer.decode(last.token_ids), cut_off=cut_off)
         return replace(found, final_text=renderer.decode_final_text(last.token_ids, last.context))
 
-    def _select_calls(self, calls: Sequence[Call]) -> Sequence[Call]:
+    def _select_calls(self, calls: Sequence[ModelCall]) -> Sequence[ModelCall]:
         """Return the calls to train on: all of them, or with `train: main_chain` only those of the longest chain.
 
         A warning reports the calls that are left out.
@@ -163,15 +163,15 @@ class AgentLoop:
         finally:
             # Ends the session first, so that a program that ignores its end cannot send further requests.
             self._server.sessions.end(session)
-            await _cancel(work)
+            await _cancel_task(work)
 
 
-async def _cancel(work: asyncio.Future[str | None]) -> None:
+async def _cancel_task(task: asyncio.Future[str | None]) -> None:
     """Cancel an agent that is still running, and wait a few seconds for it to end."""
-    if work.done():
+    if task.done():
         return
-    work.cancel()
-    done, _ = await asyncio.wait({work}, timeout=CLEANUP_TIMEOUT_S)
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=CLEANUP_TIMEOUT_S)
     if not done:
         logger.warning("a canceled agent did not stop in time: its session is closed, but the agent is still running")
 

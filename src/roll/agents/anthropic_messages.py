@@ -44,17 +44,17 @@ class ToolResult(wire.ApiObject):
     content: Content = None
 
 
-def _get_block_kind(value: Any) -> str:
+def _get_block_type(value: Any) -> str:
     kinds = {"text": "Text", "tool_use": "Use", "tool_result": "Result"}
     return kinds.get(get_type(value), "Unknown")
 
 
-Block = Annotated[
+ContentBlock = Annotated[
     Annotated[TextPart, Tag("Text")]
     | Annotated[ToolUse, Tag("Use")]
     | Annotated[ToolResult, Tag("Result")]
     | Annotated[UnknownObject, Tag("Unknown")],
-    Discriminator(_get_block_kind),
+    Discriminator(_get_block_type),
 ]
 
 
@@ -62,7 +62,7 @@ class AnthropicMessage(wire.ApiObject):
     """One message of the conversation; system messages may be anywhere in it."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | list[ContentBlock]
     output_config: Any = None
 
 
@@ -76,14 +76,14 @@ class ClientTool(wire.ApiObject):
     defer_loading: bool | None = None
 
 
-def _get_tool_kind(value: Any) -> str:
+def _get_tool_type(value: Any) -> str:
     """Return the tag of the class that parses a tool: `Custom` for `ClientTool`, else `Unknown` (a vendor's tool)."""
     has_schema = isinstance(value, dict) and isinstance(value.get("input_schema"), dict)
     return "Custom" if has_schema or get_type(value) in ("", "custom") else "Unknown"
 
 
 AnthropicTool = Annotated[
-    Annotated[ClientTool, Tag("Custom")] | Annotated[UnknownObject, Tag("Unknown")], Discriminator(_get_tool_kind)
+    Annotated[ClientTool, Tag("Custom")] | Annotated[UnknownObject, Tag("Unknown")], Discriminator(_get_tool_type)
 ]
 
 

@@ -23,7 +23,7 @@ from pydantic_core import to_json
 
 from roll.agents.request_errors import RequestError
 from roll.agents.template_adaptation import render_text
-from roll.agents.tool_calls import ToolFormat, write_tools_as_text
+from roll.agents.tool_calls import ToolFormat, render_tools_as_text
 from roll.data import ChatRenderer
 from roll.errors import DataError
 from roll.types import EncodedText, IntArray, Message, get_content_key, join_content, join_encoded, map_text
@@ -140,7 +140,7 @@ class ContextBuilder:
                 if known is None:
                     continue
                 answer, *following = self._prepare_messages(messages[place:], ())
-                ended = self._is_end_token(known.token_ids[-1:])
+                ended = self._starts_with_end_token(known.token_ids[-1:])
                 try:
                     tail = self._render_after_answer(answer, following, ended, self._select_tools(conversation), added)
                 except DataError:
@@ -238,7 +238,7 @@ class ContextBuilder:
 
     def record_text(self, text: str, context: IntArray, token_ids: IntArray) -> None:
         """Record a completion's tokens; `text` is the prompt followed by the completion that the agent received."""
-        if self._is_end_token(token_ids[-1:]):
+        if self._starts_with_end_token(token_ids[-1:]):
             token_ids = token_ids[:-1]  # the end token is not part of the text
         text = self._escape_images(text)
         if text:
@@ -269,7 +269,7 @@ class ContextBuilder:
             return renderer.encode_fragment("\n\n".join([appended, *(message.text for message in following), ""]))
         # Any user message will do: the text after the placeholder does not depend on the messages before it.
         question = Message(role="user", content="a")
-        text = render_text(renderer, [question, _mark_end(answer, appended), *following], tools)
+        text = render_text(renderer, [question, _replace_with_placeholder(answer, appended), *following], tools)
         begin = text.rfind(_ANSWER_PLACEHOLDER)
         places = [(place, end) for end in self._end_texts if (place := text.find(end, begin)) >= 0]
         if begin < 0 or not places:
@@ -279,8 +279,8 @@ class ContextBuilder:
             text[begin + len(_ANSWER_PLACEHOLDER) if appended else place + len(end) * has_end_token :]
         )
 
-    def _is_end_token(self, last: IntArray) -> bool:
-        return bool(len(last)) and int(last[0]) in self._ends
+    def _starts_with_end_token(self, token_ids: IntArray) -> bool:
+        return bool(len(token_ids)) and int(token_ids[0]) in self._ends
 
     def _escape_images(self, text: str) -> str:
         """Escape the model's image tokens in the prompt of a completion, which has no images."""
@@ -303,7 +303,7 @@ class ContextBuilder:
         return replace(message, content=map_text(message.content, self._renderer.escape_special_tokens))
 
     def _prepare_messages(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-        return write_tools_as_text(messages, tools) if self._plain else list(messages)
+        return render_tools_as_text(messages, tools) if self._plain else list(messages)
 
     def _select_tools(self, conversation: Conversation) -> Sequence[Any]:
         return () if self._plain else conversation.tools
@@ -313,7 +313,7 @@ def _count_bytes(conversation: Conversation) -> int:
     return len(to_json([[message.to_dict() for message in conversation.messages], conversation.tools]))
 
 
-def _mark_end(answer: Message, appended: str) -> Message:
+def _replace_with_placeholder(answer: Message, appended: str) -> Message:
     """Replace the answer's text with a placeholder followed by `appended`, to find the answer's end in rendered text.
 
     The name of the last tool call is replaced too, since some templates drop the text of an answer with tool calls.

@@ -8,7 +8,7 @@ __all__ = ["add_request_errors", "describe_failure"]
 
 MAX_LENGTH = 1200
 """Maximum number of characters of a program's output in a message."""
-MAX_END_LENGTH = 300
+TAIL_LENGTH = 300
 """Number of characters shown from the end of the output: the last line of a traceback has the cause."""
 MAX_REQUEST_ERROR_LENGTH = 400
 """Maximum number of characters of one rejected request in a message."""
@@ -33,7 +33,7 @@ def shorten_output(text: str) -> str:
     """Return the text, or only its start and its last lines if it is long."""
     if len(text) <= MAX_LENGTH:
         return text
-    begin, end = text[: MAX_LENGTH - MAX_END_LENGTH], text[-MAX_END_LENGTH:]
+    begin, end = text[: MAX_LENGTH - TAIL_LENGTH], text[-TAIL_LENGTH:]
     begin = begin[: begin.rfind("\n")] if "\n" in begin[len(begin) // 2 :] else begin
     end = end[end.find("\n") + 1 :] if "\n" in end[: len(end) // 2] else end
     return f"{begin}\n[… {len(text) - len(begin) - len(end)} characters …]\n{end}"

@@ -73,12 +73,12 @@ class TextPart(ApiObject):
 _TEXT_TYPES = ("text", "input_text", "output_text", "summary_text", "refusal")
 
 
-def _get_part_kind(value: Any) -> str:
+def _get_part_type(value: Any) -> str:
     return "Text" if get_type(value, "text") in _TEXT_TYPES else "Unknown"
 
 
 Part = Annotated[
-    Annotated[TextPart, Tag("Text")] | Annotated[UnknownObject, Tag("Unknown")], Discriminator(_get_part_kind)
+    Annotated[TextPart, Tag("Text")] | Annotated[UnknownObject, Tag("Unknown")], Discriminator(_get_part_type)
 ]
 Content = str | list[Part] | None
 

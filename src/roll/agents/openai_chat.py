@@ -52,7 +52,7 @@ class CustomTool(wire.ApiObject):
     custom: CustomToolBody
 
 
-def _get_tool_kind(value: Any) -> str:
+def _get_tool_type(value: Any) -> str:
     return {"function": "Function", "custom": "Custom"}.get(get_type(value, "function"), "Unknown")
 
 
@@ -60,7 +60,7 @@ Tool = Annotated[
     Annotated[FunctionTool, Tag("Function")]
     | Annotated[CustomTool, Tag("Custom")]
     | Annotated[UnknownObject, Tag("Unknown")],
-    Discriminator(_get_tool_kind),
+    Discriminator(_get_tool_type),
 ]
 
 
@@ -98,7 +98,7 @@ AnyToolCall = Annotated[
     Annotated[FunctionCall, Tag("Function")]
     | Annotated[CustomCall, Tag("Custom")]
     | Annotated[UnknownObject, Tag("Unknown")],
-    Discriminator(_get_tool_kind),
+    Discriminator(_get_tool_type),
 ]
 
 
@@ -220,7 +220,7 @@ def _build_conversation(request: ChatRequest, specs: Sequence[ToolSpec], warning
     choice = request.tool_choice
     return Conversation(
         messages=[_convert_message(message, warnings) for message in request.messages],
-        tools=[] if wire.get_choice_kind(choice) == "none" else [spec.function for spec in specs],
+        tools=[] if wire.get_tool_choice_type(choice) == "none" else [spec.function for spec in specs],
         format_constraints=[
             *wire.build_call_constraint(choice, warnings),
             *wire.build_format_constraint("response_format", wire.AnswerFormat(format=request.response_format)),

@@ -103,7 +103,7 @@ def _build_conversation(
             *([wire.build_chat_message("system", request.instructions)] if request.instructions else []),
             *messages,
         ],
-        tools=[] if wire.get_choice_kind(choice) == "none" else [spec.function for spec in specs],
+        tools=[] if wire.get_tool_choice_type(choice) == "none" else [spec.function for spec in specs],
         format_constraints=[
             *wire.build_call_constraint(choice, warnings),
             *wire.build_format_constraint("text", request.text),

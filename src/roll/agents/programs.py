@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AgentError", "AgentTask", "Program", "check_agent", "open_program"]
 
-MAX_OUTPUT = 2**20
+MAX_OUTPUT_BYTES = 2**20
 """Maximum number of bytes of a program's output that are kept; the rest is discarded."""
 OUTPUT_TIMEOUT_S = 1.0
 """Seconds to wait for the rest of a program's output after it has ended."""
@@ -179,7 +179,7 @@ class _ProcessProgram:
                 raise AgentError(describe_failure(code, stdout, stderr))
             answer = stdout.decode(errors="replace")
             if config.answer_file is not None:
-                answer = read_answer((directory or Path()) / config.answer_file, MAX_OUTPUT)
+                answer = read_answer((directory or Path()) / config.answer_file, MAX_OUTPUT_BYTES)
         return extract_answer(answer, config.answer_pattern)
 
     async def _run(self, task: bytes, variables: Mapping[str, str], directory: Path | None) -> tuple[int, bytes, bytes]:
@@ -240,7 +240,7 @@ class _OutputReader(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Append the data to `received`, up to the limit; called by the event loop."""
-        self.received += data[: MAX_OUTPUT - len(self.received)]
+        self.received += data[: MAX_OUTPUT_BYTES - len(self.received)]
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Record that all write ends are closed; called by the event loop."""
@@ -250,7 +250,7 @@ class _OutputReader(asyncio.Protocol):
 
 @asynccontextmanager
 async def _open_sandbox_manager(
-    config: SandboxConfig, socket: Path, time_s: float
+    config: SandboxConfig, socket: Path, timeout_s: float
 ) -> AsyncIterator[tuple[SandboxManager, SandboxSpec]]:
     from roll_sandbox import Limits, Mount, SandboxManager, SandboxSpec
 
@@ -262,12 +262,12 @@ async def _open_sandbox_manager(
     unsafe = config.runtime == "subprocess"  # this runtime has no file system of its own
     spec = SandboxSpec(
         limits=Limits(
-            wall_s=time_s,
+            wall_s=timeout_s,
             memory_bytes=config.memory_bytes,
             max_processes=config.max_processes,
             disk_bytes=config.disk_bytes,
             file_size_bytes=config.disk_bytes,
-            output_bytes=MAX_OUTPUT,
+            output_bytes=MAX_OUTPUT_BYTES,
         ),
         trust="trusted" if config.trust_programs else "untrusted",
         mounts=() if unsafe else (Mount(source=str(socket), target=_SOCKET_PATH),),
@@ -316,5 +316,5 @@ class _SandboxProgram:
         if not result.ok:
             reason = str(result.outcome) if result.exit_code is None else result.exit_code
             raise AgentError(describe_failure(reason, result.stdout, result.stderr))
-        answer = result.result[:MAX_OUTPUT] if answer_file else result.stdout
+        answer = result.result[:MAX_OUTPUT_BYTES] if answer_file else result.stdout
         return extract_answer(answer.decode(errors="replace"), config.answer_pattern)

@@ -33,7 +33,7 @@ class CustomTool(wire.ApiObject):
     format: dict[str, Any] | None = None
 
 
-def _get_plain_kind(value: Any) -> str:
+def _get_plain_tool_type(value: Any) -> str:
     return {"function": "Function", "custom": "Custom"}.get(get_type(value), "Unknown")
 
 
@@ -41,7 +41,7 @@ PlainTool = Annotated[
     Annotated[FunctionTool, Tag("Function")]
     | Annotated[CustomTool, Tag("Custom")]
     | Annotated[UnknownObject, Tag("Unknown")],
-    Discriminator(_get_plain_kind),
+    Discriminator(_get_plain_tool_type),
 ]
 
 
@@ -54,8 +54,8 @@ class ToolNamespace(wire.ApiObject):
     tools: Annotated[list[PlainTool], Field(max_length=256)] = Field(default_factory=list)
 
 
-def _get_tool_kind(value: Any) -> str:
-    return "Group" if get_type(value) == "namespace" else _get_plain_kind(value)
+def _get_tool_type(value: Any) -> str:
+    return "Group" if get_type(value) == "namespace" else _get_plain_tool_type(value)
 
 
 ResponseTool = Annotated[
@@ -63,7 +63,7 @@ ResponseTool = Annotated[
     | Annotated[CustomTool, Tag("Custom")]
     | Annotated[ToolNamespace, Tag("Group")]
     | Annotated[UnknownObject, Tag("Unknown")],
-    Discriminator(_get_tool_kind),
+    Discriminator(_get_tool_type),
 ]
 Tools = Annotated[list[ResponseTool], Field(max_length=256)]
 
@@ -113,7 +113,7 @@ _ITEM_TAGS = {
 }
 
 
-def _get_item_kind(value: Any) -> str:
+def _get_item_type(value: Any) -> str:
     return _ITEM_TAGS.get(get_type(value, "message"), "Unknown")
 
 
@@ -123,7 +123,7 @@ Item = Annotated[
     | Annotated[OutputItem, Tag("Output")]
     | Annotated[ToolsItem, Tag("Tools")]
     | Annotated[UnknownObject, Tag("Unknown")],
-    Discriminator(_get_item_kind),
+    Discriminator(_get_item_type),
 ]
 
 

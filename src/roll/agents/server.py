@@ -128,10 +128,10 @@ class AgentServer:
             return _build_error_response(request, RequestError(413, "request_too_large", message))
 
     async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
-        session = self.sessions.find(_read_key(request))
+        session = self.sessions.find(_read_api_key(request))
         # Anthropic's clients append /v1 to the address, which already has it
         path = request.path.removeprefix("/v1") if request.path.startswith("/v1/v1/") else request.path
-        route, page = POST_ROUTES.get(path), _build_page(path, session)
+        route, page = POST_ROUTES.get(path), _build_get_response(path, session)
         if route is None and page is None:
             raise RequestError(404, "not_found", f"the path {request.path[:200]} is not supported: see /openapi.json.")
         if request.method not in (("POST",) if route else ("GET", "HEAD")):
@@ -149,7 +149,7 @@ class AgentServer:
         return web.Response(body=to_json(reply.body, inf_nan_mode="null"), content_type="application/json")
 
 
-def _build_page(path: str, session: Session) -> dict[str, Any] | None:
+def _build_get_response(path: str, session: Session) -> dict[str, Any] | None:
     """Build the response to a `GET` request for the OpenAPI description or the models; `None` for any other path.
 
     A model is described with the fields of both vendors.
@@ -171,7 +171,7 @@ def _build_page(path: str, session: Session) -> dict[str, Any] | None:
     )
 
 
-def _read_key(request: web.BaseRequest) -> str:
+def _read_api_key(request: web.BaseRequest) -> str:
     """Read the API key from the bearer token (OpenAI) or the `x-api-key` header (Anthropic); empty if missing."""
     bearer = request.headers.get("Authorization", "")
     return bearer[7:].strip() if bearer[:7].lower() == "bearer " else request.headers.get("x-api-key", "")
@@ -194,7 +194,7 @@ async def _stream_reply(request: web.BaseRequest, session: Session, reply: Reply
     except BaseException as error:
         for answer, num_characters in sent.values():
             if num_characters is not None:
-                session.truncate_to_sent(answer.call, num_characters)
+                session.truncate_call(answer.call, num_characters)
         if isinstance(error, ConnectionError):
             return response
         raise

@@ -22,8 +22,8 @@ from roll.agents.admission import RequestLimit
 from roll.agents.contexts import ContextBuilder, Conversation
 from roll.agents.request_errors import RequestError
 from roll.agents.session_images import SessionImages
-from roll.agents.tool_calls import ToolCall, ToolFormat, detect_format, read_calls
-from roll.agents.tree import Call
+from roll.agents.tool_calls import ToolCall, ToolFormat, detect_tool_format, parse_tool_calls
+from roll.agents.tree import ModelCall
 from roll.agents.warning_log import WarningLog
 from roll.data import ChatRenderer
 from roll.data.decoding import NUM_CONTEXT_TOKENS
@@ -47,7 +47,7 @@ MAX_RECORDED_ERRORS = 8
 class Answer:
     """One generation as the agent receives it."""
 
-    call: Call
+    call: ModelCall
     text: str
     """The text without the stop string, reasoning and tool calls."""
     reasoning: str
@@ -94,14 +94,14 @@ class Session:
         self._images = None if images is None else SessionImages(images, max_context)
         self.rejected_requests: list[str] = []
         """The distinct errors of rejected requests, in order."""
-        self.tool_format = tool_format or detect_format(renderer.template)
+        self.tool_format = tool_format or detect_tool_format(renderer.template)
         self.contexts = ContextBuilder(
             renderer,
             end_token_ids=first.sampling.stop_token_ids,
             tool_format=self.tool_format,
             max_context=max_context,
         )
-        self.calls: list[Call] = []
+        self.calls: list[ModelCall] = []
         """Calls, in the order in which they ended."""
         self.exhausted = ""
         """The limit of the budget that is used up, such as `50 answers`; empty until a request was rejected for it."""
@@ -228,7 +228,7 @@ class Session:
         if stopped_by is not None:
             num_tokens = self.count_tokens(ids, place + len(stopped_by))
             ids, text, reason = ids[:num_tokens], text[:place], "stop"
-        call = Call(
+        call = ModelCall(
             context=context,
             media=request.media,
             token_ids=ids,
@@ -245,7 +245,7 @@ class Session:
         if tools:
             whole = text if stopped_by is not None else self.renderer.decode_raw(visible)
             behind = whole if self.tool_format == "harmony" else self._split_reasoning(whole, context)[1]
-            outside, calls = read_calls(behind or "", self.tool_format, tools)
+            outside, calls = parse_tool_calls(behind or "", self.tool_format, tools)
         if not raw:
             thought, answer = self._split_reasoning(text, context)
             # If the reasoning never ends, it is returned as the text, so that the agent sees it.
@@ -279,7 +279,7 @@ class Session:
         if said not in self.rejected_requests and len(self.rejected_requests) < MAX_RECORDED_ERRORS:
             self.rejected_requests.append(said)
 
-    def truncate_to_sent(self, call: Call, num_characters: int) -> None:
+    def truncate_call(self, call: ModelCall, num_characters: int) -> None:
         """Truncate the record of a call to the first `num_characters` characters, after the agent has disconnected."""
         place = next((place for place, known in enumerate(self.calls) if known is call), None)
         if place is None:

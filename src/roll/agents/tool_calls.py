@@ -19,13 +19,13 @@ from roll.envs.tools.calls.glm import ARGUMENT
 from roll.envs.tools.calls.harmony import CHANNEL
 from roll.types import Message, join_content
 
-__all__ = ["ToolCall", "ToolFormat", "detect_format", "read_calls", "write_tools_as_text"]
+__all__ = ["ToolCall", "ToolFormat", "detect_tool_format", "parse_tool_calls", "render_tools_as_text"]
 
 ToolFormat: TypeAlias = Literal["hermes", "llama3", "mistral", "harmony", "glm", "gemma4", "plain", "none"]
 _TOOL_FORMAT_NAMES = {"plain": "hermes", "llama3": "llama"}
 """Maps tool formats to their names in `roll.envs.tools`, where these differ."""
 _CALL_START, _CALL_END = "<tool_call>", "</tool_call>"
-_MISTRAL = "[TOOL_CALLS]"
+_MISTRAL_CALL_TOKEN = "[TOOL_CALLS]"
 _PYTHON_TAG = "<|python_tag|>"
 _ID_CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
@@ -58,11 +58,11 @@ class _ToolDescription:
         raise NotImplementedError("an agent calls its tools itself")
 
 
-def detect_format(template: str) -> ToolFormat:
+def detect_tool_format(template: str) -> ToolFormat:
     """Detect the format of tool calls in a chat template; return `plain` if the template does not support tools."""
     if "tools" not in template:
         return "plain"
-    if _MISTRAL in template:
+    if _MISTRAL_CALL_TOKEN in template:
         return "mistral"
     if CHANNEL in template:
         return "harmony"
@@ -75,7 +75,7 @@ def detect_format(template: str) -> ToolFormat:
     return "llama3" if '"parameters"' in template else "hermes"
 
 
-def read_calls(
+def parse_tool_calls(
     text: str, tool_format: ToolFormat, tools: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[str, tuple[ToolCall, ...]]:
     """Split a model's text into tool calls and the text outside of them.
@@ -84,7 +84,7 @@ def read_calls(
 
     Args:
         text: The model's text with special tokens, but without the end token.
-        tool_format: See `detect_format`.
+        tool_format: See `detect_tool_format`.
         tools: The offered tools, in the format of chat templates.
     """
     if tool_format == "none":
@@ -108,7 +108,7 @@ def _extract_text_outside_calls(text: str, tool_format: ToolFormat) -> str:
     if tool_format == "llama3":
         return text.partition(_PYTHON_TAG)[0] if _PYTHON_TAG in text else ""
     if tool_format == "mistral":
-        return text.partition(_MISTRAL)[0] if _MISTRAL in text else ""
+        return text.partition(_MISTRAL_CALL_TOKEN)[0] if _MISTRAL_CALL_TOKEN in text else ""
     if tool_format == "harmony":
         return extract_answer(text, HARMONY_FORMAT) or ""
     if tool_format == "gemma4":
@@ -127,7 +127,7 @@ def _is_json(arguments: Mapping[str, Any]) -> bool:
     return True
 
 
-def write_tools_as_text(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+def render_tools_as_text(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Write tools, tool calls and tool results into the messages as text, for chat templates without tool support."""
     said: list[Message] = []
     answers = False  # whether the last message has results of tools

@@ -39,11 +39,11 @@ from roll.types import (
     slice_media,
 )
 
-__all__ = ["Call", "build_rollout", "find_main_chain", "group_chains"]
+__all__ = ["ModelCall", "build_rollout", "find_main_chain", "group_chains"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Call:
+class ModelCall:
     """One generation: the engine's input, and the tokens that the agent received."""
 
     context: IntArray
@@ -72,7 +72,7 @@ class Call:
         return build_sequence_key(self.all_token_ids, self.media).astype(np.int64)
 
 
-def group_chains(calls: Sequence[Call]) -> list[list[int]]:
+def group_chains(calls: Sequence[ModelCall]) -> list[list[int]]:
     """Group the indices of calls into chains; the chains are in the order in which they ended.
 
     A call continues the longest earlier call that is a prefix of its context. If several calls continue the same call,
@@ -89,7 +89,7 @@ def group_chains(calls: Sequence[Call]) -> list[list[int]]:
     continued: set[int] = set()
     for place, call in enumerate(calls):
         keys = call.keys
-        before = _find_longest(keys[: len(call.context)], lengths, ends, continued)
+        before = _find_longest_prefix(keys[: len(call.context)], lengths, ends, continued)
         if before is not None:
             follows[place] = before
             continued.add(before)
@@ -104,7 +104,7 @@ def group_chains(calls: Sequence[Call]) -> list[list[int]]:
     return list(found.values())
 
 
-def find_main_chain(calls: Sequence[Call]) -> list[int]:
+def find_main_chain(calls: Sequence[ModelCall]) -> list[int]:
     """Return the indices of the calls in the longest chain, in the order in which they ended.
 
     Titles, summaries and other requests outside an agent's conversation are short chains. The longest chain has the
@@ -116,7 +116,7 @@ def find_main_chain(calls: Sequence[Call]) -> list[int]:
     return max(group_chains(calls), key=lambda chain: (len(chain), len(calls[chain[-1]].all_token_ids), chain[-1]))
 
 
-def _find_longest(
+def _find_longest_prefix(
     context: NDArray[Any], lengths: Sequence[int], ends: dict[tuple[int, bytes], list[int]], continued: set[int]
 ) -> int | None:
     """Return the index of the longest earlier call (context and answer) that is a prefix of `context`.
@@ -140,7 +140,9 @@ def _find_longest(
     return next((place for place in best or () if place not in continued), None)
 
 
-def build_rollout(draw: PromptDraw, index: int, calls: Sequence[Call], *, text: str, cut_off: bool = False) -> Rollout:
+def build_rollout(
+    draw: PromptDraw, index: int, calls: Sequence[ModelCall], *, text: str, cut_off: bool = False
+) -> Rollout:
     """Build one rollout from all calls, without a reward.
 
     Args:

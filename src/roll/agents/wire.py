@@ -220,7 +220,7 @@ def build_function_tool(name: str, description: str | None, parameters: Mapping[
 # ---- constraints on an answer: the field, and the instruction for the model
 
 
-def get_choice_kind(choice: str | Mapping[str, Any] | None) -> str:
+def get_tool_choice_type(choice: str | Mapping[str, Any] | None) -> str:
     """Return the kind of a vendor's tool choice: `auto`, `none`, `required`, or the type of the required tool."""
     if not isinstance(choice, Mapping):
         return choice or "auto"
@@ -241,7 +241,7 @@ def build_call_constraint(choice: str | Mapping[str, Any] | None, warnings: Warn
     Returns:
         A list with one constraint, or an empty list.
     """
-    kind = get_choice_kind(choice)
+    kind = get_tool_choice_type(choice)
     if kind in ("auto", "none"):
         return []
     if kind not in ("required", "any", "function", "tool", "custom"):

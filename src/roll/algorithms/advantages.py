@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from roll.algorithms.episodes import MAX_ABS_VALUE, Episode, Float64Array, concatenate
-from roll.algorithms.normalization import Scope, whiten_values
+from roll.algorithms.normalization import NormalizationScope, whiten_values
 from roll.algorithms.returns import (
     compute_chunk_returns,
     compute_discounted_returns,
@@ -47,7 +47,7 @@ def estimate_advantages(
     outcomes: Float64Array,
     *,
     estimator: Estimator = "outcome",
-    std: Scope = "group",
+    std: NormalizationScope = "group",
     gamma: float = 1.0,
     gae_lambda: float = 0.95,
     step_weight: float = 1.0,
@@ -118,7 +118,7 @@ def _compute_turn_advantages(
     outcomes: Float64Array,
     estimator: Estimator,
     *,
-    std: Scope,
+    std: NormalizationScope,
     gamma: float,
     step_weight: float,
 ) -> list[Float64Array]:
@@ -146,8 +146,8 @@ def _scatter_tokens(episode: Episode, tokens: Float64Array) -> FloatArray:
     return result
 
 
-def mask_smallest(values: Sequence[FloatArray], masks: Sequence[BoolArray], share: float) -> list[BoolArray]:
-    """Return masks of the tokens with the smallest `share` of all values under `masks`.
+def mask_smallest(values: Sequence[FloatArray], masks: Sequence[BoolArray], fraction: float) -> list[BoolArray]:
+    """Return masks of the tokens with the smallest `fraction` of all values under `masks`.
 
     AsyPPO (arXiv 2510.01656): tokens on which the critics agree are excluded from the policy gradient. The excluded
     tokens have values below the value at index floor(share x n) of the n sorted values. Tokens of equal value are all
@@ -158,7 +158,7 @@ def mask_smallest(values: Sequence[FloatArray], masks: Sequence[BoolArray], shar
     if not len(together):
         return [np.zeros(len(mask), dtype=np.bool_) for mask in masks]
     # A threshold on the value, not a count of tokens, so the result does not depend on the order of equal values.
-    threshold = together[int(share * len(together))]
+    threshold = together[int(fraction * len(together))]
     return [mask & (np.asarray(v, np.float64) < threshold) for v, mask in zip(values, masks, strict=True)]
 
 

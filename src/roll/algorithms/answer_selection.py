@@ -15,11 +15,11 @@ __all__ = [
     "AnswerSelection",
     "Answers",
     "Pairing",
-    "choose_rollouts",
     "find_failure_reason",
     "select_answers_in_vocabulary",
     "select_best_answers",
     "select_pairs",
+    "select_rollouts_per_group",
 ]
 
 Answers: TypeAlias = tuple[Rollout, ...]
@@ -42,8 +42,8 @@ class AnswerSelection:
         return tuple(rollout for answers in self.answers for rollout in answers)
 
 
-def choose_rollouts(
-    groups: Iterable[Group], choose: Callable[[Sequence[Rollout]], list[Answers] | str]
+def select_rollouts_per_group(
+    groups: Iterable[Group], select_answers: Callable[[Sequence[Rollout]], list[Answers] | str]
 ) -> AnswerSelection:
     """Choose the rollouts of every group that a step trains on.
 
@@ -52,14 +52,14 @@ def choose_rollouts(
 
     Args:
         groups: Groups of the step.
-        choose: Function of a group's scored rollouts that returns the answers to train on, or the reason why there are
-            none.
+        select_answers: Function of a group's scored rollouts that returns the answers to train on, or the reason why
+            there are none.
     """
     answers: list[Answers] = []
     draw_outcomes: dict[int, tuple[DrawOutcome, str]] = {}
     for group in groups:
         written = [r for r in group.scored_rollouts if any(turn.end > turn.start for turn in r.spans)]
-        found = choose(written) if written else []
+        found = select_answers(written) if written else []
         if isinstance(found, str):
             draw_outcomes[group.draw.draw_id] = (DrawOutcome.FILTERED, found)
             continue
@@ -75,30 +75,30 @@ def find_failure_reason(group: Group) -> str:
     return "; ".join(sorted({r.cause for r in group.rollouts if r.cause})) or "no rollout has a token"
 
 
-def select_answers_in_vocabulary(rollouts: Sequence[Rollout], *, num_tokens: int) -> list[Answers] | str:
+def select_answers_in_vocabulary(rollouts: Sequence[Rollout], *, vocab_size: int) -> list[Answers] | str:
     """Select the rollouts whose token IDs are all in the teacher's vocabulary, or return why there are none.
 
     A policy with a padded vocabulary may sample IDs outside the teacher's vocabulary.
 
     Args:
         rollouts: The rollouts of one group.
-        num_tokens: Size of the teacher's vocabulary.
+        vocab_size: Size of the teacher's vocabulary.
     """
-    return [(rollout,) for rollout in rollouts if int(rollout.token_ids.max()) < num_tokens] or (
-        f"every answer has a token with an id of {num_tokens:,} or more, which is not in its teacher's vocabulary"
+    return [(rollout,) for rollout in rollouts if int(rollout.token_ids.max()) < vocab_size] or (
+        f"every answer has a token with an id of {vocab_size:,} or more, which is not in its teacher's vocabulary"
     )
 
 
-def select_best_answers(rollouts: Sequence[Rollout], *, keep: int, min_reward: float) -> list[Answers] | str:
-    """Select the `keep` rollouts with the highest rewards (RAFT, arXiv 2304.06767), or return why there are none.
+def select_best_answers(rollouts: Sequence[Rollout], *, num_answers: int, min_reward: float) -> list[Answers] | str:
+    """Select the `num_answers` best rollouts (RAFT, arXiv 2304.06767), or return why there are none.
 
     Args:
         rollouts: The rollouts of one group; ties go to the earlier rollout.
-        keep: Maximum number of rollouts.
+        num_answers: Maximum number of rollouts.
         min_reward: Minimum reward of a selected rollout.
     """
     rewards = _collect_rewards(rollouts)
-    best = [int(i) for i in np.argsort(-rewards, kind="stable")[:keep] if rewards[i] >= min_reward]
+    best = [int(i) for i in np.argsort(-rewards, kind="stable")[:num_answers] if rewards[i] >= min_reward]
     if not best:
         return f"the best reward {rewards.max():g} is below {min_reward:g}"
     return [(rollouts[i],) for i in sorted(best)]

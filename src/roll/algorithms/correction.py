@@ -47,17 +47,17 @@ _RATIOS: dict[CorrectedRatio, tuple[str, str]] = {
 }
 
 
-def compute_correction_log_ratio(inputs: LossInputs, corrects: CorrectedRatio = "both") -> Tensor:
+def compute_correction_log_ratio(inputs: LossInputs, corrected_ratio: CorrectedRatio = "both") -> Tensor:
     """Compute the clamped log-ratio that a correction uses, for every token, shape [N].
 
     Args:
         inputs: The loss inputs.
-        corrects: The ratio: `both` is old / rollout, `mismatch` behavior / rollout, `staleness` old / behavior.
+        corrected_ratio: The ratio: `both` is old / rollout, `mismatch` behavior / rollout, `staleness` old / behavior.
 
     Raises:
         ValueError: The batch lacks the log-probs.
     """
-    above, below = _RATIOS[corrects]
+    above, below = _RATIOS[corrected_ratio]
     return clamp_log_ratio(inputs.require(f"{above}_logprobs") - inputs.require(f"{below}_logprobs"))
 
 
@@ -78,7 +78,7 @@ class Correction:
     veto: float | None = None
 
     @property
-    def pools_sequences(self) -> bool:
+    def is_sequence_level(self) -> bool:
         """True if a token's weight depends on all tokens of its sequence."""
         return self.level in ("sequence", "geometric") or self.veto is not None
 

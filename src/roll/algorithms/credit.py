@@ -43,15 +43,15 @@ __all__ = [
     "DistanceWeights",
     "compute_credit_factors",
     "compute_distance_weights",
-    "compute_jumps",
+    "compute_waad_jumps",
     "group_heads",
-    "mask_top_share",
+    "mask_top_fraction",
 ]
 
 CreditPattern: TypeAlias = Literal["local", "global", "coupled"]
 Int64Array: TypeAlias = NDArray[np.int64]
 
-HEAD_SHARE = 0.3
+HEAD_FRACTION = 0.3
 """Fraction of the heads that are local, and fraction of the heads that are global."""
 
 
@@ -89,34 +89,34 @@ def compute_distance_weights(num_tokens: int, *, window: int, horizon: tuple[int
     )
 
 
-def group_heads(distances: NDArray[np.floating], share: float = HEAD_SHARE) -> tuple[Int64Array, Int64Array]:
+def group_heads(distances: NDArray[np.floating], fraction: float = HEAD_FRACTION) -> tuple[Int64Array, Int64Array]:
     """Return the indices of the local heads (smallest mean distances) and of the global heads (largest mean distances).
 
     Each group has at least one head.
 
     Args:
         distances: Mean attention distance of each head, shape [K].
-        share: Fraction of the heads in each group.
+        fraction: Fraction of the heads in each group.
     """
-    count = max(round(share * len(distances)), 1)
+    count = max(round(fraction * len(distances)), 1)
     order = np.argsort(distances, kind="stable")
     return np.sort(order[:count]), np.sort(order[-count:])
 
 
-def compute_jumps(waad: FloatArray, mask: BoolArray) -> FloatArray:
+def compute_waad_jumps(waad: FloatArray, mask: BoolArray) -> FloatArray:
     """Compute |WAAD_t - WAAD_t+1| between adjacent tokens of `mask`, shape [L]; 0 for the last token of a turn."""
     together = mask & np.append(mask[1:], False)[: len(mask)]
     return np.where(together, np.abs(np.diff(waad, append=waad[-1:])), np.float32(0.0))
 
 
-def mask_top_share(scores: FloatArray, mask: BoolArray, share: float) -> BoolArray:
+def mask_top_fraction(scores: FloatArray, mask: BoolArray, fraction: float) -> BoolArray:
     """Return a mask [L] of the tokens with the largest scores.
 
-    The number of tokens is the number in `mask` times `share`, rounded up; ties go to the earlier token. A token with
-    score 0 is never chosen.
+    The number of tokens is the number in `mask` times `fraction`, rounded up; ties go to the earlier token. A token
+    with score 0 is never chosen.
     """
     candidates = np.flatnonzero(mask & (scores > 0))
-    count = math.ceil(share * int(mask.sum()) - 1e-9)  # 0.1 x 30 is a little above 3
+    count = math.ceil(fraction * int(mask.sum()) - 1e-9)  # 0.1 x 30 is a little above 3
     chosen = candidates[np.argsort(-scores[candidates], kind="stable")[:count]]
     result = np.zeros(len(scores), dtype=np.bool_)
     result[chosen] = True
@@ -160,15 +160,15 @@ def compute_credit_factors(
             1 - 0.4, introductions are the tokens that the local pattern amplifies.
     """
     gain = amplification - 1.0
-    jump = compute_jumps(statistics.waad, mask)
+    jump = compute_waad_jumps(statistics.waad, mask)
     if pattern == "local":
-        return _amplify(gain * mask_top_share(jump, mask, share), amplification)
-    anchors = mask_top_share(statistics.fai, mask, share)
+        return _amplify(gain * mask_top_fraction(jump, mask, share), amplification)
+    anchors = mask_top_fraction(statistics.fai, mask, share)
     gains = gain * anchors
     if pattern == "global" or not anchors.any():
         return _amplify(gains, amplification)
     calm = statistics.waad <= np.quantile(statistics.waad[mask], waad_quantile)
-    largest, source = _find_largest_before(np.where(mask, jump, -np.inf), introduction_window)
+    largest, source = _find_preceding_max(np.where(mask, jump, -np.inf), introduction_window)
     opened = (largest >= np.quantile(jump[mask], jump_quantile)) & (largest > 0)
     dominated = anchors & calm & opened
     gains[dominated] -= introduction_share * gain
@@ -180,13 +180,13 @@ def _amplify(gains: NDArray[np.floating], amplification: float) -> FloatArray:
     return np.clip(1.0 + gains, 1.0, amplification).astype(np.float32)
 
 
-def _find_largest_before(scores: NDArray[np.floating], reach: int) -> tuple[NDArray[np.floating], Int64Array]:
-    """Return the largest score among the `reach` tokens before each token, and its index; ties go to the nearest
+def _find_preceding_max(scores: NDArray[np.floating], window: int) -> tuple[NDArray[np.floating], Int64Array]:
+    """Return the largest score among the `window` tokens before each token, and its index; ties go to the nearest
     token.
     """
     largest = np.full(len(scores), -np.inf)
     source = np.zeros(len(scores), dtype=np.int64)
-    for back in range(1, min(reach, len(scores) - 1) + 1):
+    for back in range(1, min(window, len(scores) - 1) + 1):
         better = scores[:-back] > largest[back:]
         at = np.flatnonzero(better) + back
         largest[at], source[at] = scores[at - back], at - back

@@ -61,7 +61,7 @@ class Episode:
         return mask
 
     @property
-    def num_written(self) -> int:
+    def num_policy_tokens(self) -> int:
         """Number of tokens that the policy wrote."""
         return int(self.mask.sum())
 
@@ -74,7 +74,9 @@ class Episode:
     def penalized_total(self) -> float:
         """`total` plus the sum of the rewards per token (a KL penalty of the whole rollout)."""
         return (
-            self.total if self.token_rewards is None else clamp_value(self.total + float(self._written_rewards.sum()))
+            self.total
+            if self.token_rewards is None
+            else clamp_value(self.total + float(self._policy_token_rewards.sum()))
         )
 
     @property
@@ -85,7 +87,7 @@ class Episode:
         return np.array([self.token_rewards[start:end].sum(dtype=np.float64) for start, end in self.spans])
 
     @property
-    def _written_rewards(self) -> Float64Array:
+    def _policy_token_rewards(self) -> Float64Array:
         assert self.token_rewards is not None
         return self.token_rewards[self.mask].astype(np.float64)
 

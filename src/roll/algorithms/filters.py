@@ -82,28 +82,29 @@ def cannot_pass_filter(
     return bound is not None and all(find_filter_reason(corner, min_std=bound, **kept) for corner in corners)
 
 
-def select_rollouts(rewards: Float64Array, keep: KeepRule, num: int) -> list[int]:
+def select_rollouts(rewards: Float64Array, rule: KeepRule, num_rollouts: int) -> list[int]:
     """Return the indices of the rollouts of a group to train on, ascending; ties go to the earlier rollout.
 
     Args:
         rewards: The rewards of the group, shape [G].
-        keep: Which rollouts are kept: `all`; `positive`, those with a reward above 0 (rejection sampling as in RAFT,
-            arXiv 2504.11343); `best` or `worst`, the `num` best or worst; `extremes`, the `num` best and `num` worst.
-        num: Number of rollouts for `best`, `worst` and `extremes`.
+        rule: Which rollouts are kept: `all`; `positive`, those with a reward above 0 (rejection sampling as in RAFT,
+            arXiv 2504.11343); `best` or `worst`, the `num_rollouts` best or worst; `extremes`, the `num_rollouts` best
+            and `num_rollouts` worst.
+        num_rollouts: Number of rollouts for `best`, `worst` and `extremes`.
     """
-    if keep == "all":
+    if rule == "all":
         return list(range(len(rewards)))
-    if keep == "positive":
+    if rule == "positive":
         return np.flatnonzero(rewards > 0).tolist()
-    best = np.argsort(-rewards, kind="stable")[:num].tolist()
-    worst = np.argsort(rewards, kind="stable")[:num].tolist()
-    return sorted({"best": set(best), "worst": set(worst), "extremes": {*best, *worst}}[keep])
+    best = np.argsort(-rewards, kind="stable")[:num_rollouts].tolist()
+    worst = np.argsort(rewards, kind="stable")[:num_rollouts].tolist()
+    return sorted({"best": set(best), "worst": set(worst), "extremes": {*best, *worst}}[rule])
 
 
-def select_top_variance(stds: Sequence[float], share: float) -> list[int]:
+def select_top_variance(stds: Sequence[float], fraction: float) -> list[int]:
     """Return the indices of the groups with the largest standard deviations, ascending (StarPO-S).
 
     The number of groups is ceil(share x n); ties go to the earlier group.
     """
-    num = int(np.ceil(share * len(stds) - 1e-9))
+    num = int(np.ceil(fraction * len(stds) - 1e-9))
     return sorted(np.argsort(-np.asarray(stds, dtype=np.float64), kind="stable")[:num].tolist())

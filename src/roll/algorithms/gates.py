@@ -34,7 +34,7 @@ class Gate(Protocol):
     """Interface of gates: functions from log-ratio and advantage to an objective per token."""
 
     @property
-    def exponentiates(self) -> bool:
+    def uses_ratio(self) -> bool:
         """True if the gate takes the exponential of the log-ratio, which must then be clamped."""
         ...
 
@@ -53,7 +53,7 @@ class _ExponentialGate:
     __slots__ = ()
 
     @property
-    def exponentiates(self) -> bool:
+    def uses_ratio(self) -> bool:
         return True
 
 
@@ -172,7 +172,7 @@ class SquaredPenalty(_UnboundedGate):
     tau: float = 0.1
 
     @property
-    def exponentiates(self) -> bool:
+    def uses_ratio(self) -> bool:
         return False
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
@@ -208,8 +208,8 @@ class UserGate:
     """Keyword arguments of the class."""
 
     @property
-    def exponentiates(self) -> bool:
-        return getattr(self._build(), "exponentiates", True)
+    def uses_ratio(self) -> bool:
+        return getattr(self._build(), "uses_ratio", True)
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
         return self._build()(log_ratio, logprobs, advantages)

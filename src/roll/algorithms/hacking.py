@@ -15,7 +15,12 @@ import numpy as np
 
 from roll.types import Group, Rollout
 
-__all__ = ["BASELINE_STEPS", "compute_hacking_metrics", "compute_repeated_text_share", "compute_shared_ngram_share"]
+__all__ = [
+    "BASELINE_STEPS",
+    "compute_hacking_metrics",
+    "compute_repeated_text_fraction",
+    "compute_shared_ngram_fraction",
+]
 
 BASELINE_STEPS = 5
 """Number of first steps of a run whose mean answer length is the baseline of later steps."""
@@ -43,8 +48,8 @@ def compute_hacking_metrics(groups: Sequence[Group], baseline_lengths: Sequence[
     words = [(rollout.prompt.uid, rollout.text[:MAX_CHARACTERS].casefold().split()[:MAX_WORDS]) for rollout in scored]
     lengths = [float(len(rollout.token_ids)) for rollout in scored]
     metrics = {
-        "hacking/repeated_text_share": compute_repeated_text_share(words),
-        "hacking/shared_ngram_share": compute_shared_ngram_share(words),
+        "hacking/repeated_text_share": compute_repeated_text_fraction(words),
+        "hacking/shared_ngram_share": compute_shared_ngram_fraction(words),
         "hacking/self_repetition_share": _compute_mean(_has_repetition(rollout) for rollout in scored),
         "hacking/length_reward_correlation": _compute_correlation(
             lengths, [_get_reward_value(rollout) for rollout in scored]
@@ -67,7 +72,7 @@ def _compute_mean(values: Iterable[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def compute_repeated_text_share(answers: Sequence[tuple[str, list[str]]]) -> float:
+def compute_repeated_text_fraction(answers: Sequence[tuple[str, list[str]]]) -> float:
     """Return the fraction of answers that are repeated, word for word, as an answer to another prompt.
 
     Answers of fewer than `MIN_WORDS` words are left out; the share is 0 if no answer is left.
@@ -82,7 +87,7 @@ def compute_repeated_text_share(answers: Sequence[tuple[str, list[str]]]) -> flo
     return _compute_mean(len(prompts[words]) > 1 for _, words in long)
 
 
-def compute_shared_ngram_share(answers: Sequence[tuple[str, list[str]]]) -> float:
+def compute_shared_ngram_fraction(answers: Sequence[tuple[str, list[str]]]) -> float:
     """Return the fraction of word n-grams that occur in answers to at least half of the prompts, and at least two.
 
     Args:

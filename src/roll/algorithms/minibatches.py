@@ -10,30 +10,32 @@ import numpy as np
 from roll.algorithms.normalization import group_indices_by_key
 from roll.types import TrainingBatch
 
-__all__ = ["select_critic_share", "split_into_minibatches"]
+__all__ = ["select_critic_batch", "split_into_minibatches"]
 
 
-def split_into_minibatches(batch: TrainingBatch, num: int, seed: tuple[int, ...]) -> Iterator[TrainingBatch]:
-    """Split a batch into `num` mini-batches of whole groups, with nearly equal numbers of samples.
+def split_into_minibatches(
+    batch: TrainingBatch, num_minibatches: int, seed: tuple[int, ...]
+) -> Iterator[TrainingBatch]:
+    """Split a batch into `num_minibatches` mini-batches of whole groups, with nearly equal numbers of samples.
 
-    A group is never split, so that its prompt is computed once. A batch with fewer groups than `num` is split into
-    fewer mini-batches. A mini-batch without a loss token is skipped.
+    A group is never split, so that its prompt is computed once. A batch with fewer groups than `num_minibatches` is
+    split into fewer mini-batches. A mini-batch without a loss token is skipped.
 
     Args:
         batch: The batch of one step.
-        num: Number of mini-batches.
+        num_minibatches: Number of mini-batches.
         seed: Seed for shuffling the groups.
     """
-    if num == 1:
+    if num_minibatches == 1:
         if batch.num_loss_tokens:
             yield batch
         return
     groups = list(group_indices_by_key([sample.unit for sample in batch.samples]).values())
     order = [groups[i] for i in np.random.default_rng(seed).permutation(len(groups))]
     total, taken = len(batch.samples), 0
-    parts: list[list[int]] = [[] for _ in range(num)]
+    parts: list[list[int]] = [[] for _ in range(num_minibatches)]
     for members in order:
-        parts[min(taken * num // total, num - 1)] += members
+        parts[min(taken * num_minibatches // total, num_minibatches - 1)] += members
         taken += len(members)
     for part in parts:
         cut = replace(batch, samples=tuple(batch.samples[i] for i in sorted(part)))
@@ -41,7 +43,7 @@ def split_into_minibatches(batch: TrainingBatch, num: int, seed: tuple[int, ...]
             yield cut
 
 
-def select_critic_share(batch: TrainingBatch, critic: int, num_critics: int, first_critic: int = 0) -> TrainingBatch:
+def select_critic_batch(batch: TrainingBatch, critic: int, num_critics: int, first_critic: int = 0) -> TrainingBatch:
     """Return the samples for one of several critics: rollouts are assigned to the critics round-robin (AsyPPO).
 
     The round-robin assignment continues across groups, so the critics' numbers of rollouts differ by at most one, in

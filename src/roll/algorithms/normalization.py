@@ -21,7 +21,7 @@ __all__ = [
     "WHITENING_EPSILON",
     "Baseline",
     "Moments",
-    "Scope",
+    "NormalizationScope",
     "group_indices_by_key",
     "has_zero_variance",
     "normalize_rewards",
@@ -29,7 +29,7 @@ __all__ = [
     "whiten_values",
 ]
 
-Scope: TypeAlias = Literal["none", "group", "batch", "running"]
+NormalizationScope: TypeAlias = Literal["none", "group", "batch", "running"]
 Baseline: TypeAlias = Literal["none", "group", "batch", "running", "leave_one_out", "length_weighted", "greedy"]
 
 EPSILON = 1e-6
@@ -97,7 +97,7 @@ def normalize_rewards(
     rewards: Float64Array,
     *,
     mean: Baseline,
-    std: Scope,
+    std: NormalizationScope,
     per_domain: bool = True,
     running: Mapping[str, Moments] | None = None,
     epsilon: float = EPSILON,
@@ -190,7 +190,7 @@ def _compute_group_baseline(
         # RLOO, arXiv 2402.14740 eq. 8.
         return (rewards.sum() - rewards) / (len(rewards) - 1)
     if mean == "length_weighted":
-        lengths = np.array([episode.num_written for episode in episodes], dtype=np.float64)
+        lengths = np.array([episode.num_policy_tokens for episode in episodes], dtype=np.float64)
         # OPO, arXiv 2505.23585 eq. 5.
         return float((lengths * rewards).sum() / max(lengths.sum(), 1.0))
     greedy = [episode.greedy_reward for episode in episodes]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from roll.algorithms.episodes import Episode, Float64Array, compute_turn_rewards
-from roll.algorithms.normalization import EPSILON, Scope, _compute_spread
+from roll.algorithms.normalization import EPSILON, NormalizationScope, _compute_spread
 
 __all__ = [
     "compute_chunk_returns",
@@ -87,7 +87,9 @@ def spread_over_tokens(episode: Episode, by_turn: Float64Array) -> Float64Array:
     return np.repeat(by_turn, [end - start for start, end in episode.spans])
 
 
-def compute_step_advantages(episodes: Sequence[Episode], *, gamma: float, std: Scope) -> list[Float64Array]:
+def compute_step_advantages(
+    episodes: Sequence[Episode], *, gamma: float, std: NormalizationScope
+) -> list[Float64Array]:
     """Compute GiGPO's step advantage of every turn, shape [K] (arXiv 2505.10978 eq. 6-8).
 
     Turns of one group that began in the same state are compared by their discounted returns; equal states of different

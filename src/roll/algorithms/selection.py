@@ -126,7 +126,9 @@ def _select_demonstrations(
         assert demonstration.rollout.reward is not None, "a demonstration was scored"
         unsolved = demonstration.rollout.reward.value > best.get(demonstration.rollout.draw_id, -np.inf)
         return (
-            demonstration.episode.total > 0 and demonstration.episode.num_written > 0 and (unsolved or when == "always")
+            demonstration.episode.total > 0
+            and demonstration.episode.num_policy_tokens > 0
+            and (unsolved or when == "always")
         )
 
     return tuple(filter(is_imitated, demonstrations))
@@ -179,7 +181,7 @@ def build_early_stop_predicate(
 
 
 def _decide_outcome(group: Group, shaped: Sequence[ShapedRollout], filters: FilterConfig) -> tuple[DrawOutcome, str]:
-    if not any(s.episode.num_written for s in shaped):
+    if not any(s.episode.num_policy_tokens for s in shaped):
         return DrawOutcome.FAILED, find_failure_reason(group)
     reason = find_filter_reason(
         np.array([s.filter_value for s in shaped], dtype=np.float64),
@@ -201,7 +203,7 @@ def _select_trained_rollouts(group: Sequence[ShapedRollout], filters: FilterConf
     index = select_rollouts(
         np.array([s.training_reward for s in group], dtype=np.float64), filters.keep, filters.keep_num
     )
-    kept = [group[i] for i in index if group[i].episode.num_written]
+    kept = [group[i] for i in index if group[i].episode.num_policy_tokens]
     return [s for s in kept if s.rollout.is_finished or not filters.drop_unfinished]
 
 

@@ -248,6 +248,6 @@ def _compute_rollout_factors(
         # Rescaled to mean 1, so that the weights do not change the effective learning rate.
         factors *= rescale_weights(0.5 + 1.5 * (1.0 - np.clip(solved, 0.0, 1.0)))
     if algorithm.weights.length and len(factors):
-        lengths = np.array([episode.num_written for episode in episodes], dtype=np.float64)
+        lengths = np.array([episode.num_policy_tokens for episode in episodes], dtype=np.float64)
         factors *= rescale_weights(1.5 - lengths / max(lengths.max(), 1.0))
     return factors

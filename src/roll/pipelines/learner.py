@@ -19,7 +19,7 @@ from roll.types import (
     ForwardBackwardResult,
     ForwardOptions,
     OptimResult,
-    Output,
+    OutputName,
     Outputs,
     StepResult,
     TrainingBatch,
@@ -34,7 +34,7 @@ class BaseModelScorer:
     def __init__(self, policy: TrainerGroup) -> None:
         self._policy = policy
 
-    async def forward(self, batch: TrainingBatch, outputs: Outputs) -> Mapping[Output, list[Any]]:
+    async def forward(self, batch: TrainingBatch, outputs: Outputs) -> Mapping[OutputName, list[Any]]:
         """Compute outputs of the policy without its adapters, as `Scorer.forward` specifies."""
         return await self._policy.forward(batch, outputs, ForwardOptions(adapter=False))
 

@@ -192,7 +192,7 @@ def _dry_run_rank(spec: TrainerSpec, with_step: bool) -> dict[str, Any] | str:
 
     from roll.errors import UserError
     from roll.training.dry_run import dry_run
-    from roll.types import Needs, TrainingBatch, TrainingSample
+    from roll.types import LossRequirements, TrainingBatch, TrainingSample
 
     training = spec.training
     length = training.max_tokens_per_micro_batch
@@ -208,7 +208,7 @@ def _dry_run_rank(spec: TrainerSpec, with_step: bool) -> dict[str, Any] | str:
     count = each * spec.world_size // (parallel.pp * parallel.ranks_per_micro_batch)
     samples = tuple(TrainingSample(sample_id=str(i), unit=i, **text) for i in range(count))
     try:
-        found = dry_run(spec, TrainingBatch(samples=samples) if with_step else None, Needs())
+        found = dry_run(spec, TrainingBatch(samples=samples) if with_step else None, LossRequirements())
     except UserError as error:
         return str(error)
     traffic = [(*kind, count, found.bytes[kind]) for kind, count in found.counts.items()]

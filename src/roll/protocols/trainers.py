@@ -13,10 +13,10 @@ from roll.types import (
     ForwardOptions,
     LossInputs,
     LossOutputs,
-    Needs,
+    LossRequirements,
     OptimParams,
     OptimResult,
-    Output,
+    OutputName,
     Outputs,
     StepResult,
     TrainingBatch,
@@ -37,7 +37,7 @@ class LossFn(Protocol):
     """A loss; it must be picklable, since it is sent to the trainer's ranks."""
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> LossRequirements:
         """Inputs that the trainer must provide in addition to the network's predictions."""
         ...
 
@@ -114,7 +114,7 @@ class TrainBackend(Protocol):
 
     def forward(
         self, batch: TrainingBatch, outputs: Outputs, options: ForwardOptions | None = None
-    ) -> Mapping[Output, list[Any]]:
+    ) -> Mapping[OutputName, list[Any]]:
         """Compute outputs for a batch with the current weights, without gradients; an output has one entry per sample.
 
         Args:
@@ -172,7 +172,7 @@ class TrainBackend(Protocol):
 class Scorer(Protocol):
     """A model that computes outputs of a batch: a trainer, a reference, or a policy without its adapters."""
 
-    async def forward(self, batch: TrainingBatch, outputs: Outputs) -> Mapping[Output, list[Any]]:
+    async def forward(self, batch: TrainingBatch, outputs: Outputs) -> Mapping[OutputName, list[Any]]:
         """Compute outputs of a batch; see `TrainBackend.forward`."""
         ...
 
@@ -214,7 +214,7 @@ class TrainerGroup(ABC):
 
     async def forward(
         self, batch: TrainingBatch, outputs: Outputs, options: ForwardOptions | None = None
-    ) -> Mapping[Output, list[Any]]:
+    ) -> Mapping[OutputName, list[Any]]:
         return await self._call("forward", batch, outputs, options)
 
     async def keep_snapshot(self, version: int, versions: Collection[int]) -> None:

@@ -44,7 +44,7 @@ from roll.training.parallel.tensor import get_local_part
 from roll.training.parallel.tokens import TokenShare
 from roll.training.precision import Precision
 from roll.training.spec import TrainerSpec
-from roll.types import LossOutputs, Needs, TrainingBatch
+from roll.types import LossOutputs, LossRequirements, TrainingBatch
 
 __all__ = ["Collective", "DryRun", "dry_run"]
 
@@ -84,14 +84,14 @@ class DryRun:
 class _Loss:
     """A stand-in loss that depends on every output of the network, and takes no memory itself."""
 
-    needs: Needs
+    needs: LossRequirements
 
     def __call__(self, inputs: Any) -> LossOutputs:
         loss = torch.stack([tensor.sum() for tensor in inputs.tensors if tensor.requires_grad]).sum()
         return LossOutputs(loss=loss)
 
 
-def dry_run(spec: TrainerSpec, batch: TrainingBatch | None, needs: Needs) -> DryRun:
+def dry_run(spec: TrainerSpec, batch: TrainingBatch | None, needs: LossRequirements) -> DryRun:
     """Build one rank of a trainer and run a training step, both on fake tensors.
 
     The process must not be in a process group; the fake group is destroyed at the end.

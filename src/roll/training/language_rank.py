@@ -25,7 +25,7 @@ from roll.training.parallel.fsdp import reshard_after_forward
 from roll.training.passes import PassRunner
 from roll.training.rank import TrainerRank
 from roll.training.spec import TrainerSpec
-from roll.types import ForwardOptions, Output, Outputs, TrainingBatch
+from roll.types import ForwardOptions, OutputName, Outputs, TrainingBatch
 
 __all__ = ["LanguageModelRank"]
 
@@ -47,7 +47,7 @@ class LanguageModelRank(TrainerRank[TrainingBatch, LossFn]):
 
     def forward(
         self, batch: TrainingBatch, outputs: Outputs, options: ForwardOptions | None = None
-    ) -> dict[Output, list[Any]]:
+    ) -> dict[OutputName, list[Any]]:
         """Compute the outputs for a batch with the current weights or with a snapshot; see `PassRunner.forward`."""
         options = options or ForwardOptions()
         using = contextlib.nullcontext() if options.version is None else self._use_snapshot(options.version)

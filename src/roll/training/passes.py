@@ -56,8 +56,8 @@ from roll.types import (
     FloatArray,
     ForwardBackwardResult,
     ForwardOptions,
-    Needs,
-    Output,
+    LossRequirements,
+    OutputName,
     Outputs,
     TrainingBatch,
     TrainingSample,
@@ -65,7 +65,7 @@ from roll.types import (
 
 __all__ = ["BackwardFn", "PassRunner"]
 
-_ROLES_WITH_OUTPUT: dict[Output, str] = {
+_ROLES_WITH_OUTPUT: dict[OutputName, str] = {
     "logprobs": "policy or reference",
     "values": "critic or a policy with a value head",
     "attention": "policy",
@@ -224,7 +224,7 @@ class PassRunner:
         )
 
     @torch.no_grad()
-    def forward(self, batch: TrainingBatch, outputs: Outputs, options: ForwardOptions) -> dict[Output, list[Any]]:
+    def forward(self, batch: TrainingBatch, outputs: Outputs, options: ForwardOptions) -> dict[OutputName, list[Any]]:
         """Compute outputs for a batch with the current weights, on every rank; see `TrainBackend.forward`.
 
         Raises:
@@ -236,9 +236,9 @@ class PassRunner:
         self._check_outputs(outputs, options)
         attention, num_top = options.attention, options.num_top
         top = num_top if "top_logprobs" in outputs else None
-        needs = Needs(values="values" in outputs)
+        needs = LossRequirements(values="values" in outputs)
         every_token = "logprobs" in outputs
-        results: dict[Output, dict[int, Any]] = {name: {} for name in outputs}
+        results: dict[OutputName, dict[int, Any]] = {name: {} for name in outputs}
         routing = self._routing
         batch = self._prepare(batch)
         self._network.eval()
@@ -265,7 +265,7 @@ class PassRunner:
             stages[-1]["experts"] = {
                 i: np.maximum.reduce([s["experts"][i] for s in stages]) for i in stages[-1]["experts"]
             }
-        ordered: dict[Output, list[Any]] = {name: order_outputs(stages[-1][name], batch) for name in results}
+        ordered: dict[OutputName, list[Any]] = {name: order_outputs(stages[-1][name], batch) for name in results}
         fill_missing_outputs(ordered, batch, every_token=every_token, num_top=top)
         return ordered
 
@@ -279,7 +279,7 @@ class PassRunner:
         self._network.eval()
         for action in self._list_actions(len(share), backward=False):
             with self._random_states.activate():
-                self._call(self._build_layout(share[action.micro_batch]), temperature, Needs(), None, None)
+                self._call(self._build_layout(share[action.micro_batch]), temperature, LossRequirements(), None, None)
         routing.set_load_balancing_loss(self._gather_loads(routing))
         routing.clear()
         reshard_after_forward(self._network)
@@ -345,7 +345,7 @@ class PassRunner:
         self,
         layout: PackedLayout,
         batch: TrainingBatch,
-        needs: Needs,
+        needs: LossRequirements,
         observer: AttentionMapObserver | None,
         top: Int64Array | int | None,
     ) -> Predictions:
@@ -370,7 +370,7 @@ class PassRunner:
         )
 
     def _build_micro_batches(
-        self, samples: Sequence[TrainingSample], *, every_token: bool, needs: Needs
+        self, samples: Sequence[TrainingSample], *, every_token: bool, needs: LossRequirements
     ) -> list[MicroBatch]:
         """Return this rank's micro-batches; every rank has the same number."""
         config, rank = self._spec.training, self._ranks.data_rank

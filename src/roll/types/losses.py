@@ -41,7 +41,7 @@ class LossInputs:
     """[N] int64 in 0 … S-1: sequence of this micro-batch that a token belongs to, ascending."""
     sequence_lengths: Tensor
     """[S] float32: number of loss tokens of each sequence. A sequence whose history was rewritten has several samples,
-    which may be in different micro-batches unless the loss sets `Needs.whole_sequences`."""
+    which may be in different micro-batches unless the loss sets `LossRequirements.whole_sequences`."""
     num_tokens: float
     """Number of loss tokens of the global batch."""
     num_expert_tokens: float = 0.0
@@ -58,7 +58,7 @@ class LossInputs:
     """[S] float32: the longest possible answer to each sequence's prompt, for constant-length aggregation."""
     unit_ids: Tensor | None = None
     """[S] int64 in 0 … U-1: unit (group, pair) that a sequence belongs to. A unit may be incomplete unless the loss
-    sets `Needs.whole_units`."""
+    sets `LossRequirements.whole_units`."""
     logprobs: Tensor | None = None
     """[N] float32 log-probs of the current policy; carries the gradient. `None` for a critic."""
     old_logprobs: Tensor | None = None

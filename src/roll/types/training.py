@@ -17,10 +17,10 @@ __all__ = [
     "Divergence",
     "ForwardBackwardResult",
     "ForwardOptions",
-    "Needs",
+    "LossRequirements",
     "OptimParams",
     "OptimResult",
-    "Output",
+    "OutputName",
     "Outputs",
     "StepResult",
     "TopLogprobs",
@@ -30,8 +30,8 @@ __all__ = [
 
 T = TypeVar("T")
 
-Output: TypeAlias = Literal["logprobs", "values", "attention", "top_logprobs", "experts"]
-Outputs: TypeAlias = Collection[Output]
+OutputName: TypeAlias = Literal["logprobs", "values", "attention", "top_logprobs", "experts"]
+Outputs: TypeAlias = Collection[OutputName]
 """Outputs of a trainer's forward pass, for every sample: `logprobs` [L] of its tokens, `values` [L] of the states
 before the loss tokens, `attention` as `AttentionStatistics`, `top_logprobs` as `TopLogprobs`, `experts` as
 `TrainingSample.experts`."""
@@ -69,7 +69,7 @@ class Divergence:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Needs:
+class LossRequirements:
     """Inputs that a loss needs in addition to the network's predictions; known before the forward pass."""
 
     entropy: bool = False
@@ -121,10 +121,10 @@ class TrainingSample:
     sample_id: str
     unit: int
     """Index of the sample's unit: the rollouts of a group, or the two answers of a pair. The trainer computes the
-    common prefix of a unit's samples only once. See `Needs.whole_units`."""
+    common prefix of a unit's samples only once. See `LossRequirements.whole_units`."""
     sequence: str = ""
     """Key that the samples of one sequence share; they are adjacent in their batch. A rollout whose history was
-    rewritten has several samples. If empty, the sample is a whole sequence. See `Needs.whole_sequences`."""
+    rewritten has several samples. If empty, the sample is a whole sequence. See `LossRequirements.whole_sequences`."""
     prefix_length: int = 0
     """Length of the context before the sample's own tokens."""
     token_ids: IntArray

@@ -17,7 +17,7 @@ from worlds.vision_models import VisionWorld, picture, write_vision_model
 
 from roll.agents.server import MAX_BYTES_WITH_IMAGES, AgentServer
 from roll.agents.session import Session
-from roll.agents.tree import Call, build_rollout, group_chains
+from roll.agents.tree import ModelCall, build_rollout, group_chains
 from roll.config.agents import AgentLimits
 from roll.data import ChatRenderer
 from roll.data.media_text import MediaText
@@ -62,7 +62,7 @@ class ImageWorld:
 
             yield post, session
 
-    def check(self, call: Call, images: list[Image.Image]) -> None:
+    def check(self, call: ModelCall, images: list[Image.Image]) -> None:
         """The call's context has these images, each with its tokens, and no other feature token."""
         assert [span.digest for span in call.media] == [self.world.store.add_image(image) for image in images]
         outside = np.ones(len(call.context), np.bool_)
@@ -239,8 +239,8 @@ async def test_agent_images_no_text_completion_imitates_one(world: ImageWorld) -
 
 
 def test_agent_images_calls_with_equal_tokens_and_other_images_are_other_chains() -> None:
-    def call(digest: str, context: list[int], answer: int) -> Call:
-        return Call(
+    def call(digest: str, context: list[int], answer: int) -> ModelCall:
+        return ModelCall(
             context=np.array(context, np.int32),
             media=(MediaSpan(kind="image", digest=digest, start=1, end=3),),
             token_ids=np.array([answer], np.int32),

@@ -493,9 +493,9 @@ async def test_agent_endpoint_what_an_agent_that_left_was_sent_is_kept_and_no_mo
         for _ in range(3):
             await here.post("/chat/completions", CHAT)
         first, second, third = here.session.calls
-        here.session.truncate_to_sent(first, 4)
-        here.session.truncate_to_sent(second, 1)
-        here.session.truncate_to_sent(third, 0)
+        here.session.truncate_call(first, 4)
+        here.session.truncate_call(second, 1)
+        here.session.truncate_call(third, 0)
         assert [renderer.decode(call.token_ids) for call in here.session.calls] == ["abcd", "é"]
         kept = here.session.calls[0]
         assert kept.finish_reason == "abort" and kept.logprobs.tolist() == first.logprobs.tolist()[:4]

@@ -11,14 +11,14 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from roll.agents.tool_calls import ToolFormat, detect_format, read_calls, write_tools_as_text
+from roll.agents.tool_calls import ToolFormat, detect_tool_format, parse_tool_calls, render_tools_as_text
 from roll.types import Message
 
 FORMATS: list[ToolFormat] = ["hermes", "llama3", "mistral", "harmony", "glm", "gemma4", "plain", "none"]
 
 
 def called(text: str, tool_format: ToolFormat) -> tuple[str, list[tuple[str, object]]]:
-    beside, calls = read_calls(text, tool_format)
+    beside, calls = parse_tool_calls(text, tool_format)
     return beside, [(call.name, dict(call.arguments)) for call in calls]
 
 
@@ -42,7 +42,7 @@ def test_agent_tool_call_qwen_coders_tags_are_read_by_the_tools_schema() -> None
     body = "<function=a>\n<parameter=x>\n1\n</parameter>\n</function>"
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
     tool = {"type": "function", "function": {"name": "a", "description": "", "parameters": schema}}
-    _, [call] = read_calls(f"<tool_call>\n{body}\n</tool_call>", "hermes", [tool])
+    _, [call] = parse_tool_calls(f"<tool_call>\n{body}\n</tool_call>", "hermes", [tool])
     assert (call.name, dict(call.arguments)) == ("a", {"x": 1})
 
 
@@ -116,24 +116,24 @@ def test_agent_tool_call_hostile_repetition_takes_no_longer_than_reading_it(
     piece: str, tool_format: ToolFormat
 ) -> None:
     started = time.process_time()
-    _, calls = read_calls(piece * (400_000 // len(piece)), tool_format)
+    _, calls = parse_tool_calls(piece * (400_000 // len(piece)), tool_format)
     assert time.process_time() - started < 10
     assert len(calls) <= 128
 
 
 @given(st.text(alphabet='<tool_cal>/{}[]"name:argumentsTOLCAS,1 \\', max_size=80), st.sampled_from(FORMATS))
 def test_agent_tool_call_reading_never_raises_and_says_calls_only_as_json(text: str, tool_format: ToolFormat) -> None:
-    beside, calls = read_calls(text, tool_format)
+    beside, calls = parse_tool_calls(text, tool_format)
     assert calls or beside == text
     for call in calls:
         assert json.loads(call.arguments_json) == call.arguments
 
 
 def test_agent_tool_call_formats_are_known_by_what_a_template_teaches() -> None:
-    assert detect_format("{% for m in messages %}{{ m }}{% endfor %}") == "plain"
-    assert detect_format("{% if tools %}<tool_call>{% endif %}") == "hermes"
-    assert detect_format("{% if tools %}[TOOL_CALLS]{% endif %}") == "mistral"
-    assert detect_format("""{% if tools %}{"name": x, "parameters": y}{% endif %}""") == "llama3"
+    assert detect_tool_format("{% for m in messages %}{{ m }}{% endfor %}") == "plain"
+    assert detect_tool_format("{% if tools %}<tool_call>{% endif %}") == "hermes"
+    assert detect_tool_format("{% if tools %}[TOOL_CALLS]{% endif %}") == "mistral"
+    assert detect_tool_format("""{% if tools %}{"name": x, "parameters": y}{% endif %}""") == "llama3"
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_agent_tool_call_formats_of_published_templates_are_known(template: str,
     if package is None or package.origin is None:
         pytest.skip("TRL, which set-up installs, keeps models' chat templates")
     directory = Path(package.origin).parent / "chat_templates"
-    assert detect_format((directory / f"{template}.jinja").read_text(encoding="utf-8")) == tool_format
+    assert detect_tool_format((directory / f"{template}.jinja").read_text(encoding="utf-8")) == tool_format
 
 
 def test_agent_tool_call_a_template_without_tools_is_told_of_them_in_words() -> None:
@@ -172,8 +172,8 @@ def test_agent_tool_call_a_template_without_tools_is_told_of_them_in_words() -> 
         Message(role="tool", content="one"),
         Message(role="tool", content="two"),
     ]
-    said = write_tools_as_text(messages, [{"type": "function", "function": {"name": "a"}}])
+    said = render_tools_as_text(messages, [{"type": "function", "function": {"name": "a"}}])
     assert [message.role for message in said] == ["system", "user", "assistant", "user"]
     assert '"name": "a"' in said[0].text
-    assert [(c.name, dict(c.arguments)) for c in read_calls(said[2].text, "plain")[1]] == [("a", {"x": 1})] * 2
+    assert [(c.name, dict(c.arguments)) for c in parse_tool_calls(said[2].text, "plain")[1]] == [("a", {"x": 1})] * 2
     assert said[3].text.count("<tool_response>") == 2

@@ -6,12 +6,12 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
-from roll.agents.tree import Call, build_rollout, find_main_chain, group_chains
+from roll.agents.tree import ModelCall, build_rollout, find_main_chain, group_chains
 from roll.types import FinishReason, Prompt, PromptDraw, Rollout
 
 
-def call(context: list[int], tokens: list[int], number: int = 0, finish_reason: FinishReason = "stop") -> Call:
-    return Call(
+def call(context: list[int], tokens: list[int], number: int = 0, finish_reason: FinishReason = "stop") -> ModelCall:
+    return ModelCall(
         context=np.array(context, np.int32),
         token_ids=np.array(tokens, np.int32),
         logprobs=np.full(len(tokens), -1.0 - number, np.float32),
@@ -21,7 +21,7 @@ def call(context: list[int], tokens: list[int], number: int = 0, finish_reason: 
     )
 
 
-def rollout_of(*calls: Call, prompt: tuple[int, ...] = (1, 2)) -> Rollout:
+def rollout_of(*calls: ModelCall, prompt: tuple[int, ...] = (1, 2)) -> Rollout:
     draw = PromptDraw(
         draw_id=4, prompt=Prompt(uid="t/1", domain="t", messages=()), token_ids=np.array(prompt, np.int32)
     )
@@ -93,10 +93,10 @@ def test_agent_trajectory_tree_main_chain_is_the_one_of_most_answers_then_of_mos
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> list[Call]:
+def programs(draw: st.DrawFn) -> list[ModelCall]:
     """Calls that go on anywhere, with few different tokens, so that contexts meet by chance as well."""
     token = st.integers(0, 2)
-    calls: list[Call] = []
+    calls: list[ModelCall] = []
     for number in range(draw(st.integers(1, 10))):
         base: list[int] = []
         if calls and draw(st.booleans()):
@@ -108,7 +108,9 @@ def programs(draw: st.DrawFn) -> list[Call]:
 
 
 @given(programs())
-def test_agent_trajectory_tree_every_call_is_trained_once_after_exactly_what_the_engine_saw(calls: list[Call]) -> None:
+def test_agent_trajectory_tree_every_call_is_trained_once_after_exactly_what_the_engine_saw(
+    calls: list[ModelCall],
+) -> None:
     rollout = rollout_of(*calls)
     starts = [branch.start for branch in rollout.branches]
     ends = [*starts, len(rollout.token_ids)][1:]

@@ -20,7 +20,7 @@ from roll.algorithms.losses import (
     LikelihoodLoss,
     RegressionLoss,
     SummedLoss,
-    TopDistillationLoss,
+    TopKDistillationLoss,
 )
 from roll.protocols import LossFn
 from roll.training import TorchBackend
@@ -174,11 +174,16 @@ def cases() -> dict[str, Case]:
         batch=replace(alone, samples=alone.samples[:1]), loss=DistillationLoss(), backend="policy"
     )
     everything = SummedLoss(
-        parts=((0.5, TopDistillationLoss()), (1.0, LikelihoodLoss()), (0.3, DistillationLoss()), (1.0, PAIRS["dpo"][0]))
+        parts=(
+            (0.5, TopKDistillationLoss()),
+            (1.0, LikelihoodLoss()),
+            (0.3, DistillationLoss()),
+            (1.0, PAIRS["dpo"][0]),
+        )
     )
     found["all at once"] = Case(batch=tops(batch), loss=everything, backend="policy")
     found["tops of one text"] = Case(
-        batch=tops(replace(alone, samples=alone.samples[:1])), loss=TopDistillationLoss(), backend="policy"
+        batch=tops(replace(alone, samples=alone.samples[:1])), loss=TopKDistillationLoss(), backend="policy"
     )
     found["scores of pairs"] = Case(
         batch=scored(pair_batch(3)), loss=BradleyTerryLoss(centering=0.1), backend="reward model"

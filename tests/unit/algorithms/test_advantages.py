@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from roll.algorithms.advantages import estimate_advantages
 from roll.algorithms.episodes import Episode
-from roll.algorithms.normalization import EPSILON, Baseline, Scope, has_zero_variance, normalize_rewards
+from roll.algorithms.normalization import EPSILON, Baseline, NormalizationScope, has_zero_variance, normalize_rewards
 
 rewards = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=8)
 groups = st.lists(rewards, min_size=1, max_size=5)
 
 
 def outcomes(
-    values: list[list[float]], mean: Baseline = "group", std: Scope = "group", **fields: list[float]
+    values: list[list[float]], mean: Baseline = "group", std: NormalizationScope = "group", **fields: list[float]
 ) -> list[list[float]]:
     """Normalised rewards of groups."""
     episodes = [

@@ -10,10 +10,10 @@ import pytest
 
 from roll.algorithms.answer_selection import (
     Pairing,
-    choose_rollouts,
     select_answers_in_vocabulary,
     select_best_answers,
     select_pairs,
+    select_rollouts_per_group,
 )
 from roll.types import DrawOutcome, Group, Prompt, PromptDraw, RewardResult, Rollout
 
@@ -40,7 +40,7 @@ def group(draw_id: int, *rewards: float | None, length: int = 2) -> Group:
     return Group(draw=draw, rollouts=rollouts)
 
 
-every_answer = partial(select_answers_in_vocabulary, num_tokens=260)
+every_answer = partial(select_answers_in_vocabulary, vocab_size=260)
 
 
 def places(answers: list[tuple[Rollout, ...]] | str) -> list[tuple[int, ...]]:
@@ -49,27 +49,27 @@ def places(answers: list[tuple[Rollout, ...]] | str) -> list[tuple[int, ...]]:
 
 
 def test_selection_every_answer_is_learnt_from_alone() -> None:
-    choice = choose_rollouts([group(0, 1.0, 0.0), group(1, 0.0)], every_answer)
+    choice = select_rollouts_per_group([group(0, 1.0, 0.0), group(1, 0.0)], every_answer)
     assert [(r.draw_id, r.index) for r in choice.rollouts] == [(0, 0), (0, 1), (1, 0)]
     assert choice.draw_outcomes == {0: (DrawOutcome.TRAINED, ""), 1: (DrawOutcome.TRAINED, "")}
 
 
 def test_selection_what_infrastructure_failed_is_never_learnt_from_and_a_group_of_it_has_failed() -> None:
-    choice = choose_rollouts([group(0, None, 1.0), group(1, None, None)], every_answer)
+    choice = select_rollouts_per_group([group(0, None, 1.0), group(1, None, None)], every_answer)
     assert [(r.draw_id, r.index) for r in choice.rollouts] == [(0, 1)]
     assert choice.draw_outcomes[1] == (DrawOutcome.FAILED, "the engine died")
 
 
 def test_selection_a_group_without_a_token_has_failed() -> None:
-    assert choose_rollouts([group(0, 1.0, length=0)], every_answer).draw_outcomes[0] == (
+    assert select_rollouts_per_group([group(0, 1.0, length=0)], every_answer).draw_outcomes[0] == (
         DrawOutcome.FAILED,
         "no rollout has a token",
     )
 
 
 def test_selection_answers_with_an_id_that_their_teacher_lacks_are_left_out() -> None:
-    choose = partial(select_answers_in_vocabulary, num_tokens=2)  # of each answer the ids are its number
-    choice = choose_rollouts([group(0, 1.0, 0.0, 1.0, 0.5)], choose)
+    choose = partial(select_answers_in_vocabulary, vocab_size=2)  # of each answer the ids are its number
+    choice = select_rollouts_per_group([group(0, 1.0, 0.0, 1.0, 0.5)], choose)
     assert [(r.draw_id, r.index) for r in choice.rollouts] == [(0, 0), (0, 1)]
     rollouts = group(1, 0.0, 0.0, 0.0).rollouts[2:]
     reason = "every answer has a token with an id of 2 or more, which is not in its teacher's vocabulary"
@@ -78,12 +78,14 @@ def test_selection_answers_with_an_id_that_their_teacher_lacks_are_left_out() ->
 
 def test_selection_the_best_are_kept_in_their_order_and_of_equal_ones_the_first() -> None:
     rollouts = group(0, 0.5, 1.0, 0.2, 1.0, 1.0).rollouts
-    assert places(select_best_answers(rollouts, keep=2, min_reward=1.0)) == [(1,), (3,)]
-    assert places(select_best_answers(rollouts, keep=9, min_reward=0.5)) == [(0,), (1,), (3,), (4,)]
+    assert places(select_best_answers(rollouts, num_answers=2, min_reward=1.0)) == [(1,), (3,)]
+    assert places(select_best_answers(rollouts, num_answers=9, min_reward=0.5)) == [(0,), (1,), (3,), (4,)]
 
 
 def test_selection_a_group_without_a_good_answer_is_filtered_and_says_why() -> None:
-    choice = choose_rollouts([group(0, 0.2, 0.4)], partial(select_best_answers, keep=1, min_reward=0.5))
+    choice = select_rollouts_per_group(
+        [group(0, 0.2, 0.4)], partial(select_best_answers, num_answers=1, min_reward=0.5)
+    )
     assert choice.rollouts == ()
     assert choice.draw_outcomes == {0: (DrawOutcome.FILTERED, "the best reward 0.4 is below 0.5")}
 

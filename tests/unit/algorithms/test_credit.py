@@ -11,9 +11,9 @@ from reference_credit import reference_factors
 from roll.algorithms.credit import (
     compute_credit_factors,
     compute_distance_weights,
-    compute_jumps,
+    compute_waad_jumps,
     group_heads,
-    mask_top_share,
+    mask_top_fraction,
 )
 from roll.types import AttentionStatistics
 
@@ -50,18 +50,18 @@ def test_credit_assignment_heads_are_sorted_by_distance() -> None:
 def test_credit_assignment_top_share_rounds_up_and_leaves_zeros_and_masked_tokens_out() -> None:
     scores = np.array([0.0, 3.0, 9.0, 2.0, 2.0, 0.0], np.float32)
     mask = np.array([1, 1, 0, 1, 1, 1], dtype=np.bool_)
-    assert np.flatnonzero(mask_top_share(scores, mask, 0.4)).tolist() == [1, 3]  # 2 of 5; of equal ones the earlier
-    assert np.flatnonzero(mask_top_share(scores, mask, 0.41)).tolist() == [1, 3, 4]
-    assert np.flatnonzero(mask_top_share(scores, mask, 1.0)).tolist() == [1, 3, 4]
+    assert np.flatnonzero(mask_top_fraction(scores, mask, 0.4)).tolist() == [1, 3]  # 2 of 5; of equal ones the earlier
+    assert np.flatnonzero(mask_top_fraction(scores, mask, 0.41)).tolist() == [1, 3, 4]
+    assert np.flatnonzero(mask_top_fraction(scores, mask, 1.0)).tolist() == [1, 3, 4]
     ten = np.arange(1, 31, dtype=np.float32)
-    assert mask_top_share(ten, everywhere(30), 0.1).sum() == 3
+    assert mask_top_fraction(ten, everywhere(30), 0.1).sum() == 3
 
 
 def test_credit_assignment_local_amplifies_the_largest_jumps() -> None:
     sample = statistics([1, 4, 4, 9, 2], [0, 0, 0, 0, 0])
-    assert compute_jumps(sample.waad, everywhere(5)).tolist() == [3, 0, 5, 7, 0]
+    assert compute_waad_jumps(sample.waad, everywhere(5)).tolist() == [3, 0, 5, 7, 0]
     gap = np.array([1, 1, 1, 0, 1], dtype=np.bool_)  # an environment's token: a turn ends before it
-    assert compute_jumps(sample.waad, gap).tolist() == [3, 0, 0, 0, 0]
+    assert compute_waad_jumps(sample.waad, gap).tolist() == [3, 0, 0, 0, 0]
     found = compute_credit_factors(sample, everywhere(5), pattern="local", share=0.4)
     assert found.tolist() == [1, 1, 1.5, 1.5, 1]
     assert found.dtype == np.float32

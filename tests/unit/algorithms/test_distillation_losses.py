@@ -10,9 +10,9 @@ import pytest
 import torch
 from pair_helpers import inputs_of, random_pairs
 
-from roll.algorithms.losses import DistillationLoss, LikelihoodLoss, SummedLoss, TopDistillationLoss
+from roll.algorithms.losses import DistillationLoss, LikelihoodLoss, SummedLoss, TopKDistillationLoss
 from roll.algorithms.teacher_advantages import compute_teacher_advantages
-from roll.types import Divergence, LossInputs, Needs
+from roll.types import Divergence, LossInputs, LossRequirements
 
 
 def with_tops(seed: int, k: int = 3, vocab: int = 6) -> LossInputs:
@@ -38,7 +38,7 @@ def top_kl(policy: list[float], teacher: list[float]) -> float:
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
 def test_distillation_loss_the_likeliest_tokens(aggregation: str) -> None:
     inputs = with_tops(1)
-    loss = TopDistillationLoss(aggregation=aggregation)  # type: ignore[arg-type]
+    loss = TopKDistillationLoss(aggregation=aggregation)  # type: ignore[arg-type]
     policy, teacher = inputs.top_logprobs.tolist(), inputs.teacher_top_logprobs.tolist()
     lengths = inputs.sequence_lengths[inputs.sequence_ids].tolist()
     share = [1 / len(policy) if aggregation == "token_mean" else 1 / (n * inputs.num_sequences) for n in lengths]
@@ -59,7 +59,7 @@ def test_distillation_loss_the_likeliest_tokens(aggregation: str) -> None:
 
 
 def test_distillation_loss_the_bucket_never_exceeds_the_whole_and_is_the_whole_over_all_tokens() -> None:
-    losses = [TopDistillationLoss()(with_tops(2, k)).loss.item() for k in (1, 3, 5)]
+    losses = [TopKDistillationLoss()(with_tops(2, k)).loss.item() for k in (1, 3, 5)]
     assert losses == sorted(losses)
     inputs = with_tops(2, 5)  # five of six: the bucket is the sixth
     policy, teacher = (x.exp() for x in (inputs.top_logprobs, inputs.teacher_top_logprobs))
@@ -71,7 +71,7 @@ def test_distillation_loss_the_bucket_never_exceeds_the_whole_and_is_the_whole_o
 def test_distillation_loss_a_divergence_is_averaged(aggregation: str) -> None:
     inputs = with_tops(3)
     loss = DistillationLoss(divergence=Divergence(kind="jsd", beta=0.3), aggregation=aggregation)  # type: ignore[arg-type]
-    assert loss.needs == Needs(divergence=Divergence(kind="jsd", beta=0.3))
+    assert loss.needs == LossRequirements(divergence=Divergence(kind="jsd", beta=0.3))
     values = inputs.divergence.tolist()
     by_sequence = [[v for v, s in zip(values, inputs.sequence_ids.tolist(), strict=True) if s == i] for i in range(10)]
     means = [sum(own) / len(own) for own in by_sequence]
@@ -89,7 +89,7 @@ def test_distillation_loss_extremes_stay_finite(dtype: torch.dtype) -> None:
         for teacher in far:
             own = policy.expand(len(inputs.sequence_ids), 3).clone().requires_grad_()
             given = replace(inputs, top_logprobs=own, teacher_top_logprobs=teacher.expand_as(own))
-            loss = TopDistillationLoss()(given).loss
+            loss = TopKDistillationLoss()(given).loss
             loss.backward()
             assert torch.isfinite(loss)
             assert torch.isfinite(own.grad).all()
@@ -110,7 +110,7 @@ def test_distillation_loss_one_kept_token_saturates_in_float32_where_the_docstri
         num_tokens=1.0,
         logprobs=torch.zeros(1),
     )
-    TopDistillationLoss()(one).loss.backward()
+    TopKDistillationLoss()(one).loss.backward()
     assert own.grad is not None
     expected = -0.9 + (0.1 / -math.expm1(policy) if is_drawn_back else 0.0)
     assert own.grad.item() == pytest.approx(expected, rel=1e-4)
@@ -118,9 +118,9 @@ def test_distillation_loss_one_kept_token_saturates_in_float32_where_the_docstri
 
 def test_distillation_loss_losses_are_summed_with_their_weights_and_needs() -> None:
     inputs = with_tops(5)
-    parts = DistillationLoss(), TopDistillationLoss(), LikelihoodLoss()
+    parts = DistillationLoss(), TopKDistillationLoss(), LikelihoodLoss()
     both = SummedLoss(parts=tuple(zip((2.0, 0.5, -1.0), parts, strict=True)))
-    assert both.needs == Needs(divergence=Divergence(), top_logprobs=True)
+    assert both.needs == LossRequirements(divergence=Divergence(), top_logprobs=True)
     found = [part(inputs) for part in parts]
     outputs = both(inputs)
     assert outputs.loss.item() == pytest.approx(

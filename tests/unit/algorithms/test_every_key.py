@@ -44,7 +44,7 @@ from roll.types import (
     ForwardOptions,
     GenerationRequest,
     Group,
-    Output,
+    OutputName,
     PromptDraw,
     RewardResult,
     Rollout,
@@ -188,7 +188,7 @@ import torch
 @dataclass(frozen=True)
 class Scaled:
     factor: float = 2.0
-    exponentiates = True
+    uses_ratio = True
 
     def __call__(self, log_ratio, logprobs, advantages):
         return self.factor * log_ratio.exp() * advantages
@@ -394,14 +394,14 @@ class Recorder:
     async def forward(
         self,
         batch: TrainingBatch,
-        outputs: Sequence[Output],
+        outputs: Sequence[OutputName],
         options: ForwardOptions | None = None,
-    ) -> dict[Output, list[Any]]:
+    ) -> dict[OutputName, list[Any]]:
         options = options or ForwardOptions()
         attention, version = options.attention, options.version
         if version is not None:
             self.log.append((self.role, "scores with version", version))
-        said: dict[Output, list[Any]] = {"logprobs": self._logprobs(batch), "values": self._values(batch)}
+        said: dict[OutputName, list[Any]] = {"logprobs": self._logprobs(batch), "values": self._values(batch)}
         if attention is not None:
             said["attention"] = self._attention(batch, attention)
         return {name: said[name] for name in outputs}

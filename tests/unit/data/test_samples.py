@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.algorithms.minibatches import select_critic_share
+from roll.algorithms.minibatches import select_critic_batch
 from roll.algorithms.rewards import shape_rollout
 from roll.algorithms.selection import Selection
 from roll.algorithms.token_weights import add_advantages, compute_kl_token_rewards
@@ -169,7 +169,7 @@ def test_training_sample_a_penalty_per_token_is_of_the_tokens_that_were_written(
 def test_training_sample_critics_are_dealt_whole_rollouts() -> None:
     rollouts = [rollout((SECOND,) if i % 2 else (SECOND, THIRD), index=i) for i in range(6)]
     batch = build_batch(rollouts, temperature=1.0, max_new_tokens=8)
-    shares = [select_critic_share(batch, critic, 2) for critic in range(2)]
+    shares = [select_critic_batch(batch, critic, 2) for critic in range(2)]
     assert [{s.sequence for s in share.samples} for share in shares] == [
         {f"train-7.{i}" for i in range(first, 6, 2)} for first in range(2)
     ]

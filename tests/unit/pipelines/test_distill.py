@@ -21,7 +21,7 @@ from roll.data.samples import build_batch
 from roll.errors import InfraError, ModelError
 from roll.pipelines.distill.objective import attach_advantages, build_distillation_loss, estimate_divergence
 from roll.pipelines.distill.teachers import EngineTeacher, compute_teacher_logprobs
-from roll.types import Needs, Output, Outputs, Prompt, RewardResult, Rollout, TrainingBatch
+from roll.types import LossRequirements, OutputName, Outputs, Prompt, RewardResult, Rollout, TrainingBatch
 
 
 def rollout(draw_id: int, index: int, logprobs: list[float], reward: float = 0.0, domain: str = "d") -> Rollout:
@@ -46,7 +46,7 @@ class Says:
         self.value = value
         self.asked: list[str] = []
 
-    async def forward(self, batch: TrainingBatch, outputs: Outputs) -> Mapping[Output, list[Any]]:
+    async def forward(self, batch: TrainingBatch, outputs: Outputs) -> Mapping[OutputName, list[Any]]:
         self.asked += [sample.sample_id for sample in batch.samples]
         return {"logprobs": [np.full(len(sample), self.value, np.float32) for sample in batch.samples]}
 
@@ -114,7 +114,7 @@ def test_distill_the_loss_is_what_the_configuration_says() -> None:
     assert isinstance(build_distillation_loss(DistillationConfig(mode="reward")), PolicyLoss)
     mixed = build_distillation_loss(DistillationConfig(reward_weight=1.0, coefficient=0.3))
     assert isinstance(mixed, SummedLoss) and [weight for weight, _ in mixed.parts] == [0.3, 1.0]
-    assert build_distillation_loss(DistillationConfig(mode="reward")).needs == Needs()
+    assert build_distillation_loss(DistillationConfig(mode="reward")).needs == LossRequirements()
 
 
 def test_distill_a_teacher_with_another_tokenizer_is_refused_before_anything_starts(

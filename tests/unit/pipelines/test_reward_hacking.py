@@ -12,7 +12,11 @@ from hypothesis import given
 from hypothesis import settings as drawing
 from hypothesis import strategies as st
 
-from roll.algorithms.hacking import compute_hacking_metrics, compute_repeated_text_share, compute_shared_ngram_share
+from roll.algorithms.hacking import (
+    compute_hacking_metrics,
+    compute_repeated_text_fraction,
+    compute_shared_ngram_fraction,
+)
 from roll.config.alarms import AlarmsConfig
 from roll.pipelines.learning.alarms import Alarm, check_alarms
 from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout
@@ -45,19 +49,19 @@ def group(number: int, texts: list[str], **results: object) -> Group:
 def test_reward_hacking_texts_count_as_repeated_where_another_prompt_got_them_too() -> None:
     # a twice within one prompt is no repetition; to d/1 and d/2 it is; short answers are left out
     answers = [("d/0", OTHER), ("d/0", OTHER), ("d/1", LONG), ("d/2", LONG), ("d/3", ["7"]), ("d/4", ["7"])]
-    assert compute_repeated_text_share(answers) == pytest.approx(2 / 4)
-    assert compute_repeated_text_share([("d/0", ["7"]), ("d/1", ["7"])]) == 0.0
-    assert compute_repeated_text_share([]) == 0.0
+    assert compute_repeated_text_fraction(answers) == pytest.approx(2 / 4)
+    assert compute_repeated_text_fraction([("d/0", ["7"]), ("d/1", ["7"])]) == 0.0
+    assert compute_repeated_text_fraction([]) == 0.0
 
 
 def test_reward_hacking_ngrams_count_as_shared_where_half_of_the_prompts_have_them() -> None:
     # LONG has 14 words: 7 runs of eight; OTHER has 15 words: 8 runs. Of four prompts, two is half.
     two = [("d/0", LONG), ("d/1", LONG), ("d/2", OTHER), ("d/3", ["x"])]
-    assert compute_shared_ngram_share(two) == pytest.approx(14 / 22)
+    assert compute_shared_ngram_fraction(two) == pytest.approx(14 / 22)
     one = [("d/0", LONG), ("d/0", LONG), ("d/2", OTHER), ("d/3", ["x"])]
-    assert compute_shared_ngram_share(one) == 0.0
+    assert compute_shared_ngram_fraction(one) == 0.0
     five = [*two, ("d/4", ["y"])]  # now half of five is three
-    assert compute_shared_ngram_share(five) == 0.0
+    assert compute_shared_ngram_fraction(five) == 0.0
 
 
 @drawing(max_examples=60, deadline=None)
@@ -66,7 +70,7 @@ def test_reward_hacking_shared_ngrams_are_those_of_sets(answers: list[tuple[str,
     runs = [(uid, tuple(words[i : i + 8])) for uid, words in answers for i in range(len(words) - 7)]
     enough = max(2, math.ceil(len({uid for uid, _ in answers}) / 2))
     shared = [run for _, run in runs if len({uid for uid, other in runs if other == run}) >= enough]
-    assert compute_shared_ngram_share(answers) == pytest.approx(len(shared) / len(runs) if runs else 0.0)
+    assert compute_shared_ngram_fraction(answers) == pytest.approx(len(shared) / len(runs) if runs else 0.0)
 
 
 def test_reward_hacking_a_long_answer_costs_no_more_than_its_bound() -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.algorithms.aggregate import compute_aggregation_weights
-from roll.algorithms.minibatches import select_critic_share
+from roll.algorithms.minibatches import select_critic_batch
 from roll.algorithms.rewards import compute_filter_value_range, shape_rollout
 from roll.algorithms.selection import Selection, build_early_stop_predicate, select_training_rollouts
 from roll.algorithms.token_weights import add_advantages, compute_kl_token_rewards
@@ -273,7 +273,7 @@ def test_trained_rewards_reinforce_pp_baseline_whitens_over_groups_that_are_not_
 def shares(sizes: list[int], num: int, step: int) -> list[list[str]]:
     groups = [group(i, *valued(*[0.0] * size)) for i, size in enumerate(sizes)]
     batch = build_batch([r for g in groups for r in g.rollouts], temperature=1.0, max_new_tokens=MAX_LENGTH)
-    return [[s.sample_id for s in select_critic_share(batch, m, num, first_critic=step).samples] for m in range(num)]
+    return [[s.sample_id for s in select_critic_batch(batch, m, num, first_critic=step).samples] for m in range(num)]
 
 
 def test_trained_rewards_two_critics_get_the_odd_rollouts_in_turn() -> None:

@@ -26,7 +26,7 @@ from roll.config.model import LoRAConfig
 from roll.errors import TrainingDivergedError, UnsupportedError
 from roll.protocols import TrainBackend
 from roll.training.packing import blocks
-from roll.types import ForwardOptions, LossInputs, LossOutputs, Needs, StepResult, TrainingBatch
+from roll.types import ForwardOptions, LossInputs, LossOutputs, LossRequirements, StepResult, TrainingBatch
 
 Build = Callable[..., TrainBackend]
 """`build(**settings)`: a trainer; `role` and what else a `TrainerSpec` has, and settings of `training`."""
@@ -74,7 +74,7 @@ def infinite_loss(inputs: LossInputs) -> LossOutputs:
     return LossOutputs(loss=inputs.logprobs.sum() + float("inf"))
 
 
-nan_loss.needs = infinite_loss.needs = Needs()
+nan_loss.needs = infinite_loss.needs = LossRequirements()
 
 
 def one_step(build: Build, place: Place) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from roll.types import (
     GenerationRequest,
     LossInputs,
     LossOutputs,
-    Needs,
+    LossRequirements,
     SamplingParams,
     TrainingBatch,
     TrainingSample,
@@ -69,7 +69,7 @@ class InFull(TorchFunctionMode):
 class WeightedLogprobs:
     """A loss of which nothing is rounded: log-probs times advantages. Remembers what it saw."""
 
-    needs = Needs()
+    needs = LossRequirements()
 
     def __init__(self) -> None:
         self.seen: list[torch.Tensor] = []

@@ -30,7 +30,7 @@ from roll.types import (
     ForwardOptions,
     LossInputs,
     LossOutputs,
-    Needs,
+    LossRequirements,
     TrainingBatch,
 )
 
@@ -83,7 +83,7 @@ def statistics_in_an_update(backend: TorchBackend, batch: TrainingBatch) -> list
 
     @dataclasses.dataclass
     class Looking:
-        needs = Needs(attention=RANGE)
+        needs = LossRequirements(attention=RANGE)
 
         def __call__(self, inputs: LossInputs) -> LossOutputs:
             assert inputs.attention is not None

@@ -22,7 +22,7 @@ from roll.models import load_causal_lm
 from roll.training import TorchBackend
 from roll.training.packing.micro_batches import pack
 from roll.training.precision import Precision
-from roll.types import LossInputs, LossOutputs, Needs, TrainingBatch, TrainingSample
+from roll.types import LossInputs, LossOutputs, LossRequirements, TrainingBatch, TrainingSample
 
 LIMIT = 2e-7
 """Of a gradient's relative error: norms and softmax of the model are in float32, also where it is in float64."""
@@ -57,7 +57,7 @@ def core_batch(seed: int = 0, *, num_units: int = 6) -> TrainingBatch:
 class CrossEntropy:
     """The mean of -log p over the loss tokens of the batch."""
 
-    needs: Needs = Needs()  # noqa: RUF009
+    needs: LossRequirements = LossRequirements()  # noqa: RUF009
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         return LossOutputs(loss=-inputs.require("logprobs").sum() / inputs.num_tokens)
@@ -67,7 +67,7 @@ class CrossEntropy:
 class EvenPairs:
     """A loss of pairs that needs both: the mean of softplus((s_1 - s_2)^2), s the log-prob of an answer."""
 
-    needs: Needs = Needs(whole_units=True)  # noqa: RUF009
+    needs: LossRequirements = LossRequirements(whole_units=True)  # noqa: RUF009
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         sums = compute_segment_sums(inputs.require("logprobs"), inputs.sequence_ids)

@@ -25,7 +25,7 @@ from roll.training import TorchBackend
 from roll.training.dry_run import Collective, DryRun, dry_run
 from roll.training.network import logprobs
 from roll.training.spec import TrainerSpec
-from roll.types import Needs
+from roll.types import LossRequirements
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WORDS = 4, 32, 64, 4, 2, 256
 VOCABULARY = 1500
@@ -54,7 +54,7 @@ def spec_of(model: Path, rank: int = 0, **parallel: int) -> TrainerSpec:
 
 
 def tried(model: Path, rank: int = 0, **parallel: int) -> DryRun:
-    return dry_run(spec_of(model, rank, **parallel), make_batch(0, vocab=256), Needs())
+    return dry_run(spec_of(model, rank, **parallel), make_batch(0, vocab=256), LossRequirements())
 
 
 def test_dry_run_a_rank_holds_its_share_of_masters_and_moments(model: Path) -> None:
@@ -83,7 +83,7 @@ def test_dry_run_the_fullest_stage_holds_what_is_estimated(
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"vocab_size": VOCABULARY}))
     holds = [
-        dry_run(dataclasses.replace(spec, rank=rank), None, Needs()).between_steps
+        dry_run(dataclasses.replace(spec, rank=rank), None, LossRequirements()).between_steps
         for rank in range(0, 4, 4 // parallel["pp"])
     ]
     parts = estimate_trained_bytes(spec.model, spec.training, sizes, 4, on_accelerator=True)
@@ -93,7 +93,7 @@ def test_dry_run_the_fullest_stage_holds_what_is_estimated(
 
 def test_dry_run_adapters_alone_have_moments_and_gradients(model: Path) -> None:
     spec = dataclasses.replace(make_spec(model, dtype="bfloat16", lora=LoRAConfig(rank=2)), world_size=4, device="cpu")
-    found = dry_run(spec, make_batch(0, vocab=256), Needs())
+    found = dry_run(spec, make_batch(0, vocab=256), LossRequirements())
     assert 0 < found.gradients < tried(model).gradients / 4
 
 
@@ -131,7 +131,7 @@ def test_dry_run_a_layer_is_gathered_as_often_whatever_part_it_is_of(model: Path
             spec = dataclasses.replace(
                 make_spec(model, dtype="bfloat16", **training), rank=rank, world_size=4, device="cpu"
             )
-            found = dry_run(spec, make_batch(0, vocab=256, groups=8), Needs()).counts
+            found = dry_run(spec, make_batch(0, vocab=256, groups=8), LossRequirements()).counts
             num = found[Collective("send", "pp", 2)] // (2 * vpp - 1)
             assert num > 4
             each_layer = 2 * num * LAYERS // 2

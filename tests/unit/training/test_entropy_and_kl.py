@@ -18,7 +18,7 @@ from roll.models import load_causal_lm
 from roll.training import TorchBackend
 from roll.training.network.lora import find_adapters
 from roll.training.precision import Precision
-from roll.types import LossInputs, LossOutputs, Needs, TrainingBatch
+from roll.types import LossInputs, LossOutputs, LossRequirements, TrainingBatch
 
 DOUBLE = Precision(compute=torch.float64, master=torch.float64)
 BARE = Correction(upper=None)
@@ -154,7 +154,7 @@ def test_entropy_and_kl_a_loss_that_asks_for_nothing_gets_nothing(tiny_model: Pa
         seen.append(inputs)
         return PolicyLoss()(inputs)
 
-    loss.needs = Needs()
+    loss.needs = LossRequirements()
     TorchBackend(make_spec(tiny_model)).train_step(make_batch(**SHAPE), loss)
     assert {(inputs.entropy, inputs.full_kl) for inputs in seen} == {(None, None)}
 

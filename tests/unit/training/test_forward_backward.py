@@ -14,7 +14,7 @@ from training_helpers import grads_of, make_batch, make_spec, relative_error
 from roll.algorithms.losses import PolicyLoss
 from roll.errors import UnsupportedError
 from roll.training import TorchBackend
-from roll.types import BatchCounts, LossInputs, LossOutputs, Needs, OptimParams
+from roll.types import BatchCounts, LossInputs, LossOutputs, LossRequirements, OptimParams
 
 NAME = "model.layers.0.self_attn.q_proj.weight"
 
@@ -116,7 +116,7 @@ def test_forward_backward_that_fails_forgets_every_gradient(tiny_model: Path) ->
             raise RuntimeError("a loss of the user's own")
         return LossOutputs(loss=inputs.require("logprobs").sum())
 
-    failing.needs = Needs()  # type: ignore[attr-defined]
+    failing.needs = LossRequirements()  # type: ignore[attr-defined]
     backend.forward_backward(make_batch(1), PolicyLoss())
     with pytest.raises(RuntimeError, match="own"):
         backend.forward_backward(batch, failing)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from roll.training import TorchBackend
 from roll.training.dry_run import dry_run
 from roll.training.network import fp8
 from roll.training.spec import TrainerSpec
-from roll.types import Needs
+from roll.types import LossRequirements
 
 RECIPES = ("rowwise_with_gw_hp", "rowwise")
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
@@ -325,7 +325,8 @@ def test_fp8_memory_is_what_it_is_without(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path, hidden=256, layers=4)
     batch = make_batch(groups=2, prompt=(100, 101), response=(200, 201))
     peaks = [
-        dry_run(make_spec(model, dtype="bfloat16", fp8=recipe), batch, Needs()).peak for recipe in ("none", *RECIPES)
+        dry_run(make_spec(model, dtype="bfloat16", fp8=recipe), batch, LossRequirements()).peak
+        for recipe in ("none", *RECIPES)
     ]
     assert peaks[1:] == pytest.approx(peaks[:1] * 2, rel=0.02)
 

@@ -26,7 +26,7 @@ from roll.training.network.media import add_sample_positions, get_model_media
 from roll.training.network.vision_parts import build_part_finder
 from roll.training.packing.layout import build_layout
 from roll.training.packing.micro_batches import pack
-from roll.types import Needs, TrainingBatch
+from roll.types import LossRequirements, TrainingBatch
 
 FAST = ("smolvlm", "qwen3-vl", "gemma3")
 REST = (pytest.mark.matrix, pytest.mark.slow)
@@ -61,7 +61,7 @@ def predictions(network: Any, batch: TrainingBatch, *, share: bool = True) -> tu
     samples = [add_sample_positions(media, sample) for sample in batch.samples]
     ((blocks,),) = pack(samples, max_tokens=10_000, share_prefix=share, every_token=True)
     layout = build_layout(blocks, every_token=True)
-    return network(layout, 1.0, Needs()).logprobs, list(layout.spans)
+    return network(layout, 1.0, LossRequirements()).logprobs, list(layout.spans)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -22,7 +22,7 @@ from roll.config.training import TrainingConfig
 from roll.errors import ConfigError
 from roll.training.dry_run import dry_run
 from roll.training.memory.activation_offload import ActivationOffloader
-from roll.types import Needs
+from roll.types import LossRequirements
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -141,7 +141,7 @@ def test_offload_a_device_holds_what_is_estimated(tmp_path: Path, ranks: int, se
     spec = make_spec(tmp_path, dtype="bfloat16", max_tokens_per_micro_batch=TOKENS // ranks, **settings)
     spec = dataclasses.replace(spec, world_size=ranks, device="cpu")
     batch = make_batch(0, groups=4, group_size=4, prompt=(100, 101), response=(450, 451), vocab=WORDS)
-    found = dry_run(spec, batch, Needs())
+    found = dry_run(spec, batch, LossRequirements())
     width = HIDDEN // HEADS
     layer = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * KV_HEADS * width + 3 * HIDDEN * INNER + 2 * HIDDEN
     sizes = Sizes(

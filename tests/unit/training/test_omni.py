@@ -19,7 +19,7 @@ from roll.training.network.media import add_sample_positions, get_model_media
 from roll.training.network.vision_parts import build_part_finder
 from roll.training.packing.layout import build_layout
 from roll.training.packing.micro_batches import pack
-from roll.types import Needs, TrainingBatch
+from roll.types import LossRequirements, TrainingBatch
 
 
 @pytest.fixture(scope="module", name="worlds")
@@ -46,7 +46,7 @@ def predict(network: Any, batch: TrainingBatch) -> tuple[torch.Tensor, list[Any]
     samples = [add_sample_positions(media, sample) for sample in batch.samples]
     ((blocks,),) = pack(samples, max_tokens=100_000, share_prefix=True, every_token=True)
     layout = build_layout(blocks, every_token=True)
-    return network(layout, 1.0, Needs()).logprobs, list(layout.spans)
+    return network(layout, 1.0, LossRequirements()).logprobs, list(layout.spans)
 
 
 @pytest.mark.parametrize("name", OMNI_MODELS)

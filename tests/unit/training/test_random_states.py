@@ -17,7 +17,7 @@ from roll.training import TorchBackend
 from roll.training.distributed import Ranks
 from roll.training.packing.layout import build_layout
 from roll.training.random_states import RandomStates
-from roll.types import Needs
+from roll.types import LossRequirements
 
 DROPOUT = LoRAConfig(rank=2, dropout=0.3)
 
@@ -77,10 +77,14 @@ def test_trainer_random_states_dropout_differs_from_step_to_step(tiny_model: Pat
     backend.network.train()
     once, again = (logprobs_of(backend, make_batch(1)) for _ in range(2))
     assert all((a == b).all() for a, b in zip(once, again, strict=True))  # scoring has none
-    (micro_batch,) = backend._passes._build_micro_batches(make_batch(1).samples, every_token=True, needs=Needs())
+    (micro_batch,) = backend._passes._build_micro_batches(
+        make_batch(1).samples, every_token=True, needs=LossRequirements()
+    )
     layout = build_layout(micro_batch.blocks, every_token=True)
     backend.network.train()
-    first, second = (backend._passes._predict(layout, make_batch(1), Needs(), None, None).logprobs for _ in range(2))
+    first, second = (
+        backend._passes._predict(layout, make_batch(1), LossRequirements(), None, None).logprobs for _ in range(2)
+    )
     assert not torch.equal(first, second)
 
 

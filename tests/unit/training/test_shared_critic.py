@@ -18,7 +18,7 @@ from roll.errors import CheckpointError, UnsupportedError
 from roll.models import load_causal_lm
 from roll.training import TorchBackend, TrainerSpec
 from roll.training.precision import Precision
-from roll.types import LossInputs, LossOutputs, Needs
+from roll.types import LossInputs, LossOutputs, LossRequirements
 
 DOUBLE = Precision.from_name("float64")
 LOSS = PolicyAndValueLoss(policy=PolicyLoss(), value=VALUE_LOSS, coefficient=0.3)
@@ -111,7 +111,7 @@ def test_shared_critic_an_experts_tokens_have_no_value_to_learn(tiny_model: Path
     def nothing(inputs: LossInputs) -> LossOutputs:
         return LossOutputs(loss=0.0 * inputs.logprobs.sum())
 
-    nothing.needs = Needs()
+    nothing.needs = LossRequirements()
     only_value = PolicyAndValueLoss(policy=nothing, value=ValueLoss(), coefficient=1.0)
     backend = TorchBackend(spec_of(tiny_model), precision=DOUBLE)
     set_head(backend)

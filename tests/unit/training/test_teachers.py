@@ -22,7 +22,7 @@ from roll.algorithms.losses import (
     LikelihoodLoss,
     PolicyLoss,
     SummedLoss,
-    TopDistillationLoss,
+    TopKDistillationLoss,
 )
 from roll.config.model import LoRAConfig
 from roll.errors import ModelError
@@ -152,7 +152,7 @@ def test_teacher_likeliest_tokens_of_a_teacher(
         p, q = (torch.cat([x, 1 - x.sum(1, keepdim=True)], dim=1) for x in (p, q))
         terms.append((q * (q / p).log()).sum(1))
     expected = torch.cat(terms).mean()
-    loss = SummedLoss(parts=((1.0, TopDistillationLoss()), (0.0, LikelihoodLoss())))
+    loss = SummedLoss(parts=((1.0, TopKDistillationLoss()), (0.0, LikelihoodLoss())))
     metrics = same(build(tiny_model, (), **settings), batch, loss, expected, student)
     assert metrics["sft/nll"] == pytest.approx(metrics["distill/nll"])
 
@@ -202,7 +202,7 @@ def test_teacher_a_student_comes_to_say_what_its_teacher_says(tiny_model: Path, 
     batch = make_batch(7)
     for loss, given in (
         (DistillationLoss(), batch),
-        (TopDistillationLoss(), topped(batch, load_causal_lm(teachers[0], torch.float64, attention="sdpa"), 20)),
+        (TopKDistillationLoss(), topped(batch, load_causal_lm(teachers[0], torch.float64, attention="sdpa"), 20)),
     ):
         backend = build(tiny_model, teachers[:1], learning_rate=3e-3)
         losses = [backend.train_step(given, loss).loss for _ in range(20)]
@@ -214,13 +214,13 @@ def test_teacher_what_is_missing_is_named(tiny_model: Path, teachers: tuple[Path
     with pytest.raises(ValueError, match=r"has teacher index 0 .counted from 0., but the number of teachers is 0"):
         build(tiny_model, ()).train_step(batch, DistillationLoss())
     with pytest.raises(ValueError, match="the loss needs teacher_top for every sample"):
-        build(tiny_model, ()).train_step(batch, TopDistillationLoss())
+        build(tiny_model, ()).train_step(batch, TopKDistillationLoss())
     foreign = TopLogprobs(token_ids=np.full((99, 2), 260, np.int32), logprobs=np.zeros((99, 2), np.float32))
     given = dataclasses.replace(
         batch, samples=tuple(dataclasses.replace(s, teacher_top=foreign) for s in batch.samples)
     )
     with pytest.raises(ValueError, match="teacher_top contains token 260, but the vocabulary size is 260"):
-        build(tiny_model, ()).train_step(given, TopDistillationLoss())
+        build(tiny_model, ()).train_step(given, TopKDistillationLoss())
     with pytest.raises(ValueError, match="must be at most the vocabulary size 260, got 261"):
         build(tiny_model, ()).forward(batch, ["top_logprobs"], ForwardOptions(num_top=261))
     different = SummedLoss(

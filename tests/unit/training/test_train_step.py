@@ -15,7 +15,7 @@ from roll.algorithms.losses import PolicyLoss
 from roll.errors import ModelError, TrainingDivergedError
 from roll.models import load_causal_lm
 from roll.training import TorchBackend
-from roll.types import LossInputs, LossOutputs, Needs, TrainingBatch
+from roll.types import LossInputs, LossOutputs, LossRequirements, TrainingBatch
 
 
 def weights_of(backend: TorchBackend) -> dict[str, torch.Tensor]:
@@ -26,7 +26,7 @@ def nan_loss(inputs: LossInputs) -> LossOutputs:
     return LossOutputs(loss=inputs.logprobs.sum() * float("nan"))
 
 
-nan_loss.needs = Needs()
+nan_loss.needs = LossRequirements()
 
 
 def test_train_step_weights_follow_adamw_with_clipping_written_out(tiny_model: Path) -> None:

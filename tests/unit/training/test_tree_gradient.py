@@ -23,7 +23,7 @@ from roll.algorithms.losses import (
     LikelihoodLoss,
     PolicyAndValueLoss,
     PolicyLoss,
-    TopDistillationLoss,
+    TopKDistillationLoss,
     ValueLoss,
 )
 from roll.models import load_causal_lm
@@ -47,7 +47,7 @@ LOSSES: dict[str, LossFn] = {
     "values": PolicyAndValueLoss(policy=PolicyLoss(), value=ValueLoss(), coefficient=0.5),
     "likelihood": LikelihoodLoss(),
     "divergence": DistillationLoss(divergence=Divergence(kind="jsd")),
-    "likeliest tokens": TopDistillationLoss(),
+    "likeliest tokens": TopKDistillationLoss(),
     "scores of sequences": KTOLoss(reference_point=0.1),
 }
 

@@ -13,7 +13,7 @@ import platform
 import struct
 from collections.abc import Iterator
 
-from roll_sandbox.syscalls import get_call_number, list_allowed_calls
+from roll_sandbox.syscalls import get_syscall_number, list_allowed_syscalls
 
 __all__ = ["SUPPORTED_ARCHITECTURES", "make_seccomp_filter"]
 
@@ -143,7 +143,7 @@ def _make_socket_rules() -> list[bytes]:
 
 
 def _make_argument_rules() -> list[tuple[str, list[bytes]]]:
-    """Return the calls of `CHECKED_CALLS`, each with the instructions that allow or deny it, mostly by arguments."""
+    """Return the calls of `CHECKED_SYSCALLS`, each with the instructions that allow or deny it, mostly by arguments."""
     refused = _return_error(errno.EPERM)
     clones = [
         _load_argument(0),
@@ -224,9 +224,9 @@ def make_seccomp_filter(architecture: str | None = None) -> bytes:
     if architecture == "x86_64":  # x32 calls have the same architecture, and this bit in their number
         program += [_make_instruction(_JUMP_AT_LEAST, _X32_BIT, 0, 1), _make_instruction(_RETURN, _KILL)]
     for name, body in _make_argument_rules():
-        program += _match_syscall(get_call_number(name, architecture), body)
+        program += _match_syscall(get_syscall_number(name, architecture), body)
     program += [_make_instruction(_JUMP_AT_LEAST, _FIRST_UNKNOWN_SYSCALL, 0, 1), _return_error(errno.ENOSYS)]
-    for first, last in _group_consecutive(list_allowed_calls(architecture)):
+    for first, last in _group_consecutive(list_allowed_syscalls(architecture)):
         program += [
             _make_instruction(_JUMP_AT_LEAST, last + 1, 3, 0),
             _make_instruction(_JUMP_AT_LEAST, first, 0, 1),

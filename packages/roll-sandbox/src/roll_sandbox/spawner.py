@@ -22,8 +22,8 @@ START_TIMEOUT_S = 60.0
 """Timeout for the start of a spawner, which takes 0.1 s on an idle machine."""
 END_TIMEOUT_S = 10.0
 _MESSAGE_BYTES = 1 << 17
-_NOT_RUNNING = "the spawner is not running"
-_START_FAILED = "the spawner does not start"
+_NOT_RUNNING_MESSAGE = "the spawner is not running"
+_START_FAILED_MESSAGE = "the spawner does not start"
 
 
 @dataclass(kw_only=True)
@@ -86,7 +86,7 @@ class SpawnerClient:
             client = cls(starting.result(), ours)
         except OSError as error:
             ours.close()
-            raise SandboxUnavailableError(f"{_START_FAILED}: {error}") from error
+            raise SandboxUnavailableError(f"{_START_FAILED_MESSAGE}: {error}") from error
         try:
             await asyncio.wait_for(client._ready, START_TIMEOUT_S)
         except BaseException as error:
@@ -97,7 +97,7 @@ class SpawnerClient:
                 reason = f"it exited {_describe_exit(client._process.returncode)}; see its messages on standard error"
             else:
                 raise
-            raise SandboxUnavailableError(f"{_START_FAILED}: {reason}") from error
+            raise SandboxUnavailableError(f"{_START_FAILED_MESSAGE}: {reason}") from error
         return client
 
     def send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
@@ -153,11 +153,11 @@ class SpawnerClient:
         """Fail all pending requests, and mark every sandbox as ended."""
         for future in (self._ready, self._zygote, *self._images.values()):
             if future is not None and not future.done():
-                future.set_exception(SandboxError(_NOT_RUNNING))
+                future.set_exception(SandboxError(_NOT_RUNNING_MESSAGE))
                 future.exception()  # marks it as retrieved, since no caller may be waiting
         self._images.clear()
         for identity in list(self._processes):
-            self._on_ended(identity, -1, _NOT_RUNNING)
+            self._on_ended(identity, -1, _NOT_RUNNING_MESSAGE)
 
     def check_running(self) -> None:
         """Check that the spawner runs.
@@ -166,7 +166,7 @@ class SpawnerClient:
             SandboxError: the spawner has ended or was closed.
         """
         if self.is_lost:
-            raise SandboxError(_NOT_RUNNING)
+            raise SandboxError(_NOT_RUNNING_MESSAGE)
 
     async def start_zygote(self, arguments: list[str], stderr_fd: int, code_fd: int) -> None:
         """Start the zygote, from which sandboxes are forked.

@@ -8,11 +8,11 @@ rules for fifteen calls that are allowed only with some arguments, and for three
 
 from __future__ import annotations
 
-__all__ = ["CHECKED_CALLS", "get_call_number", "list_allowed_calls"]
+__all__ = ["CHECKED_SYSCALLS", "get_syscall_number", "list_allowed_syscalls"]
 
 _ARCHITECTURES = ("x86_64", "aarch64")
 
-CHECKED_CALLS = {
+CHECKED_SYSCALLS = {
     "clone": (56, 220),
     "clone3": (435, 435),
     "socket": (41, 198),
@@ -36,7 +36,7 @@ CHECKED_CALLS = {
 aarch64.
 """
 
-_ALLOWED = """
+_ALLOWED_SYSCALLS = """
 # files
 read 0 63, write 1 64, open 2 -, openat 257 56, openat2 437 437, close 3 57, close_range 436 436, creat 85 -,
 stat 4 -, fstat 5 80, lstat 6 -, newfstatat 262 79, statx 332 291, poll 7 -, ppoll 271 73, lseek 8 62,
@@ -95,16 +95,16 @@ mq_timedsend 242 182, mq_timedreceive 243 183, mq_notify 244 184, mq_getsetattr 
 """
 
 
-def list_allowed_calls(architecture: str) -> list[int]:
+def list_allowed_syscalls(architecture: str) -> list[int]:
     """Return the numbers, in ascending order, of the system calls that are allowed with any arguments on
     `architecture`.
     """
     column = 1 + _ARCHITECTURES.index(architecture)
-    lines = [line for line in _ALLOWED.splitlines() if not line.startswith("#")]
+    lines = [line for line in _ALLOWED_SYSCALLS.splitlines() if not line.startswith("#")]
     entries = [entry.split() for line in lines for entry in line.split(",") if entry.strip()]
     return sorted({int(entry[column]) for entry in entries if entry[column] != "-"})
 
 
-def get_call_number(name: str, architecture: str) -> int:
-    """Return the number of the system call `name` on an architecture; `name` must be in `CHECKED_CALLS`."""
-    return CHECKED_CALLS[name][_ARCHITECTURES.index(architecture)]
+def get_syscall_number(name: str, architecture: str) -> int:
+    """Return the number of the system call `name` on an architecture; `name` must be in `CHECKED_SYSCALLS`."""
+    return CHECKED_SYSCALLS[name][_ARCHITECTURES.index(architecture)]

@@ -31,10 +31,10 @@ __all__ = [
 HOME = "/home/user"
 Plan: TypeAlias = tuple[tuple[Any, ...], ...]
 
-_TOP_LEVEL = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime")
+_TOP_LEVEL_DIRECTORIES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_ETC_FILES = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-_ACCOUNTS = {
+_ACCOUNT_FILES = {
     "/etc/passwd": b"root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/bash\n",
     "/etc/group": b"root:x:0:\nuser:x:1000:\n",
     "/etc/hosts": b"127.0.0.1 localhost sandbox\n::1 localhost\n",
@@ -71,7 +71,7 @@ def make_system_plan(mounts: tuple[Mount, ...]) -> Plan:
     """
     steps: list[tuple[Any, ...]] = [("directory", path) for path in ("/proc", "/dev/shm", "/tmp", "/home")]
     steps += plan_host("", python=str(Path(sys.base_prefix).resolve()))
-    steps += [("file", path, content) for path, content in _ACCOUNTS.items()]
+    steps += [("file", path, content) for path, content in _ACCOUNT_FILES.items()]
     steps += plan_devices()
     steps += [("bind", mount.source, mount.target) for mount in resolve_mounts(mounts)]
     return tuple(steps)
@@ -85,13 +85,13 @@ def plan_host(root: str, *, python: str) -> list[tuple[Any, ...]]:
         python: target for the interpreter's prefix, if the prefix is not below /usr.
     """
     steps: list[tuple[Any, ...]] = [("bind", "/usr", f"{root}/usr")]
-    for name in _TOP_LEVEL:
+    for name in _TOP_LEVEL_DIRECTORIES:
         path = f"/{name}"
         if os.path.islink(path):
             steps.append(("link", os.readlink(path), root + path))
         elif os.path.isdir(path):
             steps.append(("bind", path, root + path))
-    steps += [("copy", f"/etc/{name}", f"{root}/etc/{name}") for name in _ETC if os.path.exists(f"/etc/{name}")]
+    steps += [("copy", f"/etc/{name}", f"{root}/etc/{name}") for name in _ETC_FILES if os.path.exists(f"/etc/{name}")]
     prefix = Path(sys.base_prefix).resolve()
     if not prefix.is_relative_to("/usr"):
         steps.append(("bind", str(prefix), python))

@@ -14,13 +14,13 @@ from typing import Any
 __all__ = ["BoundedTarInfo"]
 
 _MAX_BYTES = 2**17
-_MAX_CHAINED = 8
-_MAX_GLOBAL = 64
+_MAX_CHAINED_HEADERS = 8
+_MAX_GLOBAL_HEADERS = 64
 _MAX_PIECES = 2**12
 """Maximum number of pieces of a sparse file."""
 _NUMBER = re.compile(rb"[0-9]{64}")
-_PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
-_EXTENDING = (*_PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_PAX_TYPES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+_EXTENSION_TYPES = (*_PAX_TYPES, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 
 
 class BoundedTarInfo(tarfile.TarInfo):
@@ -31,13 +31,13 @@ class BoundedTarInfo(tarfile.TarInfo):
 
     def _proc_member(self, tarfile: Any) -> Any:
         chained = getattr(tarfile, "chained_headers", 0)
-        if chained == _MAX_CHAINED or len(tarfile.pax_headers) > _MAX_GLOBAL:
+        if chained == _MAX_CHAINED_HEADERS or len(tarfile.pax_headers) > _MAX_GLOBAL_HEADERS:
             raise _make_header_error("an entry or the archive has too many extended headers")
-        if self.type not in _EXTENDING:
+        if self.type not in _EXTENSION_TYPES:
             return super()._proc_member(tarfile)  # type: ignore[misc]
         if not 0 <= self.size <= _MAX_BYTES:
             raise _make_header_error(f"a header has {self.size:,} bytes, more than {_MAX_BYTES:,}")
-        if self.type in _PAX and _NUMBER.search(_peek(tarfile.fileobj, self.size)):
+        if self.type in _PAX_TYPES and _NUMBER.search(_peek(tarfile.fileobj, self.size)):
             raise _make_header_error("a header has a number of 64 digits or more")
         tarfile.chained_headers = chained + 1
         try:

@@ -254,8 +254,8 @@ def test_sandbox_untrusted_text_the_largest_output_goes_first_and_once() -> None
     for name, size in (("a", 40), ("b", 30), ("a", 20), ("c", 20)):
         outputs.add(("ann/a", name), size, lambda name=name: dropped.append(name))
     assert dropped == ["a"] and outputs.total_bytes == 50
-    outputs.stop_counting(("ann/a", "b"))
-    outputs.stop_counting(("ann/a", "b"))
+    outputs.release(("ann/a", "b"))
+    outputs.release(("ann/a", "b"))
     assert outputs.total_bytes == 20
 
 

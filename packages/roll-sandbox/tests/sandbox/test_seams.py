@@ -39,7 +39,7 @@ from roll_sandbox.service.quotas import Quota
 from roll_sandbox.service.service import Service
 from roll_sandbox.service.settings import Settings
 from roll_sandbox.service.store.tables import workers
-from roll_sandbox.service.store.writer import QueuedWrite, _execute_alone
+from roll_sandbox.service.store.writer import QueuedWrite, _execute_single
 from roll_sandbox.spawner import SandboxProcess
 from roll_sandbox.wire import Message, encode, error_to_json, spec_to_json
 from roll_sandbox.worker import Worker
@@ -205,11 +205,11 @@ def test_sandbox_agent_a_row_whose_commit_was_not_answered_is_found_also_where_i
     statement = sqlalchemy.insert(workers).values({name: sqlalchemy.bindparam(f"b_{name}") for name in names})
     values = {"b_name": "worker-a", "b_owner": "ann", "b_seen": 1.0, "b_draining": 0}
     with engine.connect() as connection:
-        assert _execute_alone(connection, QueuedWrite(statement, values)) is None
-        assert _execute_alone(connection, QueuedWrite(statement, values)) is None
-        refused = _execute_alone(connection, QueuedWrite(statement, {**values, "b_owner": "ben"}))
+        assert _execute_single(connection, QueuedWrite(statement, values)) is None
+        assert _execute_single(connection, QueuedWrite(statement, values)) is None
+        refused = _execute_single(connection, QueuedWrite(statement, {**values, "b_owner": "ben"}))
         assert "already used" in str(refused)
-        refused = _execute_alone(connection, QueuedWrite(statement, {**values, "b_name": "b", "b_draining": 2**70}))
+        refused = _execute_single(connection, QueuedWrite(statement, {**values, "b_name": "b", "b_draining": 2**70}))
         assert "too large" in str(refused)  # the driver's word, not SQLAlchemy's: the writer's thread goes on
 
 

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from roll_sandbox.seccomp import make_seccomp_filter
-from roll_sandbox.syscalls import CHECKED_CALLS, get_call_number, list_allowed_calls
+from roll_sandbox.syscalls import CHECKED_SYSCALLS, get_syscall_number, list_allowed_syscalls
 
 ALLOW, KILL, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -37,17 +37,17 @@ def verdict(architecture: str, call: int, *arguments: int, arch: int | None = No
 
 @architectures
 def test_sandbox_seccomp_exactly_the_listed_calls_are_allowed(architecture: str) -> None:
-    checked = {get_call_number(name, architecture) for name in CHECKED_CALLS}
+    checked = {get_syscall_number(name, architecture) for name in CHECKED_SYSCALLS}
     permitted = {call for call in range(600) if call not in checked and verdict(architecture, call) == ALLOW}
-    assert permitted == set(list_allowed_calls(architecture))
+    assert permitted == set(list_allowed_syscalls(architecture))
 
 
 @architectures
 def test_sandbox_seccomp_refused_calls_fail_and_newer_ones_do_not_exist(architecture: str) -> None:
     refused = (
         set(range(463))
-        - set(list_allowed_calls(architecture))
-        - {get_call_number(name, architecture) for name in CHECKED_CALLS}
+        - set(list_allowed_syscalls(architecture))
+        - {get_syscall_number(name, architecture) for name in CHECKED_SYSCALLS}
     )
     assert {verdict(architecture, call) for call in refused} == {FAIL | errno.EPERM}
     assert verdict(architecture, 463) == FAIL | errno.ENOSYS
@@ -56,7 +56,7 @@ def test_sandbox_seccomp_refused_calls_fail_and_newer_ones_do_not_exist(architec
 @architectures
 def test_sandbox_seccomp_arguments_decide_about_fifteen_calls(architecture: str) -> None:
     def of(name: str, *arguments: int) -> int:
-        return verdict(architecture, get_call_number(name, architecture), *arguments)
+        return verdict(architecture, get_syscall_number(name, architecture), *arguments)
 
     assert of("clone", 0x003D0F00) == ALLOW  # a thread
     assert of("clone", 17) == ALLOW  # a process
@@ -119,4 +119,4 @@ def test_sandbox_seccomp_an_unknown_architecture_is_refused_by_name() -> None:
 @architectures
 def test_sandbox_seccomp_extended_attributes_are_not_offered(architecture: str) -> None:
     for name in ("setxattr", "lsetxattr", "fsetxattr"):
-        assert verdict(architecture, get_call_number(name, architecture)) == FAIL | errno.EOPNOTSUPP
+        assert verdict(architecture, get_syscall_number(name, architecture)) == FAIL | errno.EOPNOTSUPP

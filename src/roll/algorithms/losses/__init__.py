@@ -1,7 +1,7 @@
 """Losses: implementations of `roll.protocols.LossFn`, callables that map `LossInputs` to `LossOutputs`."""
 
 from roll.algorithms.losses.attention_credit import AttentionCreditLoss
-from roll.algorithms.losses.distillation import DistillationLoss, TopDistillationLoss
+from roll.algorithms.losses.distillation import DistillationLoss, TopKDistillationLoss
 from roll.algorithms.losses.likelihood import LikelihoodLoss
 from roll.algorithms.losses.policy import PolicyLoss
 from roll.algorithms.losses.policy_and_value import PolicyAndValueLoss
@@ -22,7 +22,7 @@ __all__ = [
     "PreferenceLoss",
     "RegressionLoss",
     "SummedLoss",
-    "TopDistillationLoss",
+    "TopKDistillationLoss",
     "UserLoss",
     "ValueLoss",
 ]

@@ -14,7 +14,15 @@ import torch
 
 from roll.algorithms.credit import CreditPattern, compute_credit_factors
 from roll.protocols import LossFn
-from roll.types import AttentionRange, AttentionStatistics, BoolArray, FloatArray, LossInputs, LossOutputs, Needs
+from roll.types import (
+    AttentionRange,
+    AttentionStatistics,
+    BoolArray,
+    FloatArray,
+    LossInputs,
+    LossOutputs,
+    LossRequirements,
+)
 
 __all__ = ["AttentionCreditLoss"]
 
@@ -35,7 +43,7 @@ class AttentionCreditLoss:
     jump_quantile: float = 0.6
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> LossRequirements:
         """The inputs that the wrapped loss needs, plus attention statistics."""
         return replace(self.loss.needs, attention=self.range)
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from roll.algorithms.aggregate import compute_aggregation_weights
 from roll.algorithms.probabilities import log1mexp
-from roll.types import Divergence, LossInputs, LossOutputs, Needs
+from roll.types import Divergence, LossInputs, LossOutputs, LossRequirements
 
-__all__ = ["DistillationLoss", "TopDistillationLoss"]
+__all__ = ["DistillationLoss", "TopKDistillationLoss"]
 
 _REVERSE_KL = Divergence()
 
@@ -31,9 +31,9 @@ class DistillationLoss:
     """`token_mean` weights all tokens equally, `sequence_mean` all sequences: see `compute_aggregation_weights`."""
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> LossRequirements:
         """The policy's divergence from the teacher."""
-        return Needs(divergence=self.divergence)
+        return LossRequirements(divergence=self.divergence)
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """Compute the micro-batch's share of the loss.
@@ -45,7 +45,7 @@ class DistillationLoss:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TopDistillationLoss:
+class TopKDistillationLoss:
     """The mean of KL(teacher || policy) over the teacher's stored top-k tokens.
 
     All other tokens are treated as one token: sum_k q log(q / p) + q' log(q' / p') with q' = 1 - sum_k q; this is never
@@ -55,7 +55,7 @@ class TopDistillationLoss:
 
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
     """`token_mean` weights all tokens equally, `sequence_mean` all sequences: see `compute_aggregation_weights`."""
-    needs = Needs(top_logprobs=True)
+    needs = LossRequirements(top_logprobs=True)
     """The policy's log-probs of the same tokens."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:

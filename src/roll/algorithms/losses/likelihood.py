@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from roll.algorithms.aggregate import compute_aggregation_weights
-from roll.types import LossInputs, LossOutputs, Needs
+from roll.types import LossInputs, LossOutputs, LossRequirements
 
 __all__ = ["LikelihoodLoss"]
 
@@ -17,7 +17,7 @@ class LikelihoodLoss:
 
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
     """`token_mean` weights all tokens equally, `sequence_mean` all sequences: see `compute_aggregation_weights`."""
-    needs = Needs()
+    needs = LossRequirements()
     """Only the policy's log-probs are needed."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:

@@ -32,7 +32,7 @@ from roll.algorithms.ratio import (
     clamp_log_ratio,
     compute_log_ratio,
 )
-from roll.types import LossInputs, LossOutputs, Needs
+from roll.types import LossInputs, LossOutputs, LossRequirements
 
 __all__ = ["PolicyLoss"]
 
@@ -61,12 +61,12 @@ class PolicyLoss:
     entropy_coefficient: float = 0.0
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> LossRequirements:
         """The inputs that the KL penalty, the entropy bonus, and ratios or corrections of whole sequences need."""
-        return Needs(
+        return LossRequirements(
             entropy=self.entropy_coefficient > 0,
             full_kl=self.kl_coefficient > 0 and self.kl_estimator == "full",
-            whole_sequences=self.ratio_level in ("sequence", "sequence_token") or self.correction.pools_sequences,
+            whole_sequences=self.ratio_level in ("sequence", "sequence_token") or self.correction.is_sequence_level,
         )
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
@@ -81,7 +81,7 @@ class PolicyLoss:
             reduce=self.ratio_reduce,
             against=self.ratio_against,
             max_token_log_ratio=self.ratio_token_limit,
-            clamp=self.gate.exponentiates,
+            clamp=self.gate.uses_ratio,
         )
         logprobs, advantages = inputs.require("logprobs"), inputs.require("advantages")
         weights = compute_aggregation_weights(inputs, self.aggregation)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from roll.algorithms.losses.value import ValueLoss
 from roll.protocols import LossFn
-from roll.types import LossInputs, LossOutputs, Needs
+from roll.types import LossInputs, LossOutputs, LossRequirements
 
 __all__ = ["PolicyAndValueLoss"]
 
@@ -20,7 +20,7 @@ class PolicyAndValueLoss:
     coefficient: float
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> LossRequirements:
         """The inputs that the policy loss needs, plus values."""
         return replace(self.policy.needs, values=True)
 

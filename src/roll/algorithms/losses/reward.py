@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from roll.algorithms.pairs import compute_comparison_accuracy, find_pairs, get_pair_margins
-from roll.types import LossInputs, LossOutputs, Needs
+from roll.types import LossInputs, LossOutputs, LossRequirements
 
 __all__ = ["BradleyTerryLoss", "RegressionLoss"]
 
@@ -29,7 +29,7 @@ class BradleyTerryLoss:
 
     centering: float = 0.0
     """Coefficient c of the centering term; TRL recommends 0.01."""
-    needs = Needs(whole_units=True)
+    needs = LossRequirements(whole_units=True)
     """The scores of both answers of a pair, in one micro-batch."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
@@ -59,7 +59,7 @@ class BradleyTerryLoss:
 class RegressionLoss:
     """The squared error of scores against target scores, averaged over the sequences of the global batch."""
 
-    needs = Needs()
+    needs = LossRequirements()
     """Only the values of a critic are needed."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:

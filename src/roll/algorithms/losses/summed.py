@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from roll.protocols import LossFn
-from roll.types import LossInputs, LossOutputs, Needs
+from roll.types import LossInputs, LossOutputs, LossRequirements
 
 __all__ = ["SummedLoss"]
 
@@ -22,13 +22,13 @@ class SummedLoss:
     """Weight and loss of each part; if two parts report the same metric, the first part's value is used."""
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> LossRequirements:
         """The inputs that at least one of the losses needs.
 
         Raises:
             ValueError: Two losses need different variants of the same input, such as two divergences.
         """
-        return _merge_needs([loss.needs for _, loss in self.parts])
+        return _merge_requirements([loss.needs for _, loss in self.parts])
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """Compute the micro-batch's share of the loss.
@@ -44,14 +44,14 @@ class SummedLoss:
         )
 
 
-def _merge_needs(needs: Iterable[Needs]) -> Needs:
+def _merge_requirements(needs: Iterable[LossRequirements]) -> LossRequirements:
     together: dict[str, Any] = {}
     for own in needs:
-        for name in (field.name for field in fields(Needs)):
+        for name in (field.name for field in fields(LossRequirements)):
             value = getattr(own, name)
             if value and together.setdefault(name, value) != value:
                 raise ValueError(
                     f"the summed losses need different variants of {name}, but only one can be computed: "
                     f"{together[name]} or {value}"
                 )
-    return Needs(**together)
+    return LossRequirements(**together)

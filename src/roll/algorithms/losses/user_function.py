@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from roll.errors import ConfigError, LossError, find_raise_location, one_line_error
-from roll.types import LossInputs, LossOutputs, Needs
+from roll.types import LossInputs, LossOutputs, LossRequirements
 from roll.user_code import check_call, load_function
 
 __all__ = ["UserLoss"]
@@ -22,12 +22,12 @@ class UserLoss:
     path: str
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> LossRequirements:
         """The function's attribute `needs`; by default the policy's log-probs of whole sequences.
 
         Whole sequences are the default because the function may combine the tokens of a sequence.
         """
-        return getattr(load_function(self.path, "loss"), "needs", Needs(whole_sequences=True))
+        return getattr(load_function(self.path, "loss"), "needs", LossRequirements(whole_sequences=True))
 
     def check(self) -> None:
         """Import the function and check its signature.
@@ -36,9 +36,9 @@ class UserLoss:
             ConfigError: The function cannot be imported, does not accept its argument, or has an invalid `needs`.
         """
         check_call(load_function(self.path, "loss"), f"loss '{self.path}'", "inputs")
-        if not isinstance(self.needs, Needs):
+        if not isinstance(self.needs, LossRequirements):
             raise ConfigError(
-                f"loss '{self.path}': its attribute `needs` must be of type Needs, not {type(self.needs).__name__}."
+                f"loss '{self.path}': `needs` must be of type LossRequirements, not {type(self.needs).__name__}."
             )
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from roll.types import LossInputs, LossOutputs, Needs
+from roll.types import LossInputs, LossOutputs, LossRequirements
 
 __all__ = ["ValueLoss"]
 
@@ -25,7 +25,7 @@ class ValueLoss:
 
     clip: float | None = None
     """Clip range e; `None` for no clip."""
-    needs = Needs()
+    needs = LossRequirements()
     """Only the values of a critic are needed; `PolicyAndValueLoss` requests them if the policy has a value head."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:

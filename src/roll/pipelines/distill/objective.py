@@ -47,7 +47,7 @@ def build_objective(online: OnlineRun[DistillConfig, Any], num_tokens: Sequence[
 
     def select_in_vocabulary(rollouts: Sequence[Rollout]) -> list[Answers] | str:
         return select_answers_in_vocabulary(
-            rollouts, num_tokens=num_tokens[config.teacher_by_domain[rollouts[0].prompt.domain]]
+            rollouts, vocab_size=num_tokens[config.teacher_by_domain[rollouts[0].prompt.domain]]
         )
 
     async def build(choice: AnswerSelection) -> TrainingBatch:

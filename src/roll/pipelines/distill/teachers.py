@@ -16,7 +16,7 @@ from roll.inference import EngineSpec
 from roll.pipelines.preparation import PreparedRun, build_engine_specs
 from roll.protocols import InferenceEngine, Scorer
 from roll.tracking import RunDirectory
-from roll.types import FloatArray, Output, Outputs, Rollout, TrainingBatch
+from roll.types import FloatArray, OutputName, Outputs, Rollout, TrainingBatch
 
 __all__ = ["EngineTeacher", "build_teacher_specs", "compute_teacher_logprobs"]
 
@@ -38,7 +38,7 @@ class EngineTeacher:
     def __init__(self, engine: InferenceEngine) -> None:
         self._engine = engine
 
-    async def forward(self, batch: TrainingBatch, outputs: Outputs) -> Mapping[Output, list[Any]]:
+    async def forward(self, batch: TrainingBatch, outputs: Outputs) -> Mapping[OutputName, list[Any]]:
         """Compute log-probs at temperature 1; engines support no other output. See `Scorer.forward`.
 
         Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roll.algorithms.losses import DistillationLoss, LikelihoodLoss, SummedLoss, TopDistillationLoss
+from roll.algorithms.losses import DistillationLoss, LikelihoodLoss, SummedLoss, TopKDistillationLoss
 from roll.config.distillation import OfflineDistillationConfig
 from roll.protocols import LossFn
 
@@ -20,7 +20,7 @@ def build_offline_loss(config: OfflineDistillationConfig) -> LossFn:
     With the divergence `forward` it is the loss of arXiv 1503.02531.
     """
     divergence: LossFn = (
-        TopDistillationLoss(aggregation=config.aggregation)
+        TopKDistillationLoss(aggregation=config.aggregation)
         if config.mode == "precomputed"
         else DistillationLoss(divergence=config.divergence_spec, aggregation=config.aggregation)
     )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from roll.algorithms.kl import adapt_coefficient, estimate_kl
-from roll.algorithms.minibatches import select_critic_share, split_into_minibatches
+from roll.algorithms.minibatches import select_critic_batch, split_into_minibatches
 from roll.algorithms.selection import Selection
 from roll.algorithms.token_weights import add_advantages, compute_kl_token_rewards
 from roll.config.algorithm import AlgorithmConfig
@@ -32,7 +32,7 @@ from roll.pipelines.learning.losses import build_policy_loss, build_value_loss, 
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.run import Run
 from roll.pipelines.snapshots import compute_train_inference_metrics
-from roll.types import FloatArray, ForwardOptions, Output, StepResult, TrainingBatch
+from roll.types import FloatArray, ForwardOptions, OutputName, StepResult, TrainingBatch
 
 __all__ = ["UpdateResults", "learn"]
 
@@ -133,7 +133,7 @@ async def _compute_logprobs(
     if needs_old_logprobs(algorithm):
         observed = get_attention_range(algorithm)
         with run.spans.phase("old_logprobs"):
-            wanted: list[Output] = ["logprobs"] if observed is None else ["logprobs", "attention"]
+            wanted: list[OutputName] = ["logprobs"] if observed is None else ["logprobs", "attention"]
             if learner.replays_experts:
                 wanted.append("experts")
             old = await learner.policy.forward(batch, wanted, ForwardOptions(attention=observed))
@@ -168,7 +168,7 @@ async def _train_critics(
             batch = replace(
                 learned.batch, samples=tuple(replace(s, old_values=values) for s, values in pairs if not s.expert)
             )
-            own = select_critic_share(batch, index, len(learner.critics), first_critic=step)
+            own = select_critic_batch(batch, index, len(learner.critics), first_critic=step)
             for epoch in range(algorithm.critic.num_epochs):
                 seed = (run.seed, step, 1 + index, epoch)
                 for part in split_into_minibatches(own, algorithm.updates.num_minibatches, seed):

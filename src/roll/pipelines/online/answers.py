@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roll.algorithms.answer_selection import Answers, AnswerSelection, choose_rollouts
+from roll.algorithms.answer_selection import Answers, AnswerSelection, select_rollouts_per_group
 from roll.pipelines.learner import train_policy
 from roll.pipelines.learning.measures import compute_learning_metrics, compute_mean_advantages
 from roll.pipelines.online.boundary import collect_draw_outcomes
@@ -41,7 +41,7 @@ class AnswersObjective:
 
     async def collect(self, batch: Batch) -> CollectedBatch[AnswerSelection]:
         """Choose the answers of each group to train on; return them with metrics and the outcome of every draw."""
-        choice = choose_rollouts(batch.groups, self.choose)
+        choice = select_rollouts_per_group(batch.groups, self.choose)
         choice.draw_outcomes.update(collect_draw_outcomes(batch))
         return CollectedBatch(
             batch=batch,

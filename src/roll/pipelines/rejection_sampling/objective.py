@@ -30,7 +30,7 @@ def build_objective(online: OnlineRun[RejectionSamplingConfig, Any]) -> AnswersO
 
     return AnswersObjective(
         online=online,
-        choose=partial(select_best_answers, keep=rejection.keep, min_reward=rejection.min_reward),
+        choose=partial(select_best_answers, num_answers=rejection.keep, min_reward=rejection.min_reward),
         build=build,
         loss=LikelihoodLoss(aggregation=rejection.aggregation),
         compute_choice_metrics=lambda choice: {"data/rollouts_kept": float(len(choice.rollouts))},

@@ -35,7 +35,7 @@ from roll.training.parallel.fsdp import gather_projection, get_projection_dtype,
 from roll.training.parallel.tensor import get_local_part
 from roll.training.parallel.tokens import WHOLE_ROW, TokenShare
 from roll.training.parallel.vocab_parallel import VocabShard
-from roll.types import IntArray, MediaSpan, Needs, Output
+from roll.types import IntArray, LossRequirements, MediaSpan, OutputName
 
 __all__ = ["PolicyNetwork", "check_images"]
 
@@ -80,7 +80,7 @@ class PolicyNetwork(nn.Module):
         self,
         layout: PackedLayout,
         temperature: float,
-        needs: Needs,
+        needs: LossRequirements,
         observer: AttentionObserver | None = None,
         top: Int64Array | int | None = None,
     ) -> Predictions:
@@ -109,7 +109,7 @@ class PolicyNetwork(nn.Module):
         self,
         layout: PackedLayout,
         temperature: float,
-        needs: Needs,
+        needs: LossRequirements,
         observer: AttentionObserver | None,
         top: Int64Array | int | None,
     ) -> Predictions:
@@ -156,7 +156,7 @@ class PolicyNetwork(nn.Module):
         assert self.value_head is not None, "the policy has no value head"
         return found._replace(values=policy.divide_gradient(compute_values(self.value_head, policy.hidden)))
 
-    def _run_stage(self, split: PipelineSplit, layout: PackedLayout, needs: Needs) -> Predictions:
+    def _run_stage(self, split: PipelineSplit, layout: PackedLayout, needs: LossRequirements) -> Predictions:
         """Run this stage's layers of all models whose outputs `needs` requests, in the same order as the last stage.
         Return the policy's hidden states.
         """
@@ -219,10 +219,10 @@ class PolicyNetwork(nn.Module):
         return {} if self.value_head is None else dict(self.value_head.named_parameters("value_head"))
 
     @property
-    def outputs(self) -> frozenset[Output]:
+    def outputs(self) -> frozenset[OutputName]:
         """The outputs that the network supports."""
-        head: tuple[Output, ...] = () if self.value_head is None else ("values",)
-        routers: tuple[Output, ...] = () if self.routing is None else ("experts",)
+        head: tuple[OutputName, ...] = () if self.value_head is None else ("values",)
+        routers: tuple[OutputName, ...] = () if self.routing is None else ("experts",)
         return frozenset(("logprobs", "attention", "top_logprobs", *head, *routers))
 
     @property

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from roll.training.network.distributions import Predictions
 from roll.training.packing.layout import PackedLayout
-from roll.types import AttentionStatistics, FloatArray, Output, TopLogprobs, TrainingBatch
+from roll.types import AttentionStatistics, FloatArray, OutputName, TopLogprobs, TrainingBatch
 
 __all__ = [
     "collect_token_outputs",
@@ -70,7 +70,7 @@ def order_outputs(collected: Mapping[int, Any], batch: TrainingBatch) -> list[An
 
 
 def fill_missing_outputs(
-    outputs: dict[Output, list[Any]], batch: TrainingBatch, *, every_token: bool, num_top: int | None = None
+    outputs: dict[OutputName, list[Any]], batch: TrainingBatch, *, every_token: bool, num_top: int | None = None
 ) -> None:
     """Replace the zero arrays of `order_outputs` with empty results in the format of each output, in place.
 

@@ -18,7 +18,7 @@ from roll.training.packing.layout import PackedLayout
 from roll.training.parallel.collectives import divide_gradient
 from roll.training.parallel.tensor import get_local_part
 from roll.training.parallel.tokens import WHOLE_ROW, TokenShare
-from roll.types import Output
+from roll.types import OutputName
 
 __all__ = ["ValueNetwork", "compute_values", "create_value_head"]
 
@@ -78,7 +78,7 @@ class ValueNetwork(nn.Module):
         self.add_module(self._backbone, get_base_model(model) if has_media_tower(model) else model.get_decoder())
         self.score = create_value_head(projection.weight)
 
-    outputs: frozenset[Output] = frozenset({"values"})
+    outputs: frozenset[OutputName] = frozenset({"values"})
     """The outputs that the network supports."""
 
     def forward(self, layout: PackedLayout, *unused: object) -> Predictions:

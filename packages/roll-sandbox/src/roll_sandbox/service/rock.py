@@ -252,7 +252,7 @@ def add_rock_routes(app: FastAPI, *, use_images: bool) -> None:
             reports to have it, and otherwise the files of its machine.
     """
     app.state.rock = {}
-    router = APIRouter(prefix=ROCK_PREFIX, route_class=_RockRoute, responses=_REFUSALS)
+    router = APIRouter(prefix=ROCK_PREFIX, route_class=_RockRoute, responses=_ERROR_RESPONSES)
 
     @router.post("/start")
     @router.post("/start_async")
@@ -297,7 +297,7 @@ def add_rock_routes(app: FastAPI, *, use_images: bool) -> None:
     @router.post("/restart")
     @router.post("/commit")
     @router.get("/get_token")
-    async def refuse_unsupported() -> RockAnswer:
+    async def reject_unsupported() -> RockAnswer:
         raise SandboxRequestError("this route of ROCK is not supported: see docs/sandbox-service.md.")
 
     _add_sessions(router)
@@ -365,7 +365,7 @@ def _parse_form(kind: str, body: bytes) -> dict[str, bytes]:
     return parts
 
 
-_REFUSALS: dict[int | str, dict[str, Any]] = {
+_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {
         "description": "refused",
         "content": {

@@ -27,16 +27,16 @@ __all__ = [
 
 BAD_REQUEST, BROKEN, COMMAND_FAILED = 4000, 5000, 6000
 """ROCK's error codes."""
-_UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_BYTES_PER_UNIT = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _Timeout = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 _Size = Annotated[str, Field(pattern=r"^[0-9]{1,6}(\.[0-9]{1,3})?([bB]|[kKmMgGtT]([iI]?[bB])?)?$")]
-_Session = Annotated[CheckedString, Field(min_length=1, max_length=200)]
+_SessionName = Annotated[CheckedString, Field(min_length=1, max_length=200)]
 _Path = Annotated[CheckedString, Field(min_length=1, max_length=4096)]
 
 
 def _parse_size(size: str) -> int:
     number, unit = re.match(r"([0-9.]+)(.?)", size.lower()).groups()  # type: ignore[union-attr]
-    return max(1, int(float(number) * _UNITS[unit]))
+    return max(1, int(float(number) * _BYTES_PER_UNIT[unit]))
 
 
 class RockAnswer(BaseModel):
@@ -98,7 +98,7 @@ class ExecuteRequest(SandboxIdBody):
 class SessionRequest(SandboxIdBody):
     """The body of `create_session` and `close_session`."""
 
-    session: _Session = "default"
+    session: _SessionName = "default"
     env: dict[CheckedString, CheckedString] | None = None
     startup_source: Annotated[list[CheckedString], Field(max_length=64)] = []
 
@@ -106,7 +106,7 @@ class SessionRequest(SandboxIdBody):
 class SessionCommand(SandboxIdBody):
     """The body of `run_in_session`."""
 
-    session: _Session = "default"
+    session: _SessionName = "default"
     command: CheckedString
     timeout: _Timeout | None = None
     check: Literal["silent", "raise", "ignore"] = "raise"

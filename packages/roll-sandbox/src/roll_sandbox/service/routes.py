@@ -46,19 +46,19 @@ from roll_sandbox.wire.error_messages import HTTP_STATUS
 
 __all__ = ["add_routes"]
 
-Name = Annotated[ResourceName, Path()]
-Key = Annotated[ResourceName | None, Header(alias="Idempotency-Key")]
+PathName = Annotated[ResourceName, Path()]
+IdempotencyKey = Annotated[ResourceName | None, Header(alias="Idempotency-Key")]
 """Idempotency key: a request with the same key returns the same sandbox or program."""
 FilePath = Annotated[CheckedString, Query(min_length=1, max_length=4096)]
-_BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-_ERROR = {
+_BINARY_CONTENT = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_ERROR_RESPONSE = {
     "type": "object",
     "required": ["error", "message"],
     "properties": {"error": {"type": "string"}, "message": {"type": "string"}},
 }
-_TAR = {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": "refused", "content": {"application/json": {"schema": _ERROR}}}
+_TAR_CONTENT = {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}
+_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"description": "refused", "content": {"application/json": {"schema": _ERROR_RESPONSE}}}
     for status in (400, 401, 403, 404, 409, 410, 413, 422, 429, 502, 503)
 }
 _LIST_PROGRAM = """
@@ -80,7 +80,7 @@ Sandboxes = Annotated[OwnerSandboxes, Depends(_get_sandboxes)]
 def add_routes(app: FastAPI, dispatcher: Dispatcher) -> None:
     """Add the routes and the error handlers."""
     app.state.local_clients = LocalClients(dispatcher)
-    router = APIRouter(prefix="/v1", route_class=CheckedRoute, responses=_ERRORS)
+    router = APIRouter(prefix="/v1", route_class=CheckedRoute, responses=_ERROR_RESPONSES)
     _add_sandboxes(router)
     _add_programs(router)
     _add_files(router)
@@ -122,7 +122,7 @@ def _make_sandbox_body(entry: SandboxEntry) -> SandboxBody:
 
 def _add_sandboxes(router: APIRouter) -> None:
     @router.post("/sandboxes", status_code=201)
-    async def create_sandbox(body: CreateBody, owned: Sandboxes, key: Key = None) -> SandboxBody:
+    async def create_sandbox(body: CreateBody, owned: Sandboxes, key: IdempotencyKey = None) -> SandboxBody:
         sandbox, _ = await owned.create(spec_from_json(body.spec), body.lifetime_s, name=key)
         return _make_sandbox_body(owned.dispatcher.find_sandbox(owned.owner, sandbox.name))
 
@@ -143,23 +143,23 @@ def _add_sandboxes(router: APIRouter) -> None:
         return [_make_sandbox_body(owned.dispatcher.find_sandbox(owned.owner, name)) for name in page]
 
     @router.get("/sandboxes/{name}")
-    async def get_sandbox(name: Name, owned: Sandboxes) -> SandboxBody:
+    async def get_sandbox(name: PathName, owned: Sandboxes) -> SandboxBody:
         return _make_sandbox_body(await owned.get_entry(name))
 
     @router.post("/sandboxes/{name}/extend")
-    async def extend_lifetime(name: Name, body: ExtendBody, owned: Sandboxes) -> SandboxBody:
+    async def extend_lifetime(name: PathName, body: ExtendBody, owned: Sandboxes) -> SandboxBody:
         entry = await owned.get_entry(name)
         owned.dispatcher.extend(entry, body.lifetime_s)
         return _make_sandbox_body(entry)
 
     @router.delete("/sandboxes/{name}", status_code=204)
-    async def stop_sandbox(name: Name, owned: Sandboxes) -> None:
+    async def stop_sandbox(name: PathName, owned: Sandboxes) -> None:
         await (await owned.get_sandbox(name)).close()
 
 
 def _add_programs(router: APIRouter) -> None:
     @router.post("/sandboxes/{name}/run")
-    async def run_program(name: Name, body: RunBody, owned: Sandboxes, key: Key = None) -> ResultBody:
+    async def run_program(name: PathName, body: RunBody, owned: Sandboxes, key: IdempotencyKey = None) -> ResultBody:
         job = owned.begin(await owned.get_sandbox(name), body.make_program(), alone=body.alone, key=key)
         try:
             return make_result_body(await job.wait())
@@ -174,7 +174,7 @@ def _add_programs(router: APIRouter) -> None:
                 job.kill()
 
     @router.get("/sandboxes/{name}/programs/{program}")
-    async def get_program_end(name: Name, program: Name, owned: Sandboxes) -> ProgramBody:
+    async def get_program_end(name: PathName, program: PathName, owned: Sandboxes) -> ProgramBody:
         """Return a program's state and result, until an hour after its sandbox has ended."""
         record = await _load_program(owned, name, program)
         if record is None:
@@ -186,7 +186,7 @@ def _add_programs(router: APIRouter) -> None:
         await stream(socket, name)
 
     @router.post("/sandboxes/{name}/sessions", status_code=201)
-    async def open_session(name: Name, body: SessionBody, owned: Sandboxes) -> dict[str, str]:
+    async def open_session(name: PathName, body: SessionBody, owned: Sandboxes) -> dict[str, str]:
         sandbox = await owned.get_sandbox(name)
         try:
             session = await sandbox.session(env=body.env, cwd=body.cwd)
@@ -197,11 +197,11 @@ def _add_programs(router: APIRouter) -> None:
         return {"session": owned.store_session(name, session)}
 
     @router.post("/sandboxes/{name}/sessions/{session}/run")
-    async def run_in_session(name: Name, session: Name, body: SessionRunBody, owned: Sandboxes) -> ResultBody:
+    async def run_in_session(name: PathName, session: PathName, body: SessionRunBody, owned: Sandboxes) -> ResultBody:
         return make_result_body(await (await owned.get_session(name, session)).run(body.command, wall_s=body.wall_s))
 
     @router.delete("/sandboxes/{name}/sessions/{session}", status_code=204)
-    async def close_session(name: Name, session: Name, owned: Sandboxes) -> None:
+    async def close_session(name: PathName, session: PathName, owned: Sandboxes) -> None:
         await (await owned.get_session(name, session)).close()
         owned.sessions.pop((name, session), None)
 
@@ -225,17 +225,17 @@ def _decode_name(name: str) -> str:
 
 
 def _add_files(router: APIRouter) -> None:
-    @router.get("/sandboxes/{name}/file", response_class=Response, responses={200: {"content": _BINARY}})
-    async def read_file(name: Name, path: FilePath, owned: Sandboxes) -> Response:
+    @router.get("/sandboxes/{name}/file", response_class=Response, responses={200: {"content": _BINARY_CONTENT}})
+    async def read_file(name: PathName, path: FilePath, owned: Sandboxes) -> Response:
         data = await (await owned.get_sandbox(name)).read_file(path)
         return Response(data, media_type="application/octet-stream")
 
-    @router.put("/sandboxes/{name}/file", status_code=204, openapi_extra={"requestBody": {"content": _BINARY}})
-    async def write_file(name: Name, path: FilePath, request: Request, owned: Sandboxes) -> None:
+    @router.put("/sandboxes/{name}/file", status_code=204, openapi_extra={"requestBody": {"content": _BINARY_CONTENT}})
+    async def write_file(name: PathName, path: FilePath, request: Request, owned: Sandboxes) -> None:
         await (await owned.get_sandbox(name)).write_file(path, await request.body())
 
     @router.get("/sandboxes/{name}/directory")
-    async def list_directory(name: Name, path: FilePath, owned: Sandboxes) -> list[EntryBody]:
+    async def list_directory(name: PathName, path: FilePath, owned: Sandboxes) -> list[EntryBody]:
         sandbox = await owned.get_sandbox(name)
         result = await sandbox.execute(PythonCode(source=_LIST_PROGRAM.format(path=path), wall_s=20.0))
         if not result.ok:
@@ -249,30 +249,34 @@ def _add_files(router: APIRouter) -> None:
         except (SandboxRequestError, ValueError, TypeError, LookupError, AttributeError):
             raise SandboxRequestError("the sandbox did not return a list of directory entries.") from None
 
-    @router.get("/sandboxes/{name}/archive", response_class=Response, responses={200: {"content": _TAR}})
-    async def read_archive(name: Name, path: FilePath, owned: Sandboxes) -> Response:
+    @router.get("/sandboxes/{name}/archive", response_class=Response, responses={200: {"content": _TAR_CONTENT}})
+    async def read_archive(name: PathName, path: FilePath, owned: Sandboxes) -> Response:
         """Return a directory as a tar archive, without links and devices."""
         return Response(await pack(await owned.get_sandbox(name), path), media_type="application/x-tar")
 
-    @router.put("/sandboxes/{name}/archive", status_code=204, openapi_extra={"requestBody": {"content": _BINARY}})
-    async def write_archive(name: Name, path: FilePath, request: Request, owned: Sandboxes) -> None:
+    @router.put(
+        "/sandboxes/{name}/archive", status_code=204, openapi_extra={"requestBody": {"content": _BINARY_CONTENT}}
+    )
+    async def write_archive(name: PathName, path: FilePath, request: Request, owned: Sandboxes) -> None:
         """Unpack an uncompressed tar archive of files and directories below `path`."""
         await unpack(await owned.get_sandbox(name), path, await request.body())
 
 
 def _add_snapshots(router: APIRouter) -> None:
-    @router.post("/sandboxes/{name}/snapshot", response_class=Response, responses={200: {"content": _BINARY}})
-    async def take_snapshot(name: Name, owned: Sandboxes) -> Response:
+    @router.post("/sandboxes/{name}/snapshot", response_class=Response, responses={200: {"content": _BINARY_CONTENT}})
+    async def take_snapshot(name: PathName, owned: Sandboxes) -> Response:
         snapshot = await (await owned.get_sandbox(name)).snapshot()
         return Response(snapshot.archive, media_type="application/octet-stream")
 
-    @router.post("/sandboxes/{name}/restore", status_code=204, openapi_extra={"requestBody": {"content": _BINARY}})
-    async def restore_snapshot(name: Name, request: Request, owned: Sandboxes) -> None:
+    @router.post(
+        "/sandboxes/{name}/restore", status_code=204, openapi_extra={"requestBody": {"content": _BINARY_CONTENT}}
+    )
+    async def restore_snapshot(name: PathName, request: Request, owned: Sandboxes) -> None:
         await (await owned.get_sandbox(name)).restore(Snapshot(archive=await request.body()))
 
     @router.post("/sandboxes/{name}/fork", status_code=201)
     async def fork_sandbox(
-        name: Name, body: Annotated[ExtendBody | None, Body()] = None, *, owned: Sandboxes
+        name: PathName, body: Annotated[ExtendBody | None, Body()] = None, *, owned: Sandboxes
     ) -> SandboxBody:
         origin = await owned.get_sandbox(name)
         snapshot = await origin.snapshot()

@@ -29,9 +29,9 @@ from roll_sandbox.worker import Worker
 
 __all__ = ["Service"]
 
-_TOKEN_CHECK_S = 1.0
+_TOKEN_CHECK_INTERVAL_S = 1.0
 """Seconds between two checks of a connection's token."""
-_GREETING_TIMEOUT_S = 10.0
+_HANDSHAKE_TIMEOUT_S = 10.0
 """Seconds that a worker has to send its first message."""
 
 
@@ -158,7 +158,7 @@ class Service:
             with contextlib.suppress(SandboxDatabaseError):
                 good = await asyncio.to_thread(self.tokens.is_valid, identity)
             if good:
-                await asyncio.sleep(_TOKEN_CHECK_S)
+                await asyncio.sleep(_TOKEN_CHECK_INTERVAL_S)
         channel.close()
 
     async def serve_worker(self, socket: WebSocket) -> None:
@@ -177,7 +177,7 @@ class Service:
 
         checking = asyncio.create_task(self._watch_token(identity, channel))
         loop = asyncio.get_running_loop()
-        hurrying = loop.call_later(_GREETING_TIMEOUT_S, lambda: None if joined else channel.close())
+        hurrying = loop.call_later(_HANDSHAKE_TIMEOUT_S, lambda: None if joined else channel.close())
         try:
             await channel.serve(on_message)
         finally:

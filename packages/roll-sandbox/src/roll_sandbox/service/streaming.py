@@ -28,7 +28,7 @@ from roll_sandbox.wire import check_name, error_to_json, parse_json
 
 __all__ = ["stream"]
 
-_TOKEN_CHECK_S = 2.0
+_TOKEN_CHECK_INTERVAL_S = 2.0
 
 
 async def stream(socket: WebSocket, name: str) -> None:
@@ -119,5 +119,5 @@ async def _watch_token(tokens: Any, identity: Any) -> None:
         SandboxAccessError: the token has expired or was revoked.
     """
     while await asyncio.to_thread(tokens.is_valid, identity):
-        await asyncio.sleep(_TOKEN_CHECK_S)
+        await asyncio.sleep(_TOKEN_CHECK_INTERVAL_S)
     raise SandboxAccessError("the token has expired or was revoked.")

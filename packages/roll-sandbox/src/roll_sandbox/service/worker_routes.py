@@ -14,7 +14,7 @@ from roll_sandbox.service.workers import Workers
 
 __all__ = ["add_worker_routes"]
 
-Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+WorkerName = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 class WorkerBody(BaseModel):
@@ -60,11 +60,11 @@ def add_worker_routes(app: FastAPI, dispatcher: Dispatcher, workers: Workers) ->
         return [_make_worker_body(link) for link in dispatcher.workers.values()]
 
     @router.post("/{name}/drain")
-    async def drain(name: Name) -> WorkerBody:
+    async def drain(name: WorkerName) -> WorkerBody:
         return _make_worker_body(workers.drain(name, draining=True))
 
     @router.post("/{name}/undrain")
-    async def undrain(name: Name) -> WorkerBody:
+    async def undrain(name: WorkerName) -> WorkerBody:
         return _make_worker_body(workers.drain(name, draining=False))
 
     app.include_router(router)

@@ -21,8 +21,8 @@ from roll_sandbox.wire.frames import Message
 __all__ = ["check_name", "validate_client_message"]
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{8,64}")
-_MAX_S = 1e9
-_OPTIONAL = {"have", "lifetime_s", "near", "snapshot", "cwd"}
+_MAX_SECONDS = 1e9
+_OPTIONAL_FIELDS = {"have", "lifetime_s", "near", "snapshot", "cwd"}
 _REQUIREMENTS = {
     "name": "a name of 8 to 64 letters, digits, '_' or '-'",
     "count": "an integer of at least 0",
@@ -74,7 +74,7 @@ def validate_client_message(message: Message) -> Message:
             raise SandboxRequestError(f"unknown field {name[:40]!r} of the message '{op}'.")
     for name, kind in shape.items():
         value = message.get(name)
-        if value is None and (name in _OPTIONAL or kind.endswith("?")):
+        if value is None and (name in _OPTIONAL_FIELDS or kind.endswith("?")):
             continue
         if not _has_type(kind.rstrip("?"), value):
             raise SandboxRequestError(
@@ -83,11 +83,11 @@ def validate_client_message(message: Message) -> Message:
     return message
 
 
-def _has_type(kind: str, value: Any) -> bool:
-    if kind == "name":
+def _has_type(type_name: str, value: Any) -> bool:
+    if type_name == "name":
         return isinstance(value, str) and _NAME.fullmatch(value) is not None
-    if kind == "count":
+    if type_name == "count":
         return type(value) is int and 0 <= value < 2**53
-    if kind == "seconds":
-        return type(value) in (int, float) and 0 < value <= _MAX_S
-    return isinstance(value, bytes if kind == "bytes" else dict)
+    if type_name == "seconds":
+        return type(value) in (int, float) and 0 < value <= _MAX_SECONDS
+    return isinstance(value, bytes if type_name == "bytes" else dict)

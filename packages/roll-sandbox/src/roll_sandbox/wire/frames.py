@@ -19,7 +19,7 @@ __all__ = ["MAX_MESSAGE_BYTES", "Message", "decode", "encode"]
 Message: TypeAlias = dict[str, Any]
 MAX_MESSAGE_BYTES = 2**26
 """Default maximum bytes of one message; a server may set another one."""
-_PIECE = "$b"
+_BYTES_KEY = "$b"
 _MAX_PIECES = 2**17
 
 
@@ -31,7 +31,7 @@ def encode(message: Message) -> bytes:
         if not isinstance(value, bytes | bytearray | memoryview):
             raise TypeError(f"a {type(value).__name__} cannot be encoded in a message")
         pieces.append(bytes(value))
-        return {_PIECE: len(pieces) - 1}
+        return {_BYTES_KEY: len(pieces) - 1}
 
     text = json.dumps(message, default=replace_bytes, separators=(",", ":")).encode()
     parts = [len(text).to_bytes(4, "little"), text]
@@ -55,7 +55,7 @@ def decode(data: bytes) -> Message:
         pieces.append(piece)
 
     def restore_bytes(value: dict[str, Any]) -> Any:
-        number = value.get(_PIECE)
+        number = value.get(_BYTES_KEY)
         if len(value) != 1 or type(number) is not int:
             return value
         if not 0 <= number < len(pieces) or pieces[number] is None:

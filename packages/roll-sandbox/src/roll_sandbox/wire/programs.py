@@ -72,11 +72,11 @@ def program_from_json(values: dict[str, Any], stdin: bytes) -> tuple[Program, bo
 
 
 @cache
-def _get_field_types(kind: type[Any]) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _get_field_types(dataclass_type: type[Any]) -> dict[str, Any]:
+    return get_type_hints(dataclass_type)
 
 
-def parse_dataclass(kind: type[_T], values: object, location: str) -> _T:
+def parse_dataclass(dataclass_type: type[_T], values: object, location: str) -> _T:
     """Check received fields, and build a dataclass from them; `location` names the fields in error messages.
 
     Raises:
@@ -84,25 +84,27 @@ def parse_dataclass(kind: type[_T], values: object, location: str) -> _T:
     """
     if not isinstance(values, dict):
         raise SandboxRequestError(f"'{location}' must be an object, got {str(values)[:80]!r}.")
-    kinds = _get_field_types(kind)
+    kinds = _get_field_types(dataclass_type)
     for name in values:
         if name not in kinds or name == "stdin":
             raise SandboxRequestError(
                 f"unknown field {str(name)[:40]!r} of '{location}': known are {', '.join(kinds)}."
             )
     try:
-        return kind(**{name: _parse_value(kinds[name], value, f"{location}.{name}") for name, value in values.items()})
+        return dataclass_type(
+            **{name: _parse_value(kinds[name], value, f"{location}.{name}") for name, value in values.items()}
+        )
     except (TypeError, ValueError) as error:
         if isinstance(error, SandboxRequestError):
             raise
         raise SandboxRequestError(f"'{location}': {error}") from None
 
 
-def _parse_value(kind: Any, value: Any, location: str) -> Any:
-    """Check that a value has the type `kind`, and convert it."""
-    origin, parts = get_origin(kind), get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        return parse_dataclass(cast(type[Any], kind), value, location)
+def _parse_value(expected_type: Any, value: Any, location: str) -> Any:
+    """Check that a value has the type `expected_type`, and convert it."""
+    origin, parts = get_origin(expected_type), get_args(expected_type)
+    if dataclasses.is_dataclass(expected_type):
+        return parse_dataclass(cast(type[Any], expected_type), value, location)
     if origin is Literal:
         good = value in parts
     elif origin is tuple:
@@ -119,14 +121,16 @@ def _parse_value(kind: Any, value: Any, location: str) -> Any:
             if value is None
             else _parse_value(next(part for part in parts if part is not type(None)), value, location)
         )
-    elif kind is float:
+    elif expected_type is float:
         good = type(value) in (int, float) and -_MAX_NUMBER <= value <= _MAX_NUMBER
     else:
-        good = type(value) is kind and (kind is not int or -_MAX_NUMBER <= value <= _MAX_NUMBER)
+        good = type(value) is expected_type and (expected_type is not int or -_MAX_NUMBER <= value <= _MAX_NUMBER)
     if not good:
-        raise SandboxRequestError(f"'{location}' must be of type {_format_type_name(kind)}, got {str(value)[:80]!r}.")
+        raise SandboxRequestError(
+            f"'{location}' must be of type {_format_type_name(expected_type)}, got {str(value)[:80]!r}."
+        )
     return value
 
 
-def _format_type_name(kind: Any) -> str:
-    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+def _format_type_name(value_type: Any) -> str:
+    return value_type.__name__ if isinstance(value_type, type) else str(value_type).replace("typing.", "")

@@ -19,7 +19,7 @@ _MAX_NUMBER = 2**62
 _MAX_TEXT_CHARS = 2**16
 
 
-def _is_text(value: Any) -> bool:
+def _is_string(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= _MAX_TEXT_CHARS
 
 
@@ -38,7 +38,7 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value <= _MAX_NUMBER
 
 
-def _is_flag(value: Any) -> bool:
+def _is_bool(value: Any) -> bool:
     return type(value) is bool
 
 
@@ -47,9 +47,9 @@ def _is_object(value: Any) -> bool:
 
 
 def _is_properties(value: Any) -> bool:
-    kinds: dict[str, Callable[[Any], bool]] = {"home": _is_text, "isolated": _is_flag, "mount_space": _is_flag}
+    kinds: dict[str, Callable[[Any], bool]] = {"home": _is_string, "isolated": _is_bool, "mount_space": _is_bool}
     whole = isinstance(value, dict) and all(fits(value.get(name)) for name, fits in kinds.items())
-    return whole and (value.get("image") is None or _is_text(value["image"]))
+    return whole and (value.get("image") is None or _is_string(value["image"]))
 
 
 def _is_inventory(value: Any) -> bool:
@@ -66,13 +66,13 @@ def _is_program_list(value: Any) -> bool:
     return isinstance(value, list) and all(
         isinstance(each, dict)
         and _is_name(each.get("id"))
-        and _is_text(each.get("words"))
-        and _is_flag(each.get("terminal"))
+        and _is_string(each.get("words"))
+        and _is_bool(each.get("terminal"))
         and _is_number(each.get("began"))
         and each["began"] < 1e11
         and _is_count(each.get("seen"))
         and isinstance(each.get("output"), bytes)
-        and (each.get("end") is None or _is_text(_get_error(each["end"])) or is_valid_end_report(each["end"]))
+        and (each.get("end") is None or _is_string(_get_error(each["end"])) or is_valid_end_report(each["end"]))
         for each in value
     )
 
@@ -81,22 +81,22 @@ def _get_error(end: Any) -> Any:
     return end.get("error") if isinstance(end, dict) else None
 
 
-def _allow_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or fits(value)
+def _allow_none(is_valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or is_valid(value)
 
 
 _Fields = dict[str, Callable[[Any], bool]]
 _ERROR_FIELDS: _Fields = {
-    "error": _is_text,
-    "message": _allow_none(_is_text),
+    "error": _is_string,
+    "message": _allow_none(_is_string),
     "errno": _allow_none(_is_count),
-    "path": _allow_none(_is_text),
+    "path": _allow_none(_is_string),
 }
-_PROGRAM_FIELDS: _Fields = {"sandbox": _is_text, "id": _is_name}
+_PROGRAM_FIELDS: _Fields = {"sandbox": _is_string, "id": _is_name}
 _MESSAGE_FIELDS: dict[str, _Fields] = {
-    "created": {"sandbox": _is_text, "traits": _is_properties},
-    "failed": {"sandbox": _is_text, **_ERROR_FIELDS},
-    "gone": {"sandbox": _is_text, **_ERROR_FIELDS},
+    "created": {"sandbox": _is_string, "traits": _is_properties},
+    "failed": {"sandbox": _is_string, **_ERROR_FIELDS},
+    "gone": {"sandbox": _is_string, **_ERROR_FIELDS},
     "error": {**_PROGRAM_FIELDS, **_ERROR_FIELDS},
     "end": {**_PROGRAM_FIELDS, "end": is_valid_end_report, "pieces": _is_count},
     "out": {
@@ -109,14 +109,14 @@ _MESSAGE_FIELDS: dict[str, _Fields] = {
     "looked": {**_PROGRAM_FIELDS, "cpu_s": _is_number, "memory_bytes": _is_count, "programs": _is_program_list},
     "join": {
         "name": _is_name,
-        "process": _is_text,
+        "process": _is_string,
         "capacity": lambda value: _is_count(value) and value > 0,
         "memory_bytes": _allow_none(_is_count),
         "holds": _is_inventory,
-        "leaving": _is_flag,
+        "leaving": _is_bool,
         "report": _is_object,
     },
-    "beat": {"leaving": _is_flag, "report": _is_object},
+    "beat": {"leaving": _is_bool, "report": _is_object},
     "leave": {},
 }
 

@@ -28,7 +28,7 @@ __all__ = ["WorkerConnection"]
 logger = logging.getLogger(__name__)
 
 _BACKOFF_S = (0.05, 0.1, 0.25, 0.5, 1.0)
-_AWAY_S = 60.0
+_AWAY_TIMEOUT_S = 60.0
 """Seconds that either side may be disconnected, until the server sends its own value."""
 _MAX_MISSED_HEARTBEATS = 5
 _LEAVE_TIMEOUT_S = 2.0
@@ -76,7 +76,7 @@ class WorkerConnection:
         self._greeting["process"] = secrets.token_hex(8)
         self._tls = load_tls_context(ca_file)
         self._drain_s = drain_s
-        self._away_s = _AWAY_S
+        self._away_s = _AWAY_TIMEOUT_S
         self._last_received = 0.0
         self._welcomed = asyncio.Event()
         self._leaving = leaving or asyncio.Event()

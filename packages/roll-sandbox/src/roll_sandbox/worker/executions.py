@@ -158,7 +158,7 @@ class ProgramRunner:
         try:
             if message["op"] == "shell":
                 env, cwd = request.get("env") or {}, request.get("cwd")
-                _check_texts(env, cwd)
+                _check_strings(env, cwd)
                 session = self._sessions[name] = await self._sandbox.session(env=env, cwd=cwd)
                 del self._known[name]
                 self.send(self._make_session_opened(name))
@@ -268,9 +268,9 @@ class ProgramRunner:
             }
         )
 
-    def _resend(self, name: str, execution: _Execution, have: int) -> None:
-        """Resend a program's output except for the first `have` pieces, and the report of its end if it has ended."""
-        for number in range(have, len(execution.chunks)):
+    def _resend(self, name: str, execution: _Execution, num_received: int) -> None:
+        """Resend the output after the first `num_received` pieces, and the report of the end if the program has ended."""
+        for number in range(num_received, len(execution.chunks)):
             self._send_output(name, number, execution.chunks[number])
         if execution.end_message is not None:
             self.send(execution.end_message)
@@ -285,7 +285,7 @@ class ProgramRunner:
         self._kept_bytes += self._ended_bytes[name]
         while self._kept and (len(self._kept) > MAX_KEPT_PROGRAMS or self._kept_bytes > MAX_KEPT_BYTES):
             oldest = self._kept.popleft()
-            self._outputs.stop_counting((self._qualified_name, oldest))
+            self._outputs.release((self._qualified_name, oldest))
             self._kept_bytes -= self._ended_bytes.pop(oldest)
             self._known.pop(oldest, None)
 
@@ -293,7 +293,7 @@ class ProgramRunner:
         """Stop counting the kept output of the sandbox, after the sandbox has ended."""
         self._has_ended = True
         for name in self._known:
-            self._outputs.stop_counting((self._qualified_name, name))
+            self._outputs.release((self._qualified_name, name))
 
     def list_names(self) -> list[str]:
         """Return the names of the running programs, and of the ended programs whose output is kept."""
@@ -327,7 +327,7 @@ def _get_last_output(chunks: list[Chunk], max_bytes: int) -> bytes:
     return b"".join(reversed(pieces))
 
 
-def _check_texts(env: object, cwd: object) -> None:
+def _check_strings(env: object, cwd: object) -> None:
     if not isinstance(env, dict) or not all(isinstance(each, str) for pair in env.items() for each in pair):
         raise SandboxRequestError("'env' of a session must be an object of strings.")
     if cwd is not None and not isinstance(cwd, str):

@@ -40,10 +40,10 @@ class OutputBudget:
         while self.total_bytes > self._max_bytes:
             largest = max(self._kept, key=self._kept.__getitem__)
             dropped = self._drops[largest]
-            self.stop_counting(largest)
+            self.release(largest)
             dropped()
 
-    def stop_counting(self, key: tuple[str, str]) -> None:
+    def release(self, key: tuple[str, str]) -> None:
         """Stop counting the output of a program."""
         self.total_bytes -= self._kept.pop(key, 0)
         self._drops.pop(key, None)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from roll.algorithms.losses.preference.pairs import compute_sequence_scores
 from roll.algorithms.pairs import compute_comparison_accuracy
-from roll.types import LossInputs, LossOutputs, Needs
+from roll.types import LossInputs, LossOutputs, LossRequirements
 
 __all__ = ["KTOLoss", "compute_reference_point"]
 
@@ -37,7 +37,7 @@ class KTOLoss:
     are the numbers of desirable and undesirable examples."""
     undesirable_weight: float = 1.0
     """Weight of undesirable answers, w_U."""
-    needs = Needs(whole_sequences=True)
+    needs = LossRequirements(whole_sequences=True)
     """The policy's log-probs of whole sequences."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:

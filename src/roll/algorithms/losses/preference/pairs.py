@@ -19,7 +19,7 @@ from torch import Tensor
 from roll.algorithms.losses.preference.pairwise import OddsRatioLoss, PairwiseLoss, SigmoidLoss
 from roll.algorithms.pairs import Pairs, compute_comparison_accuracy, find_pairs, get_pair_margins
 from roll.algorithms.ratio import compute_segment_sums
-from roll.types import LossInputs, LossOutputs, Needs
+from roll.types import LossInputs, LossOutputs, LossRequirements
 
 __all__ = ["PreferenceLoss", "compute_sequence_scores"]
 
@@ -47,7 +47,7 @@ class PreferenceLoss:
     """Coefficient alpha of the NLL."""
     likelihood_mean: Literal["tokens", "answers"] = "tokens"
     """Mean over all tokens of the chosen answers, or over each answer's tokens and then answers (arXiv 2404.19733)."""
-    needs = Needs(whole_units=True)
+    needs = LossRequirements(whole_units=True)
     """The log-probs of both answers of a pair, in one micro-batch."""
 
     def __post_init__(self) -> None:

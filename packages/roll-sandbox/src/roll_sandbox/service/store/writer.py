@@ -38,7 +38,7 @@ _MAX_WRITES = 500
 """Maximum number of writes in one transaction."""
 _BACKOFF_S = (0.05, 0.2, 0.5)
 """Seconds to wait before each retry; after the last one, intents are refused."""
-_RETRY_S = 0.25
+_RETRY_DELAY_S = 0.25
 """Seconds between tries while the database is unavailable."""
 _CLOSE_TIMEOUT_S = 5.0
 """Seconds during which writing facts is retried when the service ends."""
@@ -116,7 +116,7 @@ class DatabaseWriter:
             self._write_batch([write for write in received if write is not None])
         until = time.monotonic() + _CLOSE_TIMEOUT_S
         while self._held and time.monotonic() < until:
-            time.sleep(_RETRY_S)
+            time.sleep(_RETRY_DELAY_S)
             self._write_batch([])
         if self._held:
             _log.warning("the sandbox service ended with %d records not written to the database", len(self._held))
@@ -124,14 +124,14 @@ class DatabaseWriter:
     def _collect_writes(self) -> list[QueuedWrite | None]:
         writes: list[QueuedWrite | None] = []
         with contextlib.suppress(queue.Empty):
-            writes.append(self._queue.get(timeout=_RETRY_S if self.unavailable_reason else None))
+            writes.append(self._queue.get(timeout=_RETRY_DELAY_S if self.unavailable_reason else None))
             while len(writes) < _MAX_WRITES:
                 writes.append(self._queue.get_nowait())
         return writes
 
     def _write_batch(self, received: list[QueuedWrite]) -> None:
         """Execute the received and the kept writes; if the database is unavailable, reject intents and keep facts."""
-        if self.unavailable_reason and time.monotonic() - self._last_attempt < _RETRY_S:
+        if self.unavailable_reason and time.monotonic() - self._last_attempt < _RETRY_DELAY_S:
             self._refuse_intents(received)
             return
         writes = [*self._held, *received]
@@ -187,7 +187,7 @@ class DatabaseWriter:
             except UNAVAILABLE_ERRORS:
                 raise
             except Exception:  # not only SQLAlchemy's errors: a driver may be unable to encode a value
-                errors = [_execute_alone(connection, write) for write in some]
+                errors = [_execute_single(connection, write) for write in some]
             del writes[: len(some)]
             self._mark_available()
             self._schedule_callbacks(list(zip(some, errors, strict=True)))
@@ -241,7 +241,7 @@ def _execute(connection: Connection, writes: Sequence[QueuedWrite]) -> None:
         start = end
 
 
-def _execute_alone(connection: Connection, write: QueuedWrite) -> Exception | None:
+def _execute_single(connection: Connection, write: QueuedWrite) -> Exception | None:
     """Execute one write; return `None`, or the error if the database rejected it.
 
     An insert whose row already exists is treated as written, because the response to an earlier transaction may have
