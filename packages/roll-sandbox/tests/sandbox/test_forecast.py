@@ -92,10 +92,10 @@ def test_sandbox_warm_pool_a_burst_is_kept_for_the_usual_silence_and_fades_after
 
 
 def test_sandbox_warm_pool_memory_and_cores_bound_what_waits() -> None:
-    bounds = {"idle": 0, "cores": 2, "start_s": 0.01, "maximum": 512}
+    bounds = {"num_idle": 0, "num_cores": 2, "start_s": 0.01, "maximum": 512}
     assert compute_max_idle(free_bytes=None, **bounds) == 512
     assert compute_max_idle(free_bytes=230_000_000, **bounds) == 25  # a quarter of the hundred that would fit
-    assert compute_max_idle(free_bytes=230_000_000, **{**bounds, "idle": 20}) == 30  # of 120
+    assert compute_max_idle(free_bytes=230_000_000, **{**bounds, "num_idle": 20}) == 30  # of 120
     assert compute_max_idle(free_bytes=None, **{**bounds, "start_s": 2.0}) == 10  # two cores start ten in ten seconds
 
 
