@@ -269,7 +269,7 @@ class ProgramRunner:
         )
 
     def _resend(self, name: str, execution: _Execution, num_received: int) -> None:
-        """Resend the output after the first `num_received` pieces, and the report of the end if the program has ended."""
+        """Resend the output after the first `num_received` pieces, and the end report if the program has ended."""
         for number in range(num_received, len(execution.chunks)):
             self._send_output(name, number, execution.chunks[number])
         if execution.end_message is not None:
