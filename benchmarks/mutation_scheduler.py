@@ -145,8 +145,8 @@ BUGS = (
     Bug(
         "the youngest groups are taken first",
         "buffer.py",
-        "(self._get_age_key(live), live.launch_order)",
-        "(-self._get_age_key(live), live.launch_order)",
+        "return (self._get_age_key(live), live.launch_order)",
+        "return (-self._get_age_key(live), live.launch_order)",
     ),
     Bug(
         "what is too old is not dropped",
@@ -284,8 +284,8 @@ BUGS = (
     Bug(
         "all finished groups go into one batch",
         "buffer.py",
-        "oldest = by_age[: self._batch_size]",
-        "oldest = by_age",
+        "oldest = sorted(self._ready.values(), key=self._get_take_order)[: self.batch_size]",
+        "oldest = sorted(self._ready.values(), key=self._get_take_order)",
     ),
     Bug(
         "whoever ends orphans comes back while aborts are under way",
@@ -391,8 +391,38 @@ BUGS = (
     Bug(
         "a fresh engine is started in the place of one that sleeps",
         "engine_starts.py",
-        "while self._blocked or engine_id in self._detached:",
-        "while self._blocked:",
+        "while engine_id in self._detached:",
+        "while False:",
+    ),
+    Bug(
+        "an engine whose devices are released still has requests",
+        "transitions.py",
+        '            await self._fleet.detach(engine_id)\n            await self._drain(engine_id, "abort")',
+        "            await self._fleet.detach(engine_id)",
+    ),
+    Bug(
+        "an engine that wakes while its devices are to be released keeps its requests",
+        "transitions.py",
+        "                if begun:\n                    await asyncio.wait(begun)",
+        "                pass",
+    ),
+    Bug(
+        "an engine wakes while the trainer uses its devices",
+        "transitions.py",
+        "            while engine_id in self._released:",
+        "            while False:",
+    ),
+    Bug(
+        "a released engine that missed the weight sync serves with old weights",
+        "transitions.py",
+        "        if not synced:\n            self._unsynced.add(engine_id)",
+        "        pass",
+    ),
+    Bug(
+        "a released engine never serves again",
+        "transitions.py",
+        "        if was_serving:\n            await self._sync_and_reattach(self._fleet.get_connection(engine_id))",
+        "        pass",
     ),
 )
 

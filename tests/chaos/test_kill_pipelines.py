@@ -17,7 +17,7 @@ from chaos.test_kill_and_resume import assert_equal
 from worlds.tiny_model import write_tiny_model
 
 NUM_ROWS = 30
-MEMORY = {"cluster": {"offload_colocated": True}}
+MEMORY = {"cluster": {"sharing": "colocated"}}
 ADAPTERS = {"lora": {"rank": 4, "dropout": 0.1}}
 ANSWERS = {
     "data": [{"source": "arithmetic", "reward": [{"type": "regex", "pattern": "[a-m]", "require_finished": False}]}],

@@ -22,7 +22,7 @@ from roll.errors import ConfigError, LossError
 from roll.inference.hf import HFEngine
 from roll.inference.vllm.description import VLLM_ENGINE
 from roll.pipelines.stop import Interrupted
-from roll.rollout import LLMProxy
+from roll.rollout.transitions import EngineTransitions
 from roll.training import TorchBackend
 from roll.training.offload import StateOffloader
 
@@ -81,11 +81,11 @@ def _counted(monkeypatch: pytest.MonkeyPatch, name: str, counts: Counter[str]) -
     monkeypatch.setattr(HFEngine, name, counted)
 
 
-def config(directory: Path, source: Path, /, *, offload_colocated: bool | str = True, **changes: Any) -> dict[str, Any]:
+def config(directory: Path, source: Path, /, *, sharing: str = "colocated", **changes: Any) -> dict[str, Any]:
     base = {
         **tiny_config(source, num_steps=4),
         "output_dir": str(directory),
-        "cluster": {"offload_colocated": offload_colocated},
+        "cluster": {"sharing": sharing},
     }
     for section, values in changes.items():
         base[section] = {**base.get(section, {}), **values}
@@ -96,8 +96,8 @@ def test_colocation_a_teacher_that_shares_the_students_device_hands_over_too(
     seen: Counter[str], tmp_path: Path, tiny_model: Path
 ) -> None:
     other = write_tiny_model(tmp_path / "teacher", seed=7)
-    for name, offload_colocated in (("with", True), ("without", False)):
-        asked = config(tmp_path / name, tiny_model, offload_colocated=offload_colocated)
+    for name, sharing in (("with", "colocated"), ("without", "disaggregated")):
+        asked = config(tmp_path / name, tiny_model, sharing=sharing)
         roll.train({**asked, "pipeline": "distill", "teacher": str(other), "distillation": {"mode": "reward"}})
     assert (seen["sleep"], seen["wake"]) == (6, 5)
     assert hashes(tmp_path / "with" / "run") == hashes(tmp_path / "without" / "run")
@@ -109,10 +109,8 @@ def test_colocation_engines_that_answer_beside_a_run_on_examples_hand_over(
 ) -> None:
     """What a preference's loss must know before the update is asked of a policy that has its memory, too."""
     settings = configuration(name, tmp_path, tiny_model)
-    for directory, offload_colocated in (("with", True), ("without", False)):
-        roll.train(
-            {**settings, "output_dir": str(tmp_path / directory), "cluster": {"offload_colocated": offload_colocated}}
-        )
+    for directory, sharing in (("with", "colocated"), ("without", "disaggregated")):
+        roll.train({**settings, "output_dir": str(tmp_path / directory), "cluster": {"sharing": sharing}})
     assert seen["sleep"] > 0 and seen["measure"] > 0
     assert hashes(tmp_path / "with" / "run") == hashes(tmp_path / "without" / "run")
 
@@ -123,7 +121,7 @@ def test_colocation_a_run_is_the_same_bit_for_bit(
 ) -> None:
     roll.train(config(tmp_path / "with", tiny_model, **RUNS[kind]))
     assert (seen["sleep"], seen["wake"]) == (6, 5)  # four steps, and the checkpoints of steps 2 and 4
-    roll.train(config(tmp_path / "without", tiny_model, offload_colocated=False, **RUNS[kind]))
+    roll.train(config(tmp_path / "without", tiny_model, sharing="disaggregated", **RUNS[kind]))
     assert seen["sleep"] == 6
     assert hashes(tmp_path / "with" / "run") == hashes(tmp_path / "without" / "run")
 
@@ -170,8 +168,8 @@ def test_colocation_a_signal_while_engines_answer_saves_and_the_resumed_run_is_t
 def test_colocation_ranks_and_engines_in_processes_of_their_own_hand_over_too(tmp_path: Path, tiny_model: Path) -> None:
     pytest.importorskip("ray")
     where = {"type": "ray", "device_mapping": {"actor_train": "0-1", "actor_infer": "0-1"}}
-    for name, offload_colocated in (("with", True), ("without", False)):
-        roll.train(config(tmp_path / name, tiny_model, cluster={**where, "offload_colocated": offload_colocated}))
+    for name, sharing in (("with", "colocated"), ("without", "disaggregated")):
+        roll.train(config(tmp_path / name, tiny_model, cluster={**where, "sharing": sharing}))
     with_it, without = (hashes(tmp_path / name / "run") for name in ("with", "without"))
     assert with_it == without
 
@@ -180,7 +178,7 @@ def test_colocation_ranks_and_engines_in_processes_of_their_own_hand_over_too(tm
 def test_colocation_an_engine_that_dies_is_replaced_in_its_turn(
     moment: str, seen: Counter[str], tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inner, starts, wakes = getattr(HFEngine, moment), HFEngine.start, LLMProxy.wake
+    inner, starts, wakes = getattr(HFEngine, moment), HFEngine.start, EngineTransitions.reacquire
     asleep = False
 
     async def dies(self: HFEngine, *args: Any) -> Any:
@@ -190,22 +188,22 @@ def test_colocation_an_engine_that_dies_is_replaced_in_its_turn(
             self._mark_dead("a test ends it")
         return await inner(self, *args)
 
-    async def wake(self: LLMProxy) -> None:
+    async def wake(self: EngineTransitions, engine_ids: Collection[str]) -> None:
         nonlocal asleep
         asleep = False
-        await wakes(self)
+        await wakes(self, engine_ids)
 
     async def start(self: HFEngine) -> None:
         assert not asleep or seen["start"] == 0
         await starts(self)
 
     monkeypatch.setattr(HFEngine, moment, dies)
-    monkeypatch.setattr(LLMProxy, "wake", wake)
+    monkeypatch.setattr(EngineTransitions, "reacquire", wake)
     monkeypatch.setattr(HFEngine, "start", start)
     roll.train(config(tmp_path / "dies", tiny_model))
     assert seen["start"] == 2
     monkeypatch.undo()
-    roll.train(config(tmp_path / "lives", tiny_model, offload_colocated=False))
+    roll.train(config(tmp_path / "lives", tiny_model, sharing="disaggregated"))
     both = [hashes(tmp_path / name / "run") for name in ("dies", "lives")]
     assert all(both[0][name] == both[1][name] for name in both[0] if name.startswith(("rollouts", "weights", "ledger")))
 
@@ -213,19 +211,16 @@ def test_colocation_an_engine_that_dies_is_replaced_in_its_turn(
 def test_colocation_on_a_cpu_nothing_is_handed_over_unless_it_is_asked_for(
     seen: Counter[str], tmp_path: Path, tiny_model: Path
 ) -> None:
-    roll.train(config(tmp_path, tiny_model, offload_colocated="auto", training={"num_steps": 1}))
+    roll.train(config(tmp_path, tiny_model, sharing="auto", training={"num_steps": 1}))
     assert seen["offload"] == seen["sleep"] == 0
 
 
 def test_colocation_what_cannot_hand_over_is_refused(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ahead = {"scheduling": {"async_ratio": 1}}
-    with pytest.raises(
-        ConfigError, match=r"cluster\.offload_colocated is true, but with rollout\.scheduling\.async_ratio 1"
-    ):
-        roll.train(config(tmp_path, tiny_model, rollout=ahead))
-    apart = {"type": "ray", "device_mapping": {"actor_train": 0, "actor_infer": 1}, "offload_colocated": True}
+    with pytest.raises(ConfigError, match=r"cluster\.sharing partial_overlap needs engines that continue to generate"):
+        roll.train(config(tmp_path, tiny_model, sharing="partial_overlap", rollout={"scheduling": {"async_ratio": 1}}))
+    apart = {"type": "ray", "device_mapping": {"actor_train": 0, "actor_infer": 1}, "sharing": "colocated"}
     with pytest.raises(ConfigError, match="no trainer shares a device with engines"):
         roll.train(config(tmp_path, tiny_model, cluster=apart))
     vllm = replace(VLLM_ENGINE, library=None, capabilities=replace(VLLM_ENGINE.capabilities, can_sleep=False))

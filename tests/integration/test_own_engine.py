@@ -54,10 +54,10 @@ def test_own_engine_trains_in_the_workers_of_ray(folder: Path, tiny_model: Path)
     ("changes", "words"),
     [
         (
-            {"cluster": {"offload_colocated": True}},
-            "cluster.offload_colocated true needs an engine that can release its memory (can_sleep), but "
+            {"cluster": {"sharing": "colocated"}},
+            "cluster.sharing colocated needs an engine that can release its memory (can_sleep), but "
             "inference.engine is engines/mine.py:PlainEngine: set inference.engine to hf, or set "
-            "cluster.offload_colocated to auto.",
+            "cluster.sharing to auto.",
         ),
         (
             {"inference": {"engine": ENGINE, "quantization": "int8"}},

@@ -325,8 +325,8 @@ class TickingEngines(EngineGroup):
         self._starting: dict[str, TickingEngine] = {}
         self._makers: dict[str, Callable[[], TickingEngine]] = {}
         """Of members that have not started yet."""
-        self.lent = False
-        """Whether others have the memory of their devices."""
+        self.released: set[str] = set()
+        """Engines whose devices a trainer uses."""
         self.is_gone: Callable[[str], bool] = lambda engine_id: False
         """Whether the node of an engine is gone, so that no other can be started there."""
         self.away: set[str] = set()
@@ -349,8 +349,8 @@ class TickingEngines(EngineGroup):
         old = next(engine for engine in self._engines if engine.engine_id == engine_id)
         if engine_id in self._starting and not self._starting[engine_id].hung:
             old.violations.append(f"{engine_id} is replaced twice at once")
-        if self.lent:
-            old.violations.append(f"{engine_id} is started although others have the memory of its device")
+        if engine_id in self.released:
+            old.violations.append(f"{engine_id} is started although the trainer uses its devices")
         if engine_id in self.away:
             old.violations.append(f"{engine_id} is started although it was put to sleep or suspended")
         if not (old.dead or old.hung):

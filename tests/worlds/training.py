@@ -7,9 +7,10 @@ import math
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -98,8 +99,8 @@ class Settings:
     """The run is cancelled at some moment."""
     transport: str = "shared_memory"
     greedy: bool = False
-    hands_over: bool = False
-    """Engines sleep while the trainer computes."""
+    shares: Literal["none", "some", "all"] = "none"
+    """The engines whose devices the trainer uses while it computes."""
     num_moves: int = 0
     """Times that an engine joins, leaves, or is away for a while, by itself."""
     num_node_changes: int = 0
@@ -154,7 +155,7 @@ def random_settings(seed: int) -> Settings:
         # Where one engine fails in a broadcast, the others have seconds to let go of it.
         transport=chance.choice(["shared_memory", "broadcast"]) if max(lags) < 1 else "shared_memory",
         greedy=chance.random() < 0.2,
-        hands_over=not fields.get("async_ratio") and random.Random(f"hands over/{seed}").random() < 0.5,
+        shares=random.Random(f"shares/{seed}").choice(["none", "none", "some", "all"]),
         num_moves=random.Random(f"moves/{seed}").choice([0, 0, 4, 10]),
         num_node_changes=random.Random(f"nodes/{seed}").choice([0, 0, 5, 15]),
     )
@@ -269,6 +270,7 @@ class World:
             ),
         )
         self._next = Counter[str]()
+        self._shared: list[str] = []
 
     def _fault(self, engine_id: str) -> Fault | None:
         """Of a fresh engine."""
@@ -370,9 +372,7 @@ class World:
                 self.check_batch(batch)
                 if self.settings.scheduling.async_ratio == 0:
                     self.check_idle()
-                if self.settings.hands_over:
-                    await self.proxy.sleep()
-                    self.engines.lent = True
+                await self._release_devices()
                 async with self.weights.begin_update():
                     self.trainer.changes = True
                     await asyncio.sleep(self.chance.uniform(0, 8))
@@ -417,13 +417,32 @@ class World:
                 pass
         return await self.controller.next_batch()
 
+    async def _release_devices(self) -> None:
+        """Release the devices of some engines or of all to the trainer; some callers are canceled, and ask again."""
+        names = [engine.engine_id for engine in self.engines.engines]
+        shared = {"none": [], "some": names[::2], "all": names}[self.settings.shares]
+        if not shared:
+            return
+        self._shared = shared
+        chance = random.Random(f"release/{self.settings.seed}/{self.version}")
+        while chance.random() < self.settings.impatience:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(chance.uniform(0, 5)):
+                    await self.proxy.transitions.release(shared)
+        await self.proxy.transitions.release(shared)
+        self.engines.released = set(shared)
+        for engine in self.engines.engines:
+            if engine.engine_id in shared and not (engine.dead or engine.hung or engine.asleep):
+                self.violations.append(f"{engine.engine_id} is awake although its devices were released")
+
     async def _sync(self) -> None:
-        if self.engines.lent:
-            self.engines.lent = False
-            await self.proxy.wake()
-        await self.weights.push(
+        self.engines.released = set()
+        await self.proxy.transitions.reacquire(self._shared)
+        report = await self.weights.push(
             self.version, pause_generation=self.controller.pause_for_update(), on_dead=self.proxy.start_replacing
         )
+        await self.proxy.transitions.serve(self._shared, report.engines)
+        self._shared = []
 
     async def _settle(self, batch: Batch, step: int) -> None:
         used = set()
@@ -451,7 +470,7 @@ class World:
                 leaving: Any = chance.choice(["abort", "drain"])
                 if kind == "add":
                     await move.add(f"added-{number}", partial(self.engines.like, f"added-{number}"))
-                elif len(names) == 1 or (self.settings.hands_over and kind != "retire"):
+                elif len(names) == 1:
                     continue
                 elif kind == "retire":
                     await move.retire(name, leaving)

@@ -157,6 +157,7 @@ class RayEngine:
             num_waiting=max(0, self._running - capacity),
             kv_used=self._reported.kv_used if self._running else 0.0,
             capacity=capacity,
+            kv_capacity=self._reported.kv_capacity,
             num_steps=self._reported.num_steps or 0,
         )
 

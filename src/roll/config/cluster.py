@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator
 
 from roll.config.base import Section, option
+from roll.config.sharing import SharingRule
 
 __all__ = ["ClusterConfig", "DeviceMapping", "Devices", "RoleDevices"]
 
@@ -99,9 +100,15 @@ class ClusterConfig(Section):
         None, "Number of devices of each machine; by default all detected devices (on a CPU, one per core).", ge=1
     )
     device_mapping: DeviceMapping = option(DeviceMapping(), "Devices of each role.")
-    offload_colocated: Literal["auto"] | bool = option(
+    sharing: Literal["auto"] | SharingRule = option(
         "auto",
-        "Whether colocated engines and trainers take turns using the device memory: engines sleep during training, and "
-        "the trainers' states are offloaded to host memory during generation. `auto`: only on accelerators, in "
-        "synchronous runs.",
+        "When engines release the devices that they share with trainers. The engines then sleep, and their requests "
+        "continue on other engines or wait; while they generate, the trainers' states are in host memory. "
+        "`disaggregated`: never. `colocated`: all engines, when a batch is complete. `partial_overlap`: only the "
+        "engines that share devices, when a batch is complete. `elastic_overlap`: as `partial_overlap`, but as soon as "
+        "the trainer can begin, and only if that saves more time than a switch takes. `stream_training`: in "
+        "synchronous runs, only the engines that share devices, when 20 to 50 % of a round have finished and the other "
+        "requests fit into the KV cache of the remaining engines; the trainer then computes the gradients of finished "
+        "groups. `auto`: on accelerators, `colocated` in synchronous runs, and `elastic_overlap` in asynchronous runs "
+        "in which some engines share no devices; otherwise `disaggregated`.",
     )

@@ -230,9 +230,9 @@ class EngineRequirement:
     capability: str
     """A field of `EngineCapabilities`."""
     reason: str
-    """The key and value that need the capability, such as `cluster.offload_colocated true`."""
+    """The key and value that need the capability, such as `cluster.sharing colocated`."""
     alternative: str = ""
-    """An alternative, such as `set cluster.offload_colocated to auto`; empty if only another engine helps."""
+    """An alternative, such as `set cluster.sharing to auto`; empty if only another engine helps."""
 
 
 LOGPROBS = EngineRequirement(capability="returns_logprobs", reason="a policy that learns from its own rollouts")

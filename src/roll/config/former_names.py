@@ -44,7 +44,8 @@ RENAMED_KEYS: Mapping[str, str] = {
     "algorithm.kl.place": "apply_to",
     "algorithm.kl_form": "kl_variant",
     "algorithm.ratio.token_limit": "max_token_log_ratio",
-    "cluster.hand_over": "offload_colocated",
+    "cluster.hand_over": "sharing",
+    "cluster.offload_colocated": "sharing",
     "curriculum.least_share": "min_share",
     "distillation.num_top": "top_k",
     "distillation.place": "mode",
@@ -63,7 +64,8 @@ RENAMED_KEYS: Mapping[str, str] = {
 }
 """Maps former keys to the last part of their current names."""
 
-RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
+RENAMED_VALUES: Mapping[str, Mapping[str | bool, str]] = {
+    "cluster.sharing": {True: "colocated", False: "disaggregated"},
     "distillation.mode": {"kept": "precomputed"},
     "preference.reference": {"kept": "precomputed"},
     "reward.verdict": {"likeliest": "most_likely"},  # vocabulary: a former value
@@ -175,10 +177,12 @@ def _rename(value: Any, old: KeyPath, new: KeyPath, document: Document, renames:
 
 
 def _rename_value(value: Any, path: KeyPath, renames: Renames) -> Any:
-    if not isinstance(value, str):
+    if not isinstance(value, str | bool):
         return value
     words = _get_names(path)
-    table = RENAMED_ALARMS if words[-2:] == ("alarms", "stop_on") else _find_entry(RENAMED_VALUES, words) or {}
+    table: Mapping[Any, str] = (
+        RENAMED_ALARMS if words[-2:] == ("alarms", "stop_on") else _find_entry(RENAMED_VALUES, words) or {}
+    )
     renamed = table.get(value, value)
     if renamed != value:
         renames.notes.append(f"{format_path(path)}={value} -> {renamed}")

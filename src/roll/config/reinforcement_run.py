@@ -28,8 +28,8 @@ class ReinforcementRunConfig(RolloutRunConfig):
         self._check_lengths()
         self._check_demonstrations()
         problem = find_truncation_problem(self.algorithm, self.rollout)
-        if self.rollout.scheduling.stream_training:
-            problem = problem or self._find_streaming_problem()
+        if self.streams_training:
+            problem = problem or self.find_streaming_problem()
         if problem:
             raise ValueError(problem)
         if self.num_snapshots and self.training.backend != "torch":
@@ -51,17 +51,18 @@ class ReinforcementRunConfig(RolloutRunConfig):
         """Number of earlier policy versions whose weights the policy's trainer keeps in host memory."""
         return self.rollout.scheduling.max_staleness if self.algorithm.uses_snapshots else 0
 
-    def _find_streaming_problem(self) -> str:
-        key = "rollout.scheduling.stream_training does not support"
+    def find_streaming_problem(self) -> str:
+        """Return why gradients of finished groups cannot be computed before the others are known; empty if they can."""
+        key = self.stream_training_key
         if self.has_demonstrations:
-            return f"{key} demonstrations: remove expert_key or anchors from data, or set stream_training to false"
-        if self.cluster.offload_colocated is True:
+            return f"{key} does not support demonstrations: remove expert_key or anchors from data, or remove the key"
+        if self.cluster.sharing == "colocated":
             return (
-                f"{key} cluster.offload_colocated true, because trainers compute while engines generate: map "
-                "actor_train and actor_infer to different devices (cluster.device_mapping), and set offload_colocated "
-                "to auto"
+                f"{key} does not support cluster.sharing colocated, because trainers compute while engines generate: "
+                "set sharing to stream_training or auto, and map actor_train to fewer devices than actor_infer "
+                "(cluster.device_mapping)"
             )
-        return find_streaming_problem(self.algorithm, self.training, self.rollout.scheduling.type)
+        return find_streaming_problem(key, self.algorithm, self.training, self.rollout.scheduling.type)
 
     def _check_groups(self) -> None:
         size, advantage, critic = self.rollout.group_size, self.algorithm.advantage, self.algorithm.critic

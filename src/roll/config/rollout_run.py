@@ -17,6 +17,7 @@ from roll.config.operations import WeightSyncConfig
 from roll.config.rollout import EvaluationConfig, RolloutConfig
 from roll.config.run import RunConfig
 from roll.config.sandbox import SandboxConfig
+from roll.config.sharing import find_sharing_problem
 from roll.config.sources import validate_unique_names
 from roll.config.training import TrainingConfig
 
@@ -47,17 +48,12 @@ class RolloutRunConfig(RunConfig):
     def _check_generation(self) -> Self:
         check_judge(self.judge, self.data, self.cluster, self.num_judges)
         self._check_quotas()
-        ahead = self.rollout.scheduling.async_ratio
-        if self.rollout.scheduling.stream_training and not self.supports_stream_training:
+        if self.streams_training and not self.supports_stream_training:
             raise ValueError(
-                f"rollout.scheduling.stream_training needs an `algorithm`, but pipeline {self.pipeline} has none: "
-                "remove the key, or use the pipeline rlvr or agentic"
+                f"{self.stream_training_key} needs an `algorithm`, but pipeline {self.pipeline} has none: remove the "
+                "key, or use the pipeline rlvr or agentic"
             )
-        if self.cluster.offload_colocated is True and ahead > 0:
-            raise ValueError(
-                f"cluster.offload_colocated is true, but with rollout.scheduling.async_ratio {ahead:g} engines "
-                "generate while trainers compute: set cluster.offload_colocated to auto, or async_ratio to 0"
-            )
+        self._check_sharing()
         context, answer = self.inference.max_context, self.rollout.max_new_tokens
         if context is not None and context <= answer:
             raise ValueError(
@@ -65,6 +61,40 @@ class RolloutRunConfig(RunConfig):
                 f"{answer}: raise inference.max_context, or lower rollout.max_new_tokens"
             )
         return self
+
+    def _check_sharing(self) -> None:
+        rule = self.cluster.sharing
+        if rule == "auto":
+            return
+        problem = find_sharing_problem(
+            rule,
+            async_ratio=self.rollout.scheduling.async_ratio,
+            num_engines=self.num_engines,
+            num_shared=len(self.find_shared_engines()),
+            num_ranks=self.num_ranks,
+        )
+        if problem:
+            raise ValueError(problem)
+
+    def find_shared_engines(self) -> list[int]:
+        """Find the indices of the policy's engines that share devices with trainers."""
+        roles = self.roles
+        engines = roles["actor_infer"]
+        trained = {device for name in self.find_colocated_trainers("actor_infer") for device in roles[name].devices}
+        width = engines.tensor_parallel
+        slots = [engines.devices[first : first + width] for first in range(0, len(engines.devices), width)]
+        return [index for index, devices in enumerate(slots) if trained & set(devices)]
+
+    @property
+    def stream_training_key(self) -> str:
+        """The key that makes the run train finished groups while others are generated, for messages."""
+        shares = self.cluster.sharing == "stream_training"
+        return "cluster.sharing stream_training" if shares else "rollout.scheduling.stream_training"
+
+    @property
+    def streams_training(self) -> bool:
+        """True if a synchronous run trains finished groups while others are generated."""
+        return self.rollout.scheduling.stream_training or self.cluster.sharing == "stream_training"
 
     def _check_quotas(self) -> None:
         if self.rollout.scheduling.domain_quotas:
@@ -105,9 +135,9 @@ class RolloutRunConfig(RunConfig):
         required = {
             "updates_weights": (True, "a policy that is trained", ""),
             "can_sleep": (
-                self.cluster.offload_colocated is True,
-                "cluster.offload_colocated true",
-                "set cluster.offload_colocated to auto",
+                self.cluster.sharing == "colocated",
+                "cluster.sharing colocated",
+                "set cluster.sharing to auto",
             ),
             "tensor_parallel": (
                 inference.tensor_parallel > 1,

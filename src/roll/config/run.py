@@ -64,10 +64,11 @@ class RunConfig(Section):
                     f"cluster.device_mapping.{name} maps devices {devices} to {role.count} {what}, but cluster.type "
                     f"local uses only device 0: set cluster.type=ray, or remove cluster.device_mapping.{name}"
                 )
-        if self.cluster.offload_colocated is True and not self.find_colocated_trainers("actor_infer"):
+        rule = self.cluster.sharing
+        if rule not in ("auto", "disaggregated") and not self.find_colocated_trainers("actor_infer"):
             raise ValueError(
-                "cluster.offload_colocated is true, but no trainer shares a device with engines: set "
-                "offload_colocated to auto, or map a trainer and engines to the same devices (cluster.device_mapping)"
+                f"cluster.sharing is '{rule}', but no trainer shares a device with engines: set sharing to auto, or "
+                "map a trainer and engines to the same devices (cluster.device_mapping)"
             )
         return self
 

@@ -8,14 +8,21 @@ from roll.config.training import TrainingConfig
 __all__ = ["find_streaming_problem"]
 
 
-def find_streaming_problem(algorithm: AlgorithmConfig, training: TrainingConfig, scheduling_type: str) -> str:
-    """Return the first key that `stream_training` does not support, and its alternative; empty if there is none."""
-    for key, applies, needed in [
+def find_streaming_problem(key: str, algorithm: AlgorithmConfig, training: TrainingConfig, scheduling_type: str) -> str:
+    """Return the first setting that streamed gradients do not support, and its alternative; empty if there is none.
+
+    Args:
+        key: The key that requires streamed gradients.
+        algorithm: The algorithm's settings.
+        training: The training's settings.
+        scheduling_type: `rollout.scheduling.type`.
+    """
+    for setting, applies, needed in [
         *_list_algorithm_conditions(algorithm),
         *_list_run_conditions(training, scheduling_type),
     ]:
         if applies:
-            return f"rollout.scheduling.stream_training does not support {key}; it needs {needed}"
+            return f"{key} does not support {setting}; it needs {needed}"
     return ""
 
 

@@ -92,9 +92,8 @@ class HFEngine(PrefetchMixin):
         self._arrivals = Arrivals()
         self._num_steps = 0
         self._paused = self._draining = False
-        self._unsynced = ""
-        """Why the weights must not be used; empty if they may be used."""
-        self._death = ""
+        self._unsynced = self._death = ""
+        """Why the weights must not be used, and why the engine ended; empty if neither applies."""
         self._log_handler: logging.Handler | None = None
 
     async def start(self) -> None:
@@ -152,6 +151,7 @@ class HFEngine(PrefetchMixin):
             num_waiting=len(self._queue),
             kv_used=decoder.cache_usage if decoder else 0.0,
             capacity=self._spec.max_num_seqs,
+            kv_capacity=decoder.capacity_tokens if decoder else None,
             num_steps=self._num_steps,
         )
 

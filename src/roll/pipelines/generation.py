@@ -7,7 +7,7 @@ judge ───┘           └─ life cycle ─► trace, phases of a wait, r
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,7 +59,7 @@ async def start_roles(
     run: RunDirectory | None = None,
     tracker: Tracker | None = None,
     trainers: Sequence[tuple[str, Awaitable[Any]]] = (),
-    offload_colocated: bool = False,
+    released_engines: Collection[int] = (),
 ) -> tuple[StartedRoles, list[Any]]:
     """Start engines, reward workers, the judge and trainers concurrently.
 
@@ -71,8 +71,9 @@ async def start_roles(
         run: Run directory for the engines' logs.
         tracker: Tracker that shows the roles that are still starting.
         trainers: Name and start coroutine of each trainer.
-        offload_colocated: Whether engines sleep while trainers compute. If so, engines start after the trainers have
-            started and offloaded, since engines reserve a fraction of the free memory.
+        released_engines: Indices of the engines that release their devices while trainers compute. If there are any,
+            engines start after the trainers have started and offloaded, since engines reserve a fraction of the
+            free memory.
 
     Returns:
         The engines, reward workers and judge; and the started trainers, in the order of `trainers`.
@@ -81,12 +82,12 @@ async def start_roles(
     emit = tracker.spans.add_event if tracker else _do_nothing
     kind = resolve_engine_kind(config.inference.engine)
     training = [progress.await_start(f"trainer ({role})", start) for role, start in trainers]
-    before = await start_concurrently(stack, *training) if offload_colocated else []
-    specs = build_engine_specs(config, prepared, run, sleeps=offload_colocated)
+    before = await start_concurrently(stack, *training) if released_engines else []
+    specs = build_engine_specs(config, prepared, run, released=released_engines)
     starting = [
         progress.await_start(f"engines ({kind})", cluster.start_engines(specs, "actor_infer")),
         cluster.start_pool(config.rollout.reward_workers),
-        *([] if offload_colocated else training),
+        *([] if released_engines else training),
     ]
     if config.judge is not None:
         starting.append(progress.await_start("judge", start_judge(config, cluster, run, emit)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from roll.config.rollout_run import RolloutRunConfig
 from roll.config.run import RunConfig
 from roll.data import PromptData, build_data, render_held_out
 from roll.errors import ConfigError
-from roll.inference import EngineSpec, prestart_engine, resolve_engine_kind
+from roll.inference import EngineSpec, get_engine_capabilities, prestart_engine, resolve_engine_kind
 from roll.models import (
     check_experts,
     check_quantizable,
@@ -155,12 +155,13 @@ def build_sampling_plans(config: RolloutRunConfig, stop_ids: tuple[int, ...]) ->
 
 
 def build_engine_specs(
-    config: RolloutRunConfig, prepared: PreparedRun, run: RunDirectory | None, *, sleeps: bool = False
+    config: RolloutRunConfig, prepared: PreparedRun, run: RunDirectory | None, *, released: Collection[int] = ()
 ) -> list[EngineSpec]:
     """Return one spec per engine of the device mapping.
 
-    With `sleeps`, engines free their memory while trainers compute.
+    The engines with the indices `released` free their memory while trainers compute, if they support it.
     """
+    can_sleep = get_engine_capabilities(config.inference.engine).can_sleep
     return [
         EngineSpec(
             engine_id=f"engine-{index}",
@@ -173,7 +174,7 @@ def build_engine_specs(
             tensor_parallel=config.inference.tensor_parallel,
             seed=config.seed,
             num_threads=config.training.num_threads,
-            sleeps=sleeps,
+            sleeps=can_sleep and index in released,
             records_experts=config.training.router_replay == "engine",
             trust_remote_code=config.model.trust_remote_code,
             options=config.inference.options,

@@ -71,7 +71,8 @@ class SampleBuffer:
         """The trainer's policy version n."""
         self.num_taken = 0
         """Number of groups that are being trained."""
-        self._batch_size = batch_size
+        self.batch_size = batch_size
+        """Number of groups of a batch, N."""
         self._max_staleness = max_staleness
         self._enforce_deadlines = enforce_deadlines
         self._live: dict[int, LiveGroup] = {}
@@ -98,6 +99,16 @@ class SampleBuffer:
     def num_ready(self) -> int:
         """Number of finished groups that no step has taken yet."""
         return len(self._ready)
+
+    @property
+    def num_finished(self) -> int:
+        """Number of groups that have finished since the start."""
+        return self._num_finished
+
+    @property
+    def num_missing(self) -> int:
+        """Number of groups that must still finish for the next step."""
+        return max(0, self.batch_size - self.num_ready)
 
     @property
     def ready_groups(self) -> list[LiveGroup]:
@@ -162,7 +173,7 @@ class SampleBuffer:
 
     def _has_enough_ready(self) -> bool:
         untaken = sum(self._untaken.values())
-        return bool(untaken) and self.num_ready >= min(self._batch_size, untaken)
+        return bool(untaken) and self.num_ready >= min(self.batch_size, untaken)
 
     def _find_overfull_deadline(self) -> tuple[int, int] | None:
         """Find the earliest deadline that some live groups would miss after this step.
@@ -177,17 +188,26 @@ class SampleBuffer:
             all_live += self._untaken[version]
             all_ready += self._untaken_ready.get(version, 0)
             updates_left = max(0, version + self._max_staleness - self.version)
-            excess = all_live - min(all_ready, self._batch_size) - updates_left * self._batch_size
+            excess = all_live - min(all_ready, self.batch_size) - updates_left * self.batch_size
             if excess > 0:
                 return version, excess
         return None
 
     def list_oldest_ready(self) -> list[LiveGroup]:
         """Return the N oldest finished groups, sorted by launch order; launch order also breaks ties."""
-        by_age = sorted(self._ready.values(), key=lambda live: (self._get_age_key(live), live.launch_order))
-        oldest = by_age[: self._batch_size]
+        oldest = sorted(self._ready.values(), key=self._get_take_order)[: self.batch_size]
         # Sorted by launch order, which does not depend on time.
         return sorted(oldest, key=lambda live: live.launch_order)
+
+    def list_certain_ready(self) -> list[LiveGroup]:
+        """Return the finished groups that `list_oldest_ready` will contain when the step takes its groups.
+
+        They are among the N oldest live groups, whether the others have finished or not. Groups that are launched later
+        are younger, and a group that is discarded makes all younger ones older.
+        """
+        waiting = [live for live in self._live.values() if not live.is_taken]
+        first = sorted(waiting, key=self._get_take_order)[: self.batch_size]
+        return [live for live in first if live.finish_order is not None]
 
     def take(self, draw_id: int) -> LiveGroup:
         """Mark a finished group as taken for training, and return it; it stays live until the update is done."""
@@ -219,6 +239,9 @@ class SampleBuffer:
     def _get_age_key(self, live: LiveGroup) -> int:
         # A finished group without a version has called no engine, so it has no old tokens.
         return self.version if live.version is None else live.version
+
+    def _get_take_order(self, live: LiveGroup) -> tuple[int, int]:
+        return (self._get_age_key(live), live.launch_order)
 
     def _subtract_from_counts(self, live: LiveGroup) -> None:
         self._adjust_count(self._untaken, live.version, -1)

@@ -1,13 +1,13 @@
-"""EngineStarts: starts engines for the fleet, and blocks starts while the trainer uses the devices.
+"""EngineStarts: starts engines for the fleet, except detached engines, whose devices others use.
 
-    start ──► wait until allowed ──► start the engine ──► sync the weights ──► serve
-                   ▲                       │ starts are blocked, and it takes too long
-                   └────── postponed ◄─────┘
+    start ──► wait until it is not detached ──► start the engine ──► sync the weights ──► serve
+                   ▲                                   │ it is detached, and the start takes too long
+                   └──────────── postponed ◄───────────┘
 
 Invariants:
-    - between `block` and `allow`, no engine is started; a detached engine is never started;
-    - `block` waits a limited time for starts in progress. A start that takes longer is canceled and repeated after
-      `allow`, so an engine on a lost node does not stall the run.
+    - a detached engine is never started;
+    - `wait_for_start` waits a limited time for a start in progress. A start that takes longer is canceled, and repeated
+      when the engine is reattached, so an engine on a lost node does not stall the run.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ START_TIMEOUT_S = 1800.0
 """Timeout for starting a new engine, in seconds; the weight sync that follows is not included."""
 CANCEL_TIMEOUT_S = 60.0
 """How long a new start of an engine waits until the engine's canceled start has ended, in seconds."""
-BLOCK_TIMEOUT_S = 120.0
-"""How long `block` waits for a start before it cancels the start, in seconds; doubled after each time."""
+DETACH_TIMEOUT_S = 120.0
+"""How long `wait_for_start` waits before it cancels the start, in seconds; doubled after each time."""
 
 
 class EngineStarts:
@@ -51,9 +51,7 @@ class EngineStarts:
         self._engines = engines
         self._prepare = prepare
         self._detached = detached
-        self._blocked = False
-        self._changed, self._none_starts = asyncio.Event(), asyncio.Event()
-        self._none_starts.set()
+        self._changed = asyncio.Event()
         self._starting: dict[str, asyncio.Event] = {}
         self._postponed: dict[str, asyncio.Future[None]] = {}
         """By engine, a future that is resolved when the engine's start is to be postponed."""
@@ -62,17 +60,17 @@ class EngineStarts:
         self._canceled: dict[str, asyncio.Future[InferenceEngine]] = {}
 
     async def start(self, engine_id: str, serve: Callable[[InferenceEngine], None]) -> None:
-        """Start a new engine with this id as soon as its start is allowed, and call `serve` with the engine.
+        """Start a new engine with this id as soon as it is not detached, and call `serve` with the engine.
 
         Raises:
             Exception: The start failed.
         """
         fresh = None
         while fresh is None:
-            while self._blocked or engine_id in self._detached:
-                await self._wait_for_change()
+            while engine_id in self._detached:
+                self._changed.clear()
+                await self._changed.wait()
             self._starting[engine_id] = asyncio.Event()
-            self._none_starts.clear()
             try:
                 fresh = await self._start_or_postpone(engine_id)
                 if fresh is not None:
@@ -82,45 +80,21 @@ class EngineStarts:
                     serve(fresh)
             finally:
                 self._starting.pop(engine_id).set()
-                if not self._starting:
-                    self._none_starts.set()
-
-    async def block(self) -> None:
-        """Block engine starts until `allow`; return once no start is in progress."""
-        self._blocked = True
-        loop = asyncio.get_running_loop()
-        timers: list[asyncio.TimerHandle] = []
-        for engine_id in self._starting:
-            timeout = min(START_TIMEOUT_S, BLOCK_TIMEOUT_S * 2 ** self._num_postponed[engine_id])
-            timers.append(loop.call_later(timeout, self._postpone, engine_id, timeout))
-        try:
-            await self._none_starts.wait()
-        finally:
-            for timer in timers:
-                timer.cancel()
-
-    def allow(self) -> None:
-        """Allow engine starts again."""
-        self._blocked = False
-        self._changed.set()
 
     def check_detached(self) -> None:
         """Check again which engines are detached; called when an engine was reattached."""
         self._changed.set()
 
-    async def wait_until_allowed(self) -> None:
-        """Wait until engine starts are allowed."""
-        while self._blocked:
-            await self._wait_for_change()
-
     async def wait_for_start(self, engine_id: str) -> None:
-        """Wait until the start of an engine has ended; return at once if it is not being started."""
-        if engine_id in self._starting:
+        """Wait until the start of a detached engine has ended or was postponed; return at once if it does not start."""
+        if engine_id not in self._starting:
+            return
+        timeout = min(START_TIMEOUT_S, DETACH_TIMEOUT_S * 2 ** self._num_postponed[engine_id])
+        timer = asyncio.get_running_loop().call_later(timeout, self._postpone, engine_id, timeout)
+        try:
             await self._starting[engine_id].wait()
-
-    async def _wait_for_change(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
+        finally:
+            timer.cancel()
 
     def _postpone(self, engine_id: str, timeout_s: float) -> None:
         if engine_id not in self._postponed or self._postponed[engine_id].done():  # it has started, and gets weights
@@ -128,8 +102,8 @@ class EngineStarts:
         self._num_postponed[engine_id] += 1
         self._postponed[engine_id].set_result(None)
         logger.warning(
-            "engine %s has not started within %g s, and the trainer needs the devices: the run continues with the "
-            "other engines, and starts this one again later",
+            "engine %s has not started within %g s, and its devices are needed: the run continues with the other "
+            "engines, and starts this one again later",
             engine_id,
             timeout_s,
         )

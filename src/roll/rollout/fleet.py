@@ -9,7 +9,7 @@ Invariants:
     - the other engines take over the work of an engine that was given up; if no engine is left, every waiting request
       raises `error`;
     - an error that a retry cannot fix (any error except an `InfraError`) is stored as `error` at once;
-    - only `starts` starts engines, and it can block starts.
+    - only `starts` starts engines; it does not start detached engines.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class EngineFleet:
         self.inactive: set[str] = set()
         """Engines that were put to sleep or suspended individually; pausing or resuming all engines skips them."""
         self.starts = EngineStarts(engines, prepare, self._detached_ids)
-        """Starts engines, and blocks starts."""
+        """Starts engines."""
         self._closed = False
         for engine in engines.engines:
             self._serve(engine)
@@ -128,7 +128,7 @@ class EngineFleet:
     # ---- engines that join and leave (`transitions`)
 
     async def start(self, engine_id: str, *, is_preemptible: bool = False) -> None:
-        """Start a new member of the group as soon as starts are allowed, and route requests to it, without retries.
+        """Start a new member of the group, and route requests to it, without retries.
 
         Args:
             engine_id: Id of the member.
@@ -149,7 +149,7 @@ class EngineFleet:
         self._on_change("joined")
 
     async def detach(self, engine_id: str) -> None:
-        """Stop routing requests to an engine, and do not replace it any more; wait for a start in progress to end."""
+        """Stop routing requests to an engine, and do not replace it any more; end or postpone a start in progress."""
         self._router.disable(self.get_connection(engine_id).engine.engine_id)
         self._detached_ids.add(engine_id)
         await self.starts.wait_for_start(engine_id)
@@ -190,6 +190,15 @@ class EngineFleet:
         self._router.remove(engine_id)
         self._fail_if_none_left()
         self._on_change("left")
+
+    @property
+    def engine_ids(self) -> Collection[str]:
+        """Ids of the engines that have joined and were not removed."""
+        return self._connections.keys()
+
+    def is_detached(self, engine_id: str) -> bool:
+        """Return whether requests are not routed to an engine, and it is not replaced, until it is reattached."""
+        return engine_id in self._detached_ids
 
     def is_serving(self, connection: EngineConnection) -> bool:
         """Return whether the engine of this connection may get requests."""

@@ -92,6 +92,11 @@ class GroupRun:
         return [rollout for rollout in self._done.values() if _is_scored(rollout)]
 
     @property
+    def num_finished(self) -> int:
+        """Number of the group's rollouts that have ended by themselves; companions are not counted."""
+        return len(self._done)
+
+    @property
     def num_stopped(self) -> int:
         """Number of the group's rollouts that were stopped or have not ended; companions are not counted."""
         return self._num_launched - len(self._done)

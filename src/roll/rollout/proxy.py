@@ -106,7 +106,7 @@ class LLMProxy:
             lambda: self._suspended,
             self._pause_lock,
         )
-        """Adds and removes single engines, and puts them to sleep or wakes them."""
+        """Adds and removes engines, puts them to sleep, and releases their devices to trainers."""
 
     @property
     def engines(self) -> Sequence[InferenceEngine]:
@@ -122,6 +122,11 @@ class LLMProxy:
     def num_running(self) -> int:
         """Number of requests at engines, without those whose callers were canceled."""
         return len(self._at_engines)
+
+    @property
+    def serving_engine_ids(self) -> list[str]:
+        """Ids of the engines that may get requests."""
+        return [engine.engine_id for engine in self._router.serving_engines]
 
     @property
     def num_serving_engines(self) -> int:
@@ -299,23 +304,6 @@ class LLMProxy:
             await asyncio.gather(*(_await_unless_lost(connection.resume()) for connection in connections))
             self._suspended = None
         self._dispatch()
-
-    # ---- memory
-
-    async def sleep(self) -> None:
-        """Put every engine to sleep, which frees device memory; engines must not be called until `wake`.
-
-        Replacements in progress finish first. An engine that dies while asleep is replaced after `wake`.
-        """
-        # A starting engine would allocate memory that the trainer is about to use.
-        await self._fleet.starts.block()
-        await self.wait_for_orphaned_requests()
-        await self.transitions.sleep_all()
-
-    async def wake(self) -> None:
-        """Wake every engine; the engines need a weight sync before they can generate."""
-        await self.transitions.wake_all()
-        self._fleet.starts.allow()
 
     # ---- engines that die
 

@@ -171,8 +171,7 @@ def list_certain_groups(buffer: SampleBuffer, current: Round, num_wanted: int, q
     arguments, see `choose_groups`.
     """
     if not current.is_speculative:
-        ready = sorted(buffer.ready_groups, key=lambda live: live.launch_order)
-        return ready if len(buffer) <= num_wanted else []
+        return sorted(buffer.list_certain_ready(), key=lambda live: live.launch_order)
     if current.first_finished:
         mandatory = [live for live in buffer if not live.is_taken and live.draw_id in current.mandatory]
         others = [live for live in buffer.ready_groups if live.draw_id not in current.mandatory]

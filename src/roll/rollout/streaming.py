@@ -1,4 +1,4 @@
-"""Passes finished groups of a synchronous step on while its other groups still run, for `stream_training`."""
+"""Passes finished groups of a step on while its other groups still run, so that their gradients are computed early."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def compute_part_size(batch_size: int) -> int:
 
 
 async def collect_batch(
-    source: GroupSource, batch_size: int, process: Callable[[list[Group]], Awaitable[None]]
+    source: GroupSource,
+    batch_size: int,
+    process: Callable[[list[Group]], Awaitable[None]],
+    is_due: Callable[[int], bool] = lambda num_groups: True,
 ) -> Batch:
     """Return the next batch; meanwhile, call `process` with finished groups that are certain to be in it.
 
@@ -39,18 +42,25 @@ async def collect_batch(
         source: Source of the batch.
         batch_size: Number of groups of a batch.
         process: Processes the groups, at least `compute_part_size(batch_size)` at once.
+        is_due: Returns whether to begin, given the number of finished groups that could be passed; called again when
+            there are more.
     """
     passed: set[int] = set()
+    count = compute_part_size(batch_size)
+    has_begun = False
     collecting = asyncio.create_task(source.next_batch(), name="next-batch")
     try:
         while not collecting.done():
-            waiting = asyncio.create_task(source.wait_for_certain_groups(passed, compute_part_size(batch_size)))
+            waiting = asyncio.create_task(source.wait_for_certain_groups(passed, count))
             try:
                 await asyncio.wait({collecting, waiting}, return_when=asyncio.FIRST_COMPLETED)
                 groups = waiting.result() if waiting.done() and not collecting.done() else []
             finally:
                 waiting.cancel()
-            if groups:
+            if groups and not has_begun:
+                has_begun = is_due(len(groups))
+                count = compute_part_size(batch_size) if has_begun else len(groups) + 1
+            if groups and has_begun:
                 passed.update(group.draw.draw_id for group in groups)
                 await process(groups)
         return collecting.result()

@@ -1,7 +1,9 @@
-"""EngineTransitions: single engines join, leave, sleep and wake while the others continue.
+"""EngineTransitions: engines join, leave, sleep and wake while the others continue.
 
     leaves:  routing to it stops ──► its requests continue elsewhere ──► it sleeps, or shuts down
     joins:   it starts, or wakes ──► it gets the current weights ──► requests are routed to it
+
+    release ──► trainers use the devices ──► reacquire ──► weight sync of all engines ──► serve
 
 Invariants:
     - routing to a leaving engine stops first, so that its requests are never sent back to it;
@@ -9,7 +11,7 @@ Invariants:
     - a detached engine is not replaced, because others use its devices;
     - an engine that decodes is paused and resumed together with all others, even while it leaves and when it returns;
     - a failed transition affects only its engine, which the fleet replaces when the engine is reattached;
-    - transitions of one engine run one after another, and none begins between `sleep_all` and `wake_all`;
+    - transitions of one engine run one after another, and none begins between its `release` and its `serve`;
     - canceling the caller does not cancel a transition, except the start of an engine that is added.
 """
 
@@ -17,8 +19,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from roll.errors import EngineDiedError, InfraError, UnsupportedError, one_line_error
@@ -38,8 +41,18 @@ RequestHandling: TypeAlias = Literal["abort", "drain"]
 TransitionTask: TypeAlias = asyncio.Task[None]
 
 
+@dataclass(slots=True)
+class _ReleasedEngine:
+    """An engine whose devices trainers use."""
+
+    was_serving: bool | None = None
+    """False if the engine was suspended individually before; `None` until its last transition has ended."""
+    is_asleep: bool = False
+    """False until the engine sleeps; it stays awake, but paused, if it does not support sleep."""
+
+
 class EngineTransitions:
-    """Adds and removes engines, and puts them to sleep or wakes them, one by one or all at once.
+    """Adds and removes engines, puts single engines to sleep, and releases the devices of engines to trainers.
 
     Args:
         engines: The engine group.
@@ -70,8 +83,13 @@ class EngineTransitions:
         self._closed = False
         self._steps: dict[str, TransitionTask] = {}
         """Last requested transition of each engine; removed when it has ended."""
-        self._running_transitions: set[TransitionTask] = set()
-        """Transitions that have begun."""
+        self._running_transitions: dict[TransitionTask, str] = {}
+        """Transitions that have begun, with the id of the engine; empty for those of released engines."""
+        self._released: dict[str, _ReleasedEngine] = {}
+        """Engines between `release` and `serve`, by id."""
+        self._served_again = asyncio.Event()
+        self._release_lock = asyncio.Lock()
+        """Lock that is held while the devices of engines are released or returned."""
         self._asleep: set[str] = set()
         """Engines that were put to sleep individually."""
         self._unsynced: set[str] = set()
@@ -90,7 +108,7 @@ class EngineTransitions:
         Raises:
             Exception: The start failed; the group is unchanged.
         """
-        step = self._begin(engine_id, lambda: self._add(engine_id, factory, is_preemptible), wait_for_starts=False)
+        step = self._begin(engine_id, lambda: self._add(engine_id, factory, is_preemptible))
         try:
             await _wait_shielded(step)
         except asyncio.CancelledError:
@@ -128,7 +146,7 @@ class EngineTransitions:
     async def suspend(self, engine_id: str, mode: PauseMode) -> None:
         """Pause one engine until `resume`; it gets no requests while it is paused.
 
-        The engine keeps its device memory unless all engines are put to sleep.
+        The engine keeps its device memory unless it is released.
         """
         await _wait_shielded(self._begin(engine_id, lambda: self._suspend(engine_id, mode)))
 
@@ -136,34 +154,40 @@ class EngineTransitions:
         """Resume one engine; if all engines are paused, it resumes with them."""
         await _wait_shielded(self._begin(engine_id, lambda: self._return_to_service(engine_id)))
 
-    async def sleep_all(self) -> None:
-        """Put every awake engine to sleep; engines must not be called before `wake_all`."""
-        while self._running_transitions:
-            await asyncio.wait(self._running_transitions)
-        connections = self._fleet.list_connections(excluded_ids=self._asleep)
-        self._unsynced |= {
-            connection.engine.engine_id for connection in connections if not self._fleet.is_serving(connection)
-        }
-        await asyncio.gather(*(_apply_unless_lost(connection, self._engines.sleep) for connection in connections))
+    async def release(self, engine_ids: Collection[str]) -> None:
+        """Release the devices of engines to trainers until `serve`; their requests continue on other engines, or wait.
 
-    async def wake_all(self) -> None:
-        """Wake the engines that `sleep_all` put to sleep; they need a weight sync before they can generate."""
-        connections = self._fleet.list_connections(excluded_ids=self._asleep)
-        await asyncio.gather(*(_apply_unless_lost(connection, self._engines.wake) for connection in connections))
+        The engines sleep. An engine that does not support sleep is paused instead, and keeps its memory. Repeating a
+        call is safe, for example after its caller was canceled.
+        """
+        for engine_id in engine_ids:
+            self._released.setdefault(engine_id, _ReleasedEngine())
+        await self._run_for_each(engine_ids, self._release)
+
+    async def reacquire(self, engine_ids: Collection[str]) -> None:
+        """Allocate the memory of released engines again, so that the next weight sync includes them."""
+        await self._run_for_each(engine_ids, self._reacquire)
+
+    async def serve(self, engine_ids: Collection[str], synced: Collection[str]) -> None:
+        """Route requests to released engines again, after `reacquire` and a weight sync.
+
+        Args:
+            engine_ids: Ids of the engines.
+            synced: Ids of all engines that have the current weights; any other engine gets the weights first.
+        """
+        await self._run_for_each(engine_ids, lambda engine_id: self._serve(engine_id, engine_id in synced))
 
     async def close(self) -> None:
         """Cancel all transitions, and reject new ones."""
         self._closed = True
-        for step in (steps := set(self._steps.values()) | self._running_transitions):
+        for step in (steps := {*self._steps.values(), *self._running_transitions}):
             step.cancel()
         await asyncio.gather(*steps, return_exceptions=True)
 
     # ---- steps
 
-    def _begin(
-        self, engine_id: str, transition: Callable[[], Coroutine[Any, Any, None]], *, wait_for_starts: bool = True
-    ) -> TransitionTask:
-        """Start a transition of an engine after its last one and, with `wait_for_starts`, once starts are allowed."""
+    def _begin(self, engine_id: str, transition: Callable[[], Coroutine[Any, Any, None]]) -> TransitionTask:
+        """Start a transition of an engine after its last one, and not while the engine is released."""
         if self._closed:
             raise InfraError(
                 f"engine '{engine_id}' can no longer be added, removed, paused or put to sleep: the engines were closed"
@@ -173,20 +197,72 @@ class EngineTransitions:
         async def run() -> None:
             if before is not None:
                 await asyncio.wait({before})
-            if wait_for_starts:
-                # Added in the same event loop iteration in which starts are allowed: `sleep_all` waits for these steps.
-                await self._fleet.starts.wait_until_allowed()
-                self._running_transitions.add(step)
+            while engine_id in self._released:
+                self._served_again.clear()
+                await self._served_again.wait()
+            # In the event loop iteration in which the check succeeds: `release` waits for these steps.
+            self._running_transitions[step] = engine_id
             await transition()
 
         def end(step: TransitionTask) -> None:
-            self._running_transitions.discard(step)
+            self._running_transitions.pop(step, None)
             if self._steps.get(engine_id) is step:
                 del self._steps[engine_id]
 
         step = self._steps[engine_id] = asyncio.create_task(run(), name=f"step-of-{engine_id}")
         step.add_done_callback(end)
         return step
+
+    async def _run_for_each(
+        self, engine_ids: Collection[str], transition: Callable[[str], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Run a transition of released engines, after the transitions of these engines that have begun."""
+
+        async def run() -> None:
+            async with self._release_lock:
+                begun = [step for step, engine_id in self._running_transitions.items() if engine_id in engine_ids]
+                if begun:
+                    await asyncio.wait(begun)
+                for engine_id in set(self._released).difference(self._fleet.engine_ids):  # these were retired
+                    del self._released[engine_id]
+                await asyncio.gather(*map(transition, self._released.keys() & set(engine_ids)))
+
+        step = asyncio.create_task(run(), name="device-release")
+        self._running_transitions[step] = ""
+        step.add_done_callback(lambda step: self._running_transitions.pop(step, None))
+        await _wait_shielded(step)
+
+    async def _release(self, engine_id: str) -> None:
+        released = self._released[engine_id]
+        if released.was_serving is None:
+            released.was_serving = not self._fleet.is_detached(engine_id)
+        if released.was_serving:
+            await self._fleet.detach(engine_id)
+            await self._drain(engine_id, "abort")
+        if released.is_asleep or engine_id in self._asleep:
+            return
+        try:
+            await self._sleep_between_syncs(engine_id)
+            released.is_asleep = True
+        except UnsupportedError:
+            async with self._pause_lock:
+                with suppress(EngineDiedError):
+                    await self._fleet.get_connection(engine_id).pause("abort")
+
+    async def _reacquire(self, engine_id: str) -> None:
+        released = self._released[engine_id]
+        if released.is_asleep:
+            await _apply_unless_lost(self._fleet.get_connection(engine_id), self._engines.wake)
+            released.is_asleep = False
+
+    async def _serve(self, engine_id: str, synced: bool) -> None:
+        was_serving = self._released[engine_id].was_serving
+        if not synced:
+            self._unsynced.add(engine_id)
+        if was_serving:
+            await self._sync_and_reattach(self._fleet.get_connection(engine_id))
+        del self._released[engine_id]
+        self._served_again.set()
 
     async def _add(self, engine_id: str, factory: Callable[[], InferenceEngine], is_preemptible: bool) -> None:
         self._engines.add(engine_id, factory)
@@ -212,13 +288,21 @@ class EngineTransitions:
         self._asleep.add(engine_id)
         self._unsynced.add(engine_id)
         try:
-            async with self.between_syncs(), self._pause_lock:
-                self._fleet.inactive.add(engine_id)
-                await _apply_unless_lost(self._fleet.get_connection(engine_id), self._engines.sleep)
+            await self._sleep_between_syncs(engine_id)
         except UnsupportedError:
             self._clear_sleep(engine_id)
             await self._reattach(self._fleet.get_connection(engine_id))
             raise
+
+    async def _sleep_between_syncs(self, engine_id: str) -> None:
+        """Put an engine without requests to sleep, but not during a weight sync or while all engines pause or resume.
+
+        Raises:
+            UnsupportedError: The engine does not support sleep.
+        """
+        async with self.between_syncs(), self._pause_lock:
+            self._fleet.inactive.add(engine_id)
+            await _apply_unless_lost(self._fleet.get_connection(engine_id), self._engines.sleep)
 
     async def _suspend(self, engine_id: str, mode: PauseMode) -> None:
         await self._fleet.detach(engine_id)
@@ -235,10 +319,18 @@ class EngineTransitions:
             if engine_id in self._asleep:
                 await connection.call(self._engines.wake(connection.engine))
                 self._asleep.discard(engine_id)
-            if engine_id in self._unsynced:
-                await self._prepare(connection.engine)
         except EngineDiedError as error:
             connection.mark_lost(error)
+        await self._sync_and_reattach(connection)
+
+    async def _sync_and_reattach(self, connection: EngineConnection) -> None:
+        """Sync the current weights to a detached engine if it needs them; then it serves."""
+        engine_id = connection.engine.engine_id
+        if engine_id in self._unsynced and connection.lost is None:
+            try:
+                await self._prepare(connection.engine)
+            except EngineDiedError as error:
+                connection.mark_lost(error)
         self._clear_sleep(engine_id)
         await self._reattach(connection)
 
@@ -257,13 +349,19 @@ class EngineTransitions:
             self._fleet.reattach(connection.engine.engine_id)
 
     async def _drain(self, engine_id: str, request_handling: RequestHandling) -> None:
-        """Wait until a detached engine has no requests; if `request_handling` is `abort`, abort them."""
-        connection, idle = self._fleet.get_connection(engine_id), self._router.get_idle_future(engine_id)
-        while not idle.done():
-            if request_handling == "abort":  # repeated, because an abort may reach the engine before the request
-                with suppress(EngineDiedError):
-                    await connection.abort_all()
-            await asyncio.wait({idle}, timeout=ABORT_RETRY_S)
+        connection = self._fleet.get_connection(engine_id)
+        await _wait_until_idle(connection, self._router.get_idle_future(engine_id), request_handling)
+
+
+async def _wait_until_idle(
+    connection: EngineConnection, idle: asyncio.Future[None], request_handling: RequestHandling
+) -> None:
+    """Wait until a detached engine has no requests (`idle`); if `request_handling` is `abort`, abort them."""
+    while not idle.done():
+        if request_handling == "abort":  # repeated, because an abort may reach the engine before the request
+            with suppress(EngineDiedError):
+                await connection.abort_all()
+        await asyncio.wait({idle}, timeout=ABORT_RETRY_S)
 
 
 async def _apply_unless_lost(

@@ -99,8 +99,7 @@ class SimulatedEngine:
         self._held: list[_LiveRequest] = []
         """Requests that arrived while the engine was draining."""
         self._timer: asyncio.TimerHandle | None = None
-        self._plan_is_due = False
-        self._paused = self._draining = False
+        self._plan_is_due = self._paused = self._draining = False
         self._unsynced = ""
         """Reason why the engine has no current weights; empty if it has them."""
         self._at_rest: list[asyncio.Future[None]] = []
@@ -151,6 +150,7 @@ class SimulatedEngine:
             num_waiting=batch.num_waiting + len(self._held),
             kv_used=batch.count_kv_tokens(self._loop.time()) / batch.limits.kv_capacity,
             capacity=batch.limits.max_num_seqs,
+            kv_capacity=batch.limits.kv_capacity,
             num_steps=batch.count_steps(self._loop.time()),
         )
 

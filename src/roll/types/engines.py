@@ -82,6 +82,8 @@ class EngineLoad:
     """Fraction of the KV cache in use, 0 … 1."""
     capacity: int
     """Number of requests that the engine can run at once."""
+    kv_capacity: int | None = None
+    """Number of tokens that fit into the KV cache; `None` if the engine does not report it."""
     num_steps: int | None = None
     """Number of decoding steps since the engine started. If the engine does not count them (`None`), hangs cannot be
     detected."""

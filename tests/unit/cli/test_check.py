@@ -192,7 +192,7 @@ def test_cli_check_roles_that_hand_a_devices_memory_over_need_it_one_after_the_o
     assert not any("GiB free" in note for note in looked_at(max(trainer, engine)).notes)
     assert any("device 0 has" in note for note in looked_at(max(trainer, engine) - 1).notes)
     assert any(
-        "device 0 has" in note for note in looked_at(trainer + engine - 1, "cluster.offload_colocated=false").notes
+        "device 0 has" in note for note in looked_at(trainer + engine - 1, "cluster.sharing=disaggregated").notes
     )
     assert "engines and trainers share devices" in str(looked_at(10**12))
 

@@ -58,13 +58,14 @@ def test_file_override_and_dictionary_take_former_names(
     file = write(tmp_path, tree, "sandbox: {patience_s: 7}")
     config = load_config(file, ["cluster.hand_over=false", "rollout.scheduling={stop_doomed_groups: false}"])
     assert (config.training.tiled_mlp_tokens, config.sandbox.reconnect_timeout_s) == (64, 7)  # type: ignore[attr-defined]
-    assert config.cluster.offload_colocated is False
+    assert config.cluster.sharing == "disaggregated"
     assert config.rollout.scheduling.early_stop_groups is False  # type: ignore[attr-defined]
     (warning,) = [record.message for record in caplog.records]
     for line in (
         "training.mlp_slice_tokens -> training.tiled_mlp_tokens",
         "sandbox.patience_s -> sandbox.reconnect_timeout_s",
-        "cluster.hand_over -> cluster.offload_colocated",
+        "cluster.hand_over -> cluster.sharing",
+        "cluster.sharing=False -> disaggregated",
         "rollout.scheduling.stop_doomed_groups -> rollout.scheduling.early_stop_groups",
     ):
         assert line in warning

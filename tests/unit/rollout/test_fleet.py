@@ -43,6 +43,18 @@ def group(*engines: TickingEngine, faults: Sequence[Fault] = ()) -> TickingEngin
     return TickingEngines(engines, random.Random(0), lambda engine_id: next(left, None))
 
 
+async def release(proxy: LLMProxy) -> None:
+    """Release the devices of all engines."""
+    await proxy.transitions.release([engine.engine_id for engine in proxy.engines])
+
+
+async def serve(proxy: LLMProxy) -> None:
+    """Return the devices of all engines, and sync all engines."""
+    names = [engine.engine_id for engine in proxy.engines]
+    await proxy.transitions.reacquire(names)
+    await proxy.transitions.serve(names, names)
+
+
 def within(work: Coroutine[Any, Any, Any], limit_s: float = 10_000.0) -> Any:
     return run(work, limit_s=limit_s)
 
@@ -84,13 +96,13 @@ def test_engine_fleet_an_engine_that_dies_asleep_is_replaced_when_the_others_wak
         first, other = engine("a"), engine("b")
         engines = group(first, other)
         proxy = LLMProxy(engines, ready)  # type: ignore[arg-type]
-        await proxy.sleep()
+        await release(proxy)
         assert first.asleep and other.asleep
         first.die()
         proxy.replace(first)  # type: ignore[arg-type]
         await asyncio.sleep(100)
         counts = [len(engines.all)]
-        await proxy.wake()
+        await serve(proxy)
         await proxy.wait_for_replacements()
         assert not other.asleep
         return [e.engine_id for e in engines.all], [*counts, proxy.num_replaced]
@@ -111,7 +123,7 @@ def test_engine_fleet_an_engine_that_is_being_started_serves_before_all_sleep() 
         own.die()
         proxy.replace(own)  # type: ignore[arg-type]
         await asyncio.sleep(0)
-        await proxy.sleep()
+        await release(proxy)
         return now(), engines.engines[0].asleep and engines.engines[0] is not own
 
     ended, fresh_sleeps = within(main())
@@ -136,12 +148,12 @@ def test_engine_fleet_a_start_that_takes_too_long_is_postponed_until_the_others_
         first.die()
         proxy.replace(first)  # type: ignore[arg-type]
         await asyncio.sleep(10)
-        await proxy.sleep()
+        await release(proxy)
         slept = now()
         await asyncio.sleep(90)
-        await proxy.wake()
+        await serve(proxy)
         generation = await proxy.generate(request("r"))
-        await proxy.sleep()  # the second start may take twice as long
+        await release(proxy)  # the second start may take twice as long
         return [slept, *starts], other.asleep, engines.engines[0].asleep, generation.engine_id
 
     times, other_sleeps, fresh_sleeps, served = within(main())

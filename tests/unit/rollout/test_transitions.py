@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -45,6 +45,23 @@ class World:
             raise WeightSyncError("the trainer sends nothing")
         self.heard.append(f"{engine.engine_id} gets weights")
         engine.unsynced = False
+
+    async def release(self, *names: str) -> None:
+        """Release the devices of these engines, or of all."""
+        self.released = list(names) or [engine.engine_id for engine in self.group.engines]
+        await self.move.release(self.released)
+
+    async def serve(self, *synced: str) -> None:
+        """Return the devices, after a weight sync of some engines."""
+        await self.move.reacquire(self.released)
+        self.sync(synced)
+        await self.move.serve(self.released, synced)
+
+    def sync(self, names: Collection[str]) -> None:
+        """Sync the weights to the engines with these names."""
+        for engine in self.group.list_awake():
+            if engine.engine_id in names:
+                engine.unsynced = False  # type: ignore[attr-defined]
 
     def ask(self, number: int) -> list[asyncio.Task[Generation]]:
         def started(engine_id: str) -> None:
@@ -121,16 +138,73 @@ def test_rollout_transition_engine_group_is_as_before_where_an_added_engine_does
     within(main)
 
 
-def test_rollout_transition_engine_group_starts_no_added_engine_while_trainers_have_the_memory() -> None:
+def test_rollout_transition_engine_added_while_others_are_released_serves_at_once() -> None:
     async def main() -> None:
         world = World("a")
-        await world.proxy.sleep()
-        added = asyncio.create_task(world.move.add("b", lambda: world.engine("b")))
-        await asyncio.sleep(100)
-        assert len(world.group.all) == 1 and not world.group.list_awake()
-        await world.proxy.wake()
-        await added
+        asked = world.ask(2)
+        await asyncio.sleep(2.5)
+        await world.release()
+        await world.move.add("b", lambda: world.engine("b"))
+        assert {answer.engine_id for answer in await asyncio.gather(*asked)} == {"b"}
+        await world.serve("a")
         assert [engine.engine_id for engine in world.group.list_awake()] == ["a", "b"]
+        assert world.proxy.num_serving_engines == 2
+
+
+@pytest.mark.parametrize("synced", [True, False])
+def test_rollout_transition_released_engine_leaves_its_requests_to_others_and_serves_with_weights(synced: bool) -> None:
+    async def main() -> None:
+        world = World("a", "b")
+        asked = world.ask(4)
+        await asyncio.sleep(3.5)
+        await world.release("a")
+        assert world.group.engines[0].asleep and world.proxy.num_serving_engines == 1
+        assert {answer.engine_id for answer in await asyncio.gather(*asked)} == {"b"}
+        world.heard.clear()
+        await world.move.reacquire(["a"])
+        assert [engine.engine_id for engine in world.group.list_awake()] == ["a", "b"]  # a weight sync includes it
+        asked = world.ask(1)
+        await asked[0]
+        assert world.heard == ["b"]
+        await world.serve(*["a"] * synced)
+        world.heard.clear() if synced else world.heard.remove("b")
+        await asyncio.gather(*world.ask(2))
+        assert world.heard == [*["a gets weights"] * (not synced), "a", "b"]
+
+    within(main)
+
+
+def test_rollout_transition_released_engine_that_cannot_sleep_is_paused() -> None:
+    async def main() -> None:
+        world = World("a", "b")
+
+        async def sleep() -> None:
+            raise UnsupportedError("not here")
+
+        world.group.engines[0].sleep = sleep  # type: ignore[method-assign]
+        asked = world.ask(2)
+        await asyncio.sleep(2.5)
+        await world.release("a")
+        connection = world.proxy._fleet.get_connection("a")
+        assert connection.is_paused and len(world.group.list_awake()) == 2  # a weight sync includes it
+        assert {answer.engine_id for answer in await asyncio.gather(*asked)} == {"b"}
+        await world.serve("a")
+        assert not connection.is_paused
+        assert {answer.engine_id for answer in await asyncio.gather(*world.ask(2))} == {"a", "b"}
+
+    within(main)
+
+
+def test_rollout_transition_release_whose_caller_is_gone_continues_and_can_be_repeated() -> None:
+    async def main() -> None:
+        world = World("a", "b")
+        asked = world.ask(2)
+        await given_up(world.release("a"), 0)
+        await world.release("a")
+        assert world.group.engines[0].asleep
+        assert {answer.engine_id for answer in await asyncio.gather(*asked)} == {"b"}
+        await world.serve("a")
+        assert world.proxy.num_serving_engines == 2
 
     within(main)
 
@@ -294,18 +368,15 @@ def test_rollout_transition_engine_group_moves_no_single_engine_while_trainers_h
         world = World("a", "b", "c")
         await world.move.sleep("a")
         await world.move.suspend("b", "keep")
-        await world.proxy.sleep()
+        await world.release()
         assert [engine.asleep for engine in world.group.engines] == [True] * 3
         steps = [asyncio.create_task(step) for step in (world.move.wake("a"), world.move.resume("b"))]
         await asyncio.sleep(100)
         assert [engine.asleep for engine in world.group.engines] == [True] * 3
-        await world.proxy.wake()
+        await world.serve("c")  # `a` sleeps during the weight sync, and `b` dies in it
         await asyncio.gather(*steps)
         assert [engine.asleep for engine in world.group.engines] == [False] * 3
-        assert sorted(world.heard) == [
-            "a gets weights",
-            "b gets weights",
-        ]  # `c` gets them from the weight sync that follows
+        assert sorted(world.heard) == ["a gets weights", "b gets weights"]
 
     within(main)
 
@@ -320,9 +391,9 @@ def test_rollout_transition_engine_group_whose_woken_engine_got_no_weights_sleep
         with pytest.raises(WeightSyncError):
             await world.move.wake("a")
         world.fails = False
-        await world.proxy.sleep()
+        await world.release()
         assert world.group.engines[0].asleep  # it was awake, without weights
-        await world.proxy.wake()
+        await world.serve("b")
         await world.move.wake("a")
         assert world.heard == ["a gets weights"] and world.proxy.num_serving_engines == 2
 
@@ -332,12 +403,12 @@ def test_rollout_transition_engine_group_whose_woken_engine_got_no_weights_sleep
 def test_rollout_transition_engine_group_that_is_closed_ends_the_steps_open_phases() -> None:
     async def main() -> None:
         world = World("a")
-        await world.proxy.sleep()
-        added = asyncio.create_task(world.move.add("b", lambda: world.engine("b")))
+        await world.release()
+        sleeping = asyncio.create_task(world.move.sleep("a"))
         await asyncio.sleep(1)
         await world.proxy.close()
         with pytest.raises(InfraError, match="the engines were closed"):
-            await added
+            await sleeping
         with pytest.raises(InfraError, match="the engines were closed"):
             await world.move.retire("a")
         assert len(world.group.all) == 1
@@ -377,13 +448,21 @@ def test_rollout_transition_engine_group_that_changes_at_random_answers_every_re
         async def change(number: int) -> None:
             await asyncio.sleep(chance.uniform(0, 3))
             here = [e.engine_id for e in world.group.engines if e.engine_id not in away.keys() | left]
-            kind = chance.choice(["add", "retire", "sleep", "suspend", "back", "back", "die"])
+            kind = chance.choice(["add", "retire", "sleep", "suspend", "back", "back", "die", "share"])
             if kind == "add":
                 await take(world.move.add(f"new-{number}", lambda: world.engine(f"new-{number}")))
             elif kind == "back" and away:
                 name = chance.choice(sorted(away))
                 await take((world.move.wake if away[name] == "sleep" else world.move.resume)(name))
                 del away[name]
+            elif kind == "share":
+                shared = chance.sample(here, chance.randint(0, len(here)))
+                await take(world.move.release(shared))
+                await world.move.release(shared)
+                await asyncio.sleep(chance.uniform(0, 10))
+                await world.move.reacquire(shared)
+                world.sync(synced := chance.sample(shared, chance.randint(0, len(shared))))
+                await world.move.serve(shared, synced)
             elif here and kind == "die":
                 name = chance.choice(here)
                 engine = next(e for e in world.group.engines if e.engine_id == name)

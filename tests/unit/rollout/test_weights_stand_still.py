@@ -123,7 +123,7 @@ def test_rollout_weight_sync_an_engine_that_is_late_is_not_used_again_when_the_o
 
     async def main() -> None:
         scheduling = SchedulingConfig(async_ratio=1.0)
-        quiet = {"deaths": 0, "frailty": 0.0, "hands_over": False, "num_engines": 2, "transport": "shared_memory"}
+        quiet = {"deaths": 0, "frailty": 0.0, "shares": "none", "num_engines": 2, "transport": "shared_memory"}
         world = LateWorld(replace(random_settings(0), scheduling=scheduling, **quiet))
         world.weights._timeout_s = 5.0
         late, _ = world.engines.engines
@@ -150,7 +150,7 @@ def test_rollout_weight_sync_an_engine_that_is_late_is_not_used_again_when_the_o
 
 def quiet_world() -> tuple[World, ServedPolicy]:
     """One engine, in an asynchronous run, where nothing goes wrong by itself."""
-    chosen = {"deaths": 0, "frailty": 0.0, "hands_over": False, "num_engines": 1, "reward_hangs": 0.0, "lags": (0.0,)}
+    chosen = {"deaths": 0, "frailty": 0.0, "shares": "none", "num_engines": 1, "reward_hangs": 0.0, "lags": (0.0,)}
     world = World(replace(random_settings(0), scheduling=SchedulingConfig(async_ratio=1.0), **chosen))
     return world, live_policy(world)
 

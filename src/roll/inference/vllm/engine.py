@@ -240,6 +240,7 @@ class VLLMEngine(PrefetchMixin):
             num_waiting=num_requests - num_running,
             kv_used=stats.kv_used if num_requests else 0.0,
             capacity=self._spec.max_num_seqs,
+            kv_capacity=stats.kv_capacity,
             num_steps=stats.num_steps,
         )
 

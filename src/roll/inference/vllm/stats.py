@@ -16,6 +16,7 @@ class StatsCollector:
         self.num_running = 0
         self.num_steps = 0
         self.kv_used = 0.0
+        self.kv_capacity: int | None = None
         self.steps = StepLog()
 
     def build_logger_class(self) -> type:
@@ -30,6 +31,8 @@ class StatsCollector:
 
             def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
                 stats.num_steps += scheduler_stats is not None or iteration_stats is not None
+                capacity = (self._cache.num_gpu_blocks or 0) * self._cache.block_size
+                stats.kv_capacity = capacity or None
                 if scheduler_stats is not None:
                     stats.num_running = scheduler_stats.num_running_reqs
                     stats.kv_used = scheduler_stats.kv_cache_usage
@@ -39,7 +42,7 @@ class StatsCollector:
                         num_decoding=iteration_stats.num_generation_tokens - num_started,
                         num_started=num_started,
                         num_prefilled=iteration_stats.prompt_token_stats.computed,
-                        context_tokens=stats.kv_used * (self._cache.num_gpu_blocks or 0) * self._cache.block_size,
+                        context_tokens=stats.kv_used * capacity,
                     )
 
             def log_engine_initialized(self) -> None:

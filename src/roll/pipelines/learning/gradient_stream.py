@@ -3,10 +3,11 @@
     groups finish ─► certain to be in the batch ─► select, weigh ─► forward_backward   (several times)
     batch complete ─► forward_backward of the other groups ─► gradient x scale ─► optim_step
 
-This is the stream trainer of RollPacker (arXiv 2509.21009, section 4.3) on devices that the trainer does not share. A
-loss divides by the counts of the whole batch, which are unknown until the batch is complete. So every part divides by
-the same provisional counts, and `scale`, the ratio of provisional to actual counts, corrects the sum. The gradient is
-that of a plain step except for floating-point rounding: parts are added in the order in which groups finish.
+This is the stream trainer of RollPacker (arXiv 2509.21009, section 4.3). If the trainer shares devices with engines,
+they release these devices before the first part. A loss divides by the counts of the whole batch, which are unknown
+until the batch is complete. So every part divides by the same provisional counts, and `scale`, the ratio of
+provisional to actual counts, corrects the sum. The gradient is that of a plain step except for floating-point rounding:
+parts are added in the order in which groups finish.
 
 `stream_training` is rejected for algorithms in which another group can change a group's advantages
 (`roll.config.streaming`). `apply` compares the advantages of every part with those of the complete batch all the same.
@@ -15,6 +16,7 @@ If they differ, it discards the parts and trains the batch in one piece.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -55,6 +57,16 @@ WEIGHTED_METRICS = ("policy/loss_scale",)
 """Metrics that are summed with the weights of the loss; all others are means over tokens."""
 
 
+class StreamedEngines(Protocol):
+    """Engines that may share devices with the trainer; `ServedPolicy` implements it."""
+
+    def is_stream_due(self, num_groups: int) -> bool: ...
+
+    async def release_devices(self) -> None: ...
+
+    def record_stream(self, batch: Batch, *, wait_s: float, step_s: float) -> None: ...
+
+
 class StreamedSource(GroupSource, Protocol):
     """Source of the batches; `AsyncController` implements it."""
 
@@ -76,6 +88,7 @@ class GradientStream:
 
     Args:
         source: Source of the batches.
+        engines: Engines that generate the batches.
         run: The run.
         learner: The trainers.
         algorithm: The algorithm's settings.
@@ -85,12 +98,14 @@ class GradientStream:
     def __init__(
         self,
         source: StreamedSource,
+        engines: StreamedEngines,
         run: Run[LearningState],
         learner: Learner,
         algorithm: AlgorithmConfig,
         rollout: RolloutConfig,
     ) -> None:
         self._source = source
+        self._engines = engines
         self._run = run
         self._learner = learner
         self._algorithm = algorithm
@@ -117,7 +132,22 @@ class GradientStream:
         Canceling this call leaves gradients in the trainer, which the next call discards.
         """
         await self._discard()
-        return await collect_batch(self._source, self._rollout.prompts_per_step, self._add)
+        clock, computed_s, first_s = asyncio.get_running_loop().time, 0.0, None
+        began_s = clock()
+
+        async def process(groups: Sequence[Group]) -> None:
+            nonlocal computed_s, first_s
+            await self._engines.release_devices()
+            since_s = clock()
+            first_s = since_s if first_s is None else first_s
+            await self._add(groups)
+            computed_s += clock() - since_s
+
+        batch = await collect_batch(self._source, self._rollout.prompts_per_step, process, self._engines.is_stream_due)
+        ended_s = clock()
+        wait_s = 0.0 if first_s is None else ended_s - first_s - computed_s
+        self._engines.record_stream(batch, wait_s=wait_s, step_s=ended_s - began_s)
+        return batch
 
     async def complete_step(self, version: int, trained: Collection[RolloutId]) -> None:
         """Finish the step, as `AsyncController.complete_step` does."""

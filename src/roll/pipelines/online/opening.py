@@ -16,7 +16,12 @@ from roll.config.training import check_back_end
 from roll.data import PromptData
 from roll.inference import EngineSpec, resolve_engine_kind
 from roll.pipelines.checkpoint_files import SavedRun
-from roll.pipelines.colocation import ALL_STATE_KINDS, SharedDevices, should_offload_colocated
+from roll.pipelines.colocation import (
+    ALL_STATE_KINDS,
+    SharedDevices,
+    list_released_engines,
+    resolve_sharing_rule,
+)
 from roll.pipelines.engine_checks import check_engines
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.fingerprints import compute_fingerprints
@@ -153,8 +158,9 @@ async def _start(
         and engines share, or `None` if they share none.
     """
     session.tracker.save_tokenizer(prepared.tokenizer)
-    offload_colocated = should_offload_colocated(config, accelerated=count_accelerators() > 0)
-    colocated = config.find_colocated_trainers("actor_infer") if offload_colocated else []
+    rule = resolve_sharing_rule(config, accelerated=count_accelerators() > 0)
+    released = list_released_engines(config, rule)
+    colocated = config.find_colocated_trainers("actor_infer") if released else []
 
     async def start(role: str, spec: TrainerSpec | Sequence[EngineSpec]) -> Any:
         if not isinstance(spec, TrainerSpec):
@@ -172,10 +178,11 @@ async def _start(
         run=session.directory,
         tracker=session.tracker,
         trainers=[("policy" if role == "actor_train" else role, start(role, spec)) for role, spec in role_specs],
-        offload_colocated=offload_colocated,
+        released_engines=released,
     )
     sharing = [trainer for (role, _), trainer in zip(role_specs, started, strict=True) if role in colocated]
-    return roles, started, SharedDevices(started[0], sharing) if offload_colocated else None
+    engine_ids = [roles.engines.engines[index].engine_id for index in released]
+    return roles, started, SharedDevices(started[0], sharing, engine_ids, rule) if released else None
 
 
 async def _restore(run: Run[Any], learner: Learner, policy_engines: ServedPolicy, saved: SavedRun[Any] | None) -> None:

@@ -36,7 +36,7 @@ class ReinforcementObjective(Generic[C]):
     online: OnlineRun[C, Any]
     get_demonstrations: DemonstrationSource
     stream: GradientStream | None = None
-    """Stream that adds gradients while a batch is collected; `None` without `stream_training`."""
+    """Stream that adds gradients while a batch is collected; `None` if only whole batches are trained."""
 
     async def collect(self, batch: Batch) -> CollectedBatch[Selection]:
         """Select the rollouts to train on; may be canceled at any moment.
@@ -103,10 +103,11 @@ def build_demonstration_player(online: OnlineRun[C, ServedPolicy]) -> Demonstrat
 def open_gradient_stream(
     online: OnlineRun[C, ServedPolicy],
 ) -> tuple[OnlineRun[C, ServedPolicy], GradientStream | None]:
-    """Return the run, with a gradient stream as the source of its batches if `stream_training` is set."""
-    config, controller = online.config, online.policy_engines.controller
-    if not config.rollout.scheduling.stream_training:
+    """Return the run, with a gradient stream as the source of its batches if it trains finished groups early."""
+    config, engines, controller = online.config, online.policy_engines, online.policy_engines.controller
+    overlaps = engines.devices is not None and engines.devices.rule == "elastic_overlap"
+    if not config.streams_training and not (overlaps and not config.find_streaming_problem()):
         return online, None
     assert controller is not None, "a run that trains has a controller"
-    stream = GradientStream(controller, online.run, online.learner, config.algorithm, config.rollout)
+    stream = GradientStream(controller, engines, online.run, online.learner, config.algorithm, config.rollout)
     return replace(online, batches=stream), stream

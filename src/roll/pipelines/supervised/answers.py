@@ -8,7 +8,7 @@ from typing import Any
 from roll.cluster.base import Cluster, count_accelerators
 from roll.config.rollout_run import RolloutRunConfig
 from roll.errors import DataError
-from roll.pipelines.colocation import ALL_STATE_KINDS, SharedDevices, should_offload_colocated
+from roll.pipelines.colocation import ALL_STATE_KINDS, SharedDevices, list_released_engines, resolve_sharing_rule
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.generation import open_generation, start_roles
 from roll.pipelines.online.opening import build_weight_sync
@@ -46,14 +46,16 @@ async def open_answers(
     draws = prepared.data.get_evaluation_draws(config.evaluation.num_prompts)
     if not draws:
         raise DataError("no source of evaluation.answers.data has held-out prompts: set held_out for one.")
-    offload_colocated = should_offload_colocated(config, accelerated=count_accelerators() > 0)
-    devices = SharedDevices(policy, [policy]) if offload_colocated else None
-    if offload_colocated:
+    rule = resolve_sharing_rule(config, accelerated=count_accelerators() > 0)
+    released = list_released_engines(config, rule)
+    if released:
         await policy.offload(ALL_STATE_KINDS)
     tracker = session.tracker
     roles, _ = await start_roles(
-        config, cluster, prepared, stack, run=session.directory, tracker=tracker, offload_colocated=offload_colocated
+        config, cluster, prepared, stack, run=session.directory, tracker=tracker, released_engines=released
     )
+    engine_ids = [roles.engines.engines[index].engine_id for index in released]
+    devices = SharedDevices(policy, [policy], engine_ids, rule) if released else None
     weights = build_weight_sync(cluster, config, prepared.data, policy, roles.engines, devices, session.directory.path)
     generation = await open_generation(
         config, roles, prepared.data.renderer, stack, tracker=tracker, bring_up=weights.push_to

@@ -14,7 +14,7 @@ from roll.config.estimate import JudgeEngines, count_quantized_parameters, estim
 from roll.config.rollout_run import RolloutRunConfig
 from roll.errors import ConfigError
 from roll.media import MediaStore
-from roll.pipelines.colocation import should_offload_colocated
+from roll.pipelines.colocation import resolve_sharing_rule
 from roll.pipelines.engine_checks import check_engines
 from roll.pipelines.online.check.estimate import (
     NO_EXTRA_MEMORY,
@@ -84,12 +84,13 @@ def _check_roles(report: Report, config: RolloutRunConfig) -> None:
     check_agent(config.rollout.agent)
     load_user_loop(config.rollout.loop)
     check_backend_and_placement(report, config)
-    from roll.inference import resolve_engine_kind
+    from roll.inference import get_engine_capabilities, resolve_engine_kind
 
     report.engine_kind = resolve_engine_kind(config.inference.engine)
     check_engines(config)
     _check_continuations(report, config)
-    report.is_colocated = should_offload_colocated(config, accelerated=report.machine.has_accelerators)
+    rule = resolve_sharing_rule(config, accelerated=report.machine.has_accelerators)
+    report.is_colocated = rule != "disaggregated" and get_engine_capabilities(config.inference.engine).can_sleep
 
 
 def _check_continuations(report: Report, config: RolloutRunConfig) -> None:
