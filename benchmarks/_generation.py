@@ -220,7 +220,7 @@ async def play(case: Case, world: World, stop_token_ids: tuple[int, ...] = ()) -
     async def prepare(engine: InferenceEngine) -> None:
         raise RuntimeError(f"engine {engine.engine_id} died: a measurement with a replacement in it is none")
 
-    router = Router("round_robin" if config.type == "batch" else "least_loaded", config.max_kv_used)
+    router = Router(config.routing_policy, config.max_kv_used)
     proxy = LLMProxy(world.engines, prepare, router=router)
     replicate = config.replicate_prompts and config.type != "batch"
     scheduler = RolloutScheduler(

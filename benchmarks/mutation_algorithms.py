@@ -157,8 +157,8 @@ BUGS = (
     Bug(
         "a router counts requests, not shares of slots",
         "rollout/routing.py",
-        "return self.num_requests / self.limit",
-        "return self.num_requests",
+        "self.curve.compute_token_s(num_requests / self.limit)",
+        "self.curve.compute_token_s(num_requests)",
         "rollout/test_proxy.py",
     ),
     Bug(
@@ -290,9 +290,30 @@ BUGS = (
     Bug(
         "a router's session stays at an engine that is busier for its slots",
         "rollout/routing.py",
-        "if (entry.num_requests - spared) * least.limit > least.num_requests * entry.limit:",
+        "if entry.compute_load(entry.num_requests - spared) > least.load:",
         "if entry.num_requests - spared > least.num_requests:",
         "rollout/test_proxy.py",
+    ),
+    Bug(
+        "a busy engine is measured as a slow one",
+        "rollout/pace.py",
+        "return each.tokens * fleet.idle_s + each.token_use * fleet.slope_s",
+        "return each.tokens * fleet.idle_s",
+        "rollout/test_pace.py",
+    ),
+    Bug(
+        "old answers of an engine count as much as new ones",
+        "rollout/pace.py",
+        "self._weight *= 2.0 ** (1 / (HALF_LIFE * len(self._sums)))",
+        "pass",
+        "rollout/test_pace.py",
+    ),
+    Bug(
+        "pauses of an engine count as its time for an answer",
+        "rollout/pace.py",
+        "if not paused and self._last is not None:",
+        "if self._last is not None:",
+        "rollout/test_pace.py",
     ),
     Bug(
         "tied weights that differ become one",
@@ -318,7 +339,7 @@ BUGS = (
     Bug(
         "a router gives up where the least loaded engines have full caches",
         "rollout/routing.py",
-        "if found and found[0].num_requests >= found[0].limit:",
+        "if found and found[0].load[0] == FULL:",
         "if found:",
         "rollout/test_proxy.py",
     ),

@@ -232,12 +232,11 @@ class World:
             self.engines,  # type: ignore[arg-type]
             WeightSyncConfig(transport=settings.transport, probe_every_num_steps=0),  # type: ignore[arg-type]
         )
-        policy = "round_robin" if settings.scheduling.type == "batch" else "least_loaded"
         self.proxy = LLMProxy(
             self.engines,  # type: ignore[arg-type]
             self.weights.push_to,
             max_attempts=50,
-            router=Router(policy, settings.scheduling.max_kv_used),
+            router=Router(settings.scheduling.routing_policy, settings.scheduling.max_kv_used),
         )
         self.proxy.transitions.between_syncs = self.weights.pause_pushes
         self.nodes = MovingNodes(self.engines, self.engines.like)

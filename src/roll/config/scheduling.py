@@ -91,6 +91,14 @@ class SchedulingConfig(Section):
         "every step, in long and in short rounds. With an `async_ratio` above 0, they hold for the launched prompts, "
         "and therefore over all steps.",
     )
+    routing: Literal["measured_pace", "least_loaded"] = option(
+        "measured_pace",
+        "How requests are distributed to engines. `measured_pace`: to the engine that is predicted to take the least "
+        "time per token, from the times of its recent answers and the number of its requests; if all engines are "
+        "about equally fast, this is the same as `least_loaded`. `least_loaded`: to the engine with the smallest share "
+        "of `max_num_seqs` in use, regardless of its speed. `type: batch` ignores this key and assigns prompts to "
+        "engines in turn.",
+    )
     stream_training: bool = option(
         False,
         "Whether the trainer computes the gradients of finished groups while the other groups of a synchronous step "
@@ -150,6 +158,11 @@ class SchedulingConfig(Section):
         if self.reward_range is not None and not self.reward_range[0] < self.reward_range[1]:
             raise ValueError(f"reward_range must be [lowest, highest], got {list(self.reward_range)}")
         return self
+
+    @property
+    def routing_policy(self) -> Literal["measured_pace", "least_loaded", "round_robin"]:
+        """Policy of the router."""
+        return "round_robin" if self.type == "batch" else self.routing
 
     @property
     def max_staleness(self) -> int:

@@ -162,12 +162,14 @@ class SimulatedTrainingConfig(Section):
 class FailureConfig(Section):
     """A failure of one engine at a given time."""
 
-    type: Literal["death", "stall"] = option(
-        "death", "`death`: the engine dies and is replaced. `stall`: the engine pauses."
+    type: Literal["death", "stall", "slowdown"] = option(
+        "death",
+        "`death`: the engine dies and is replaced. `stall`: the engine pauses. `slowdown`: its steps take longer.",
     )
     engine: int = option(0, "Index of the engine, from 0.", ge=0)
     at_s: float = option(..., "Time of the failure.", unit="seconds", ge=0)
-    duration_s: float = option(60.0, "Duration of a stall.", unit="seconds", gt=0)
+    duration_s: float = option(60.0, "Duration of a stall or a slowdown.", unit="seconds", gt=0)
+    factor: float = option(2.0, "Factor on the duration of engine steps during a slowdown.", gt=0)
 
 
 class PaperConfig(Section):

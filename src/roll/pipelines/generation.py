@@ -193,12 +193,11 @@ def _build_proxy(
     bring_up: Callable[[InferenceEngine], Awaitable[object]] | None,
 ) -> LLMProxy:
     scheduling = config.rollout.scheduling
-    policy = "round_robin" if scheduling.type == "batch" else "least_loaded"
     return proxy_type(
         roles.engines,
         bring_up,
         max_attempts=config.rollout.max_attempts,
-        router=Router(policy, scheduling.max_kv_used),
+        router=Router(scheduling.routing_policy, scheduling.max_kv_used),
         restart_aborted=scheduling.interrupted_turns == "restart",
     )
 

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from roll.errors import EngineDiedError, InfraError, one_line_error
 from roll.protocols import InferenceEngine, PauseMode
 from roll.rollout.hang_detector import CHECK_INTERVAL_S, HangDetector
+from roll.rollout.pace import ActivityClock, AnswerTime
 from roll.types import Generation, GenerationRequest
 
 __all__ = ["EngineConnection"]
@@ -55,11 +56,17 @@ class EngineConnection:
     Args:
         engine: The engine.
         on_lost: Called once when the engine is lost.
+        on_answer: Called with the engine's id and the time of every answer.
         is_preemptible: Whether the engine's node may leave at any time.
     """
 
     def __init__(
-        self, engine: InferenceEngine, on_lost: Callable[[EngineConnection], None], *, is_preemptible: bool = False
+        self,
+        engine: InferenceEngine,
+        on_lost: Callable[[EngineConnection], None],
+        on_answer: Callable[[str, AnswerTime], None] = lambda engine_id, answer: None,
+        *,
+        is_preemptible: bool = False,
     ) -> None:
         self.engine = engine
         self.is_preemptible = is_preemptible
@@ -71,6 +78,8 @@ class EngineConnection:
         self.has_answered = False
         """True if the engine has completed a generation."""
         self._on_lost = on_lost
+        self._on_answer = on_answer
+        self._activity = ActivityClock()
         self._calls: dict[asyncio.Task[Any], _Call] = {}
         self._num_requests = 0
         self._orphans: set[_Call] = set()
@@ -99,6 +108,7 @@ class EngineConnection:
         except BaseException:
             on_end()
             raise
+        began_s, request_s = self._advance_activity()
         try:
             generation = await call.answer
         except asyncio.CancelledError:
@@ -106,6 +116,11 @@ class EngineConnection:
                 self._mark_orphan(call)
             raise
         self.has_answered = True
+        ended_s, ended_request_s = self._advance_activity()
+        if (seconds := ended_s - began_s) > 0:
+            mean_requests = (ended_request_s - request_s) / seconds
+            answer = AnswerTime(num_tokens=len(generation.token_ids), seconds=seconds, mean_requests=mean_requests)
+            self._on_answer(self.engine.engine_id, answer)
         return generation
 
     async def wait_for_orphaned_request(self, request_id: str) -> None:
@@ -168,6 +183,7 @@ class EngineConnection:
         if self.lost is not None:
             coroutine.close()
             raise self._build_death_error()
+        self._advance_activity()
         loop = asyncio.get_running_loop()
         task = loop.create_task(coroutine)
         call = self._calls[task] = _Call(task, loop.create_future(), request_id, on_end)
@@ -195,6 +211,7 @@ class EngineConnection:
 
     def _release_call(self, call: _Call) -> None:
         """Count a call as ended, mark its request as released, and call its `on_end`."""
+        self._advance_activity()
         self._num_requests -= bool(call.request_id)
         self._orphans.discard(call)
         if call.released is not None:
@@ -207,9 +224,18 @@ class EngineConnection:
         # A canceled pause still runs, so a later resume must not overtake it: the engine would stay paused.
         async with self._in_order:
             await work()
+        self._advance_activity()
         self._paused = paused
         if not paused:
             self._hang_detector.restart_timeout(asyncio.get_running_loop().time())
+
+    def _advance_activity(self) -> tuple[float, float]:
+        """Count the time until now; called before the number of requests, or the pause, changes.
+
+        Returns:
+            The active time of the engine, and the active time of all its requests.
+        """
+        return self._activity.advance(self._num_requests, paused=self._paused)
 
     def _build_death_error(self) -> EngineDiedError:
         assert self.lost is not None, "the engine is lost"

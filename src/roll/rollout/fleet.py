@@ -230,8 +230,12 @@ class EngineFleet:
     # ---- bringing up
 
     def _serve(self, engine: InferenceEngine) -> None:
-        is_preemptible = engine.engine_id in self._preemptible_ids
-        self._connections[engine.engine_id] = EngineConnection(engine, self._on_lost, is_preemptible=is_preemptible)
+        self._connections[engine.engine_id] = EngineConnection(
+            engine,
+            self._on_lost,
+            self._router.record_answer,
+            is_preemptible=engine.engine_id in self._preemptible_ids,
+        )
         self._router.add(engine)
         if engine.engine_id in self._detached_ids:
             self._router.disable(engine.engine_id)

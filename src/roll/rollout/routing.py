@@ -1,9 +1,11 @@
 """Routing of requests to the least loaded engine that has room.
 
-The load of an engine is the fraction of its slots in use, which the router counts; the KV cache use that the engine
-reports breaks ties. Engines may have different numbers of slots. An engine has room while it runs fewer requests than
-its capacity and its KV cache is not too full. So requests wait here for any engine that becomes free, instead of in the
-queue of a busy engine.
+The load of an engine is its predicted time per token, from the share of its slots in use, which the router counts, and
+from the pace curve that was measured (`pace`): its requests divided by the tokens per second that it generates for all
+of them. Idle engines come first, so even a slow engine gets requests. The KV cache use that the engine reports breaks
+ties. Engines may have different numbers of slots. An engine has room while it runs fewer requests than its capacity and
+its KV cache is not too full. So requests wait here for any engine that becomes free, instead of in the queue of a busy
+engine.
 
 Choosing an engine takes O(log engines): engines are in a heap by load, in which outdated entries are skipped.
 """
@@ -17,15 +19,21 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from roll.protocols import InferenceEngine
+from roll.rollout.pace import UNMEASURED, AnswerTime, PaceCurve, PaceMeter
 
 __all__ = ["Router", "RoutingPolicy"]
 
-RoutingPolicy: TypeAlias = Literal["least_loaded", "round_robin"]
+RoutingPolicy: TypeAlias = Literal["measured_pace", "least_loaded", "round_robin"]
+Load: TypeAlias = tuple[int, float]
+"""`IDLE`, `BUSY` or `FULL`, and the predicted time per token; the engine with the smallest load is chosen."""
+IDLE, BUSY, FULL = range(3)
 
 MAX_SESSIONS = 65_536
 """Maximum number of sessions whose engines are remembered."""
 MAX_CANDIDATES = 2
 """Maximum number of equally loaded engines whose KV cache use is compared."""
+MIN_NEW_ANSWERS = 4
+"""Minimum number of answers after which pace curves are estimated again; with more engines, one answer per engine."""
 
 
 @dataclass(slots=True)
@@ -38,29 +46,38 @@ class _EngineEntry:
     """The engine's capacity: the maximum number of concurrent requests that are routed to it."""
     num_requests: int = 0
     is_serving: bool = True
+    curve: PaceCurve = UNMEASURED
 
     @property
-    def load_fraction(self) -> float:
-        """Fraction of the engine's slots that are in use; equal fractions, such as 1/2 and 2/4, are equal floats."""
-        return self.num_requests / self.limit
+    def load(self) -> Load:
+        """Load of the engine; with the same curve, equal shares of slots, such as 1/2 and 2/4, are equal loads."""
+        return self.compute_load(self.num_requests)
+
+    def compute_load(self, num_requests: int) -> Load:
+        """Return the load that the engine would have with this number of requests."""
+        state = IDLE if num_requests <= 0 else BUSY if num_requests < self.limit else FULL
+        return state, self.curve.compute_token_s(num_requests / self.limit)
 
 
 class Router:
     """Tracks the engines and their loads, and routes requests.
 
     Args:
-        policy: `least_loaded`, or the baseline `round_robin`, which ignores the load of engines.
+        policy: `measured_pace`; `least_loaded`, which assumes that all engines are equally fast; or the baseline
+            `round_robin`, which ignores the load of engines.
         max_kv_used: KV cache use above which an engine gets no further requests while it runs any.
     """
 
-    def __init__(self, policy: RoutingPolicy = "least_loaded", max_kv_used: float = 0.95) -> None:
+    def __init__(self, policy: RoutingPolicy = "measured_pace", max_kv_used: float = 0.95) -> None:
         self._policy = policy
         self._max_kv_used = max_kv_used
         self._entries: dict[str, _EngineEntry] = {}
-        self._heap: list[tuple[float, int, str]] = []
+        self._heap: list[tuple[Load, int, str]] = []
         self._sessions: OrderedDict[str, str] = OrderedDict()
         self._turn = self._num_added = 0
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._pace_meter = PaceMeter()
+        self._num_new_answers = 0
 
     def add(self, engine: InferenceEngine) -> None:
         """Add an engine, which serves from now on; it replaces an engine with the same id."""
@@ -68,7 +85,13 @@ class Router:
         limit = max(1, engine.load().capacity)
         order = known.order if known else self._num_added
         self._num_added += known is None
-        self._entries[engine.engine_id] = _EngineEntry(engine, order, limit, known.num_requests if known else 0)
+        entry = _EngineEntry(engine, order, limit, known.num_requests if known else 0)
+        self._entries[engine.engine_id] = entry
+        if known is not None and known.engine is engine:
+            entry.curve = known.curve
+        else:  # a replacement may run on another device
+            self._pace_meter.add(engine.engine_id)
+            self._update_curves()
         self._push(engine.engine_id)
 
     def disable(self, engine_id: str) -> None:
@@ -79,6 +102,17 @@ class Router:
         """Remove an engine permanently; it must not have any requests."""
         assert not self._entries[engine_id].num_requests, f"engine '{engine_id}' has requests"
         del self._entries[engine_id]
+        self._pace_meter.remove(engine_id)
+
+    def record_answer(self, engine_id: str, answer: AnswerTime) -> None:
+        """Record the time that an engine took for an answer, from which its pace is measured."""
+        entry = self._entries.get(engine_id)
+        if self._policy != "measured_pace" or entry is None:
+            return
+        self._pace_meter.record(engine_id, answer, entry.limit)
+        self._num_new_answers += 1
+        if self._num_new_answers >= max(MIN_NEW_ANSWERS, len(self._entries)):
+            self._update_curves()
 
     def get_idle_future(self, engine_id: str) -> asyncio.Future[None]:
         """Return a future that is done when the engine has no requests."""
@@ -142,11 +176,23 @@ class Router:
     def _push(self, engine_id: str) -> None:
         entry = self._entries[engine_id]
         if entry.is_serving:
-            heapq.heappush(self._heap, (entry.load_fraction, entry.order, engine_id))
+            heapq.heappush(self._heap, (entry.load, entry.order, engine_id))
         if len(self._heap) > 64 + 8 * len(self._entries):  # outdated entries below the top are never popped
-            current = [(s.load_fraction, s.order, name) for name, s in self._entries.items() if s.is_serving]
-            heapq.heapify(current)
-            self._heap = current
+            self._rebuild_heap()
+
+    def _rebuild_heap(self) -> None:
+        self._heap = [(entry.load, entry.order, name) for name, entry in self._entries.items() if entry.is_serving]
+        heapq.heapify(self._heap)
+
+    def _update_curves(self) -> None:
+        """Estimate the pace curves of all engines again."""
+        self._num_new_answers = 0
+        curves, has_changed = self._pace_meter.estimate_curves(), False
+        for name, entry in self._entries.items():
+            has_changed |= entry.curve != curves[name]
+            entry.curve = curves[name]
+        if has_changed:
+            self._rebuild_heap()
 
     def _has_room(self, entry: _EngineEntry) -> bool:
         if entry.num_requests == 0:
@@ -170,7 +216,7 @@ class Router:
         if not pinned and least is not None:
             # A cached prefix outweighs this difference in load, in slots.
             spared = max(1, entry.limit // 8)
-            if (entry.num_requests - spared) * least.limit > least.num_requests * entry.limit:
+            if entry.compute_load(entry.num_requests - spared) > least.load:
                 return None
         return entry
 
@@ -181,7 +227,7 @@ class Router:
         while self._heap:
             load, _, engine_id = self._heap[0]
             entry = self._entries.get(engine_id)
-            if entry is not None and entry.is_serving and entry.load_fraction == load:
+            if entry is not None and entry.is_serving and entry.load == load:
                 return entry
             heapq.heappop(self._heap)
         return None
@@ -192,11 +238,11 @@ class Router:
         Of up to `MAX_CANDIDATES` equally loaded engines, the one with the most free KV cache is chosen.
         """
         found: list[_EngineEntry] = []
-        popped: list[tuple[float, int, str]] = []
+        popped: list[tuple[Load, int, str]] = []
         while len(found) < MAX_CANDIDATES and (entry := self._pick_least_loaded()) is not None:
             popped.append(heapq.heappop(self._heap))
             if all(entry is not other for other in found):
-                if found and entry.load_fraction > found[0].load_fraction:
+                if found and entry.load > found[0].load:
                     break
                 found.append(entry)
         for item in popped:
@@ -204,10 +250,10 @@ class Router:
         with_room = [entry for entry in found if self._has_room(entry)]
         if with_room:
             return min(with_room, key=lambda entry: (entry.engine.load().kv_used, entry.order))
-        if found and found[0].num_requests >= found[0].limit:
+        if found and found[0].load[0] == FULL:
             return None  # the least loaded engine has no free slot, so no other engine has one
         candidates = (entry for entry in self._entries.values() if entry.is_serving and self._has_room(entry))
-        return min(candidates, key=lambda entry: (entry.load_fraction, entry.order), default=None)
+        return min(candidates, key=lambda entry: (entry.load, entry.order), default=None)
 
     def _pick_round_robin(self) -> _EngineEntry | None:
         """Return the next engine with room, in round-robin order."""

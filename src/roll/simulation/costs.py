@@ -22,7 +22,7 @@ The curve is linear between the measured numbers of requests, so it needs no mod
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 from roll.errors import ConfigError
 from roll.simulation.hardware import Device, Model
@@ -67,6 +67,13 @@ class EngineCosts:
     """For a measured engine: (number of requests, seconds of a step without context) pairs, in ascending order. Then
     only the fields `token_s` (for prefilled tokens), `context_s` and `pair_s` are also used.
     """
+
+    def scale(self, factor: float) -> EngineCosts:
+        """Return the costs of an engine whose steps take `factor` times as long."""
+        seconds = {
+            field.name: factor * getattr(self, field.name) for field in fields(self) if field.name.endswith("_s")
+        }
+        return replace(self, **seconds, curve=tuple((number, factor * step_s) for number, step_s in self.curve))
 
     def compute_decode_s(self, num_requests: int) -> float:
         """Return the duration of a step that decodes `num_requests` tokens, without the time to read the KV cache."""

@@ -78,6 +78,12 @@ class _LiveRequest:
         """Number of tokens that earlier policy versions generated."""
         return sum(count for _, count in self.runs)
 
+    def build_generation(self, num_tokens: int, reason: FinishReason, engine: SimulatedEngine) -> Generation:
+        """Return the generation of the first `num_tokens` tokens by an engine, with its current policy version."""
+        fresh = num_tokens - self.num_old_tokens
+        runs = [*self.runs, (engine.policy_version, fresh)] if fresh or not self.runs else self.runs
+        return build_generation(self.simulated.request_id, runs, reason, engine.engine_id)
+
 
 class SimulatedEngine:
     """A simulated `roll.protocols.InferenceEngine`; the module docstring lists its guarantees.
@@ -136,6 +142,11 @@ class SimulatedEngine:
         if not self._death:
             self._batch.pause_until(self._loop.time() + duration_s)
             self._schedule_advance()
+
+    def slow_down(self, factor: float) -> None:
+        """Multiply the duration of all further steps by `factor`; 1 restores the original speed."""
+        self._batch.costs = self.settings.costs.scale(factor)
+        self._schedule_advance()
 
     @property
     def totals(self) -> BatchTotals:
@@ -298,7 +309,7 @@ class SimulatedEngine:
         """End a request with the tokens that it has generated."""
         num_tokens = self._remove(live)
         if not live.future.done():
-            live.future.set_result(self._build_generation(live, num_tokens, "abort"))
+            live.future.set_result(live.build_generation(num_tokens, "abort", self))
 
     def _remove(self, live: _LiveRequest) -> int:
         """Remove a request from the engine, and return the number of tokens that it has generated."""
@@ -319,11 +330,6 @@ class SimulatedEngine:
             fresh = self._batch.count_generated(live.simulated, now) - live.num_old_tokens
             if fresh:
                 live.runs.append((self.policy_version, fresh))
-
-    def _build_generation(self, live: _LiveRequest, num_tokens: int, reason: FinishReason) -> Generation:
-        fresh = num_tokens - live.num_old_tokens
-        runs = [*live.runs, (self.policy_version, fresh)] if fresh or not live.runs else live.runs
-        return build_generation(live.simulated.request_id, runs, reason, self.engine_id)
 
     def _schedule_advance(self) -> None:
         """Call `_advance_batch` after all other callbacks at the current time, since requests or the pause changed."""
@@ -358,7 +364,7 @@ class SimulatedEngine:
         for simulated in self._batch.complete():
             live = self._live.pop(simulated.request_id)
             if not live.future.done():
-                live.future.set_result(self._build_generation(live, simulated.num_generated, live.finish_reason))
+                live.future.set_result(live.build_generation(simulated.num_generated, live.finish_reason, self))
 
     def _on_boundary(self) -> None:
         self._timer = None

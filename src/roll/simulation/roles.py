@@ -73,6 +73,10 @@ class SimulatedEngines(ManagedEngineGroup):
             assert isinstance(engine, SimulatedEngine)
             if failure.type == "death":
                 engine.die(f"simulated at {failure.at_s:g} s")
+            elif failure.type == "slowdown":
+                engine.slow_down(failure.factor)
+                await asyncio.sleep(failure.duration_s)
+                engine.slow_down(1.0)
             else:
                 engine.stall(failure.duration_s)
 

@@ -193,9 +193,7 @@ def _build_controller(
         engines,
         lambda engine: engines.send_weights(engine, state.policy_version),
         max_attempts=rollout.max_attempts,
-        router=Router(
-            "round_robin" if scheduling.type == "batch" else "least_loaded", max_kv_used=scheduling.max_kv_used
-        ),
+        router=Router(scheduling.routing_policy, scheduling.max_kv_used),
     )
     scheduler = RolloutScheduler(
         proxy,

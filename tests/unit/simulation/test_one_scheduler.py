@@ -17,7 +17,7 @@ from roll.config.scheduling import SchedulingConfig
 from roll.inference import EngineSpec
 from roll.inference.hf import HFEngine
 from roll.protocols import InferenceEngine
-from roll.rollout import AsyncController, Batch, BatchSpec, LLMProxy, RolloutScheduler, SamplingPlan
+from roll.rollout import AsyncController, Batch, BatchSpec, LLMProxy, RolloutScheduler, Router, SamplingPlan
 from roll.rollout.lifecycle import Transition
 from roll.simulation import clock
 from roll.simulation.batch import BatchLimits
@@ -234,7 +234,8 @@ def test_simulation_one_scheduler_real_and_simulated_engines_see_the_same_events
     async def main() -> tuple[Any, ...]:
         record, engines = Record(), Switches()
         judge = Judge(record)
-        proxy = LLMProxy(engines, prepare=lambda engine: asyncio.sleep(0))  # type: ignore[arg-type]
+        router = Router("least_loaded")  # not by measured times, which would differ
+        proxy = LLMProxy(engines, prepare=lambda engine: asyncio.sleep(0), router=router)  # type: ignore[arg-type]
         scheduler = RolloutScheduler(proxy, {"d": judge}, Silent(), seed=3)
         events: list[Transition] = []
         scheduler.lifecycle.add_listener(events.append)
