@@ -38,7 +38,7 @@ def validate_record(record_class: type[T], data: object, label: str) -> T:
     Args:
         record_class: A `NamedTuple`, dataclass or other type with annotated fields.
         data: Untrusted data, such as parsed JSON; keys that are not fields are ignored.
-        label: How messages refer to the data.
+        label: Name of the data in error messages.
 
     Raises:
         DataError: A field is missing, or has another type; the message names the first one.

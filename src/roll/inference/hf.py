@@ -7,21 +7,21 @@ Data flow
          abort, pause, update_weights, logprobs, sleep ──(device lock: between two steps)
 
 The asyncio event loop owns all state of this module. The computation runs in one worker thread, one call at a time,
-under the device lock. So everything else happens between two steps, and the event loop is free during a step. When the
-engine is idle, loop and thread wait and use no CPU.
+under the device lock. All other operations therefore run between two steps, and the event loop is free during a step.
+An idle engine uses no CPU.
 
 Invariants
 
-- Which rows share a step depends only on the order of requests, never on their time of arrival. Requests are admitted
-  in *waves*: when no row runs, the engine waits until no request has arrived for `SETTLE_ITERATIONS` iterations of the
+- The batch of a step depends only on the order of requests, never on their arrival times. Requests are admitted in
+  *waves*: when no row runs, the engine waits until no request has arrived for `SETTLE_ITERATIONS` iterations of the
   event loop. All waiting requests then form a wave, sorted by priority and arrival. Requests join in this order as soon
-  as they fit; requests that arrive in the meantime belong to the next wave. So requests from tasks that were created
-  together form the same batches in every process. (`options: {admission: continuous}` lets requests join at once, which
-  is faster if they arrive one by one. With the CPU kernels that we measured, a row's result does not depend on the
-  other rows of its batch, so its tokens stay the same there too; waves do not rely on this.)
+  as they fit; requests that arrive in the meantime belong to the next wave. Requests from tasks that were created
+  together therefore form the same batches in every process. (With `options: {admission: continuous}`, requests join
+  immediately, which is faster if they arrive one by one. With the CPU kernels that we measured, a row's result does not
+  depend on the rest of its batch, so tokens are the same in this mode too; waves do not rely on this.)
 - A request's tokens depend on the weights, its prompt, its seed, and the other rows of its batch.
-- Each token has the policy version of the weights that generated it. `pause("keep")`, `update_weights` and `resume`
-  change the weights between two tokens of a request, and keep its cache.
+- Each token has the policy version of the weights that generated it. With `pause("keep")`, `update_weights` and
+  `resume`, the weights change between two tokens of a request, whose cache is kept.
 - An error in the worker thread ends the engine: all waiting and later requests raise `EngineDiedError`.
 """
 
@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CLOSE_TIMEOUT_S = 30.0
-"""Time that the current step has to end when the engine is closed."""
+"""Time limit of the current step when the engine is closed."""
 HANG_MESSAGE = (
     "Engine %s hangs in a computation. A thread cannot be killed, so its memory is not freed until this process ends. "
     "Engines in other processes (inference.engine=vllm, or Ray) can be killed."
@@ -306,7 +306,7 @@ class HFEngine(PrefetchMixin):
     async def _compute(self, function: Callable[..., T], *args: Any, ends_engine: bool = True) -> T:
         """Run a function in the worker thread. The caller must hold the device lock.
 
-        With `ends_engine`, an unexpected exception ends the engine, even if a single request caused it.
+        With `ends_engine`, an unexpected exception ends the engine, even if it was caused by a single request.
         """
         if self._executor is None:
             raise EngineDiedError(self.engine_id, self._death or "it was not started")

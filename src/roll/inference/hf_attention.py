@@ -1,4 +1,4 @@
-"""Attention of the `hf` engine over its own KV cache, registered in `transformers`' attention interface.
+"""Attention of the `hf` engine over its KV cache, registered in `transformers`' attention interface.
 
 The model code of `transformers` runs unchanged on one flat row of tokens. Each attention layer calls
 `compute_engine_attention`, which passes queries, keys and values to the current *pass*:
@@ -62,7 +62,8 @@ class AttentionPass(Protocol):
         ...
 
     def run_mixer(self, name: str, forward: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-        """Run the recurrent module `name`, whose own forward is `forward`, on hidden states [1, N, D] → [1, N, D]."""
+        """Run the recurrent module `name`, whose original forward is `forward`, on hidden states [1, N, D] → [1, N,
+        D]."""
         ...
 
 

@@ -59,7 +59,7 @@ class Decoder:
     """A loaded model, its KV cache, and its running rows."""
 
     def __init__(self, spec: EngineSpec, device: torch.device) -> None:
-        """Load the model and check that decoding agrees with the model's own attention.
+        """Load the model and check that decoding agrees with the model's original attention.
 
         Raises:
             ModelError: the model cannot be loaded, cannot be decoded by this engine, or the cache is too small for one
@@ -108,7 +108,7 @@ class Decoder:
         """Read the media of a request in advance, so that an unreadable image fails only this request.
 
         Raises:
-            DataError: An image, audio or video cannot be read, or its tokens are wrong.
+            DataError: An image, audio or video cannot be read, or its tokens are invalid.
             UnsupportedError: The engine does not read media.
         """
         if self._media is None:
@@ -126,7 +126,7 @@ class Decoder:
         return None if inputs is None else ModelMedia(self.model, inputs)
 
     def _plan_cache(self, spec: EngineSpec) -> int:
-        """Return the number of tokens that the cache may hold over all rows.
+        """Return the cache capacity over all rows, in tokens.
 
         Raises:
             ModelError: one request of maximum length does not fit.
@@ -151,7 +151,7 @@ class Decoder:
 
     @property
     def cache_usage(self) -> float:
-        """The share of the cache that running rows have reserved, from 0 to 1."""
+        """Fraction of the cache that running rows have reserved."""
         return sum(round_up(row.capacity, WIDTH_MULTIPLE) for row in self.rows) / self.capacity_tokens
 
     @torch.inference_mode()
@@ -234,7 +234,7 @@ class Decoder:
         return results
 
     def update_weights(self, update: WeightUpdate) -> Mapping[str, int]:
-        """Apply new weights; running rows keep their cache and continue with the new version. See `apply_update`."""
+        """Apply new weights; running rows keep their KV cache and continue with the new version. See `apply_update`."""
         checksums = apply_update(self.model, update)
         self.policy_version = update.policy_version
         return checksums
@@ -330,7 +330,7 @@ class Decoder:
 
 
 def check_decoding(model: PreTrainedModel, logits: Callable[..., Tensor]) -> None:
-    """Compare the logits of prefill and decoding with those of the model's own attention, on a few tokens.
+    """Compare the logits of prefill and decoding with those of the model's original attention, on a few tokens.
 
     This rejects models whose attention has features that this engine does not support, instead of sampling from wrong
     distributions.

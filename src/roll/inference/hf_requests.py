@@ -1,4 +1,4 @@
-"""Requests of the `hf` engine: checks, state, and the order in which they run. Does not import torch."""
+"""Requests of the `hf` engine: validation, state and scheduling order. Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Temperature, top-k and top-p sampling for many rows at once; each row has its own settings and random numbers.
 
-A token is sampled by inverting the cumulative distribution at a uniform random number. So a row needs one random number
-per token, and its k-th token depends only on its seed, on k, and on its logits.
+A token is sampled by inverting the cumulative distribution at a uniform random number. A row needs one random number
+per token, and its k-th token depends only on its seed, k, and its logits.
 """
 
 from __future__ import annotations

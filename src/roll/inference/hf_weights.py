@@ -26,7 +26,7 @@ def apply_update(model: PreTrainedModel, update: WeightUpdate) -> Mapping[str, i
     """Receive the weights, copy them into the model, then read every tensor back and compare its bytes.
 
     The update must contain every weight, or at least one of several tied weights. Tensors are cast to the model's
-    dtype. Quantized weights are dequantized: the model stores exactly the product of codes and scales.
+    dtype, and quantized weights are dequantized to exactly the product of codes and scales.
 
     Returns:
         The checksum of the received bytes, by tensor name.
@@ -34,7 +34,7 @@ def apply_update(model: PreTrainedModel, update: WeightUpdate) -> Mapping[str, i
     Raises:
         UnsupportedError: the update is for an adapter.
         WeightSyncError: a tensor is missing, unknown, has the wrong shape, or was not applied; the message names it.
-            The model is unchanged only if the manifest itself is wrong.
+            The model is unchanged only if the manifest is invalid.
     """
     reject_adapter("hf", update.adapter)
     model_tensors = _list_model_tensors(model)

@@ -40,7 +40,7 @@ class EngineSpec:
     chooses."""
     tensor_parallel: int = 1
     seed: int = 0
-    """The seed of requests without their own seed."""
+    """The seed of requests that have no seed."""
     num_threads: int | None = None
     """The number of CPU threads; `None` keeps the setting of the process."""
     sleeps: bool = False
@@ -94,12 +94,12 @@ def reject_media(kind: str, *media: Iterable[MediaSpan]) -> None:
 
 
 def get_expert_dtype(num_experts: int) -> np.dtype[np.signedinteger]:
-    """Return the smallest dtype that holds every expert index and -1 (unknown): int8 for up to 128 experts."""
+    """Return the smallest dtype for expert indices and -1 (unknown): int8 for up to 128 experts."""
     return np.dtype(np.int8 if num_experts <= 128 else np.int16)
 
 
 def prestart_engine(kind: str, num_threads: int | None) -> AbstractContextManager[None]:
-    """Prepare the start of an engine while the `with` block runs, before the engine's model is known.
+    """Prepare the start of an engine during the `with` block, before the engine's model is known.
 
     Unused preparations are discarded at the end of the block.
 

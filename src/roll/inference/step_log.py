@@ -1,7 +1,7 @@
 """A log of an engine's steps and their durations, to which a simulated engine is fitted.
 
 Consecutive steps that only decode, for the same number of requests, are merged into one span; a step that also prefills
-is a separate span. So there are about two spans per request, regardless of the number of generated tokens.
+is a separate span. There are thus about two spans per request, regardless of the number of generated tokens.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from roll.types import EngineStepSpan
 __all__ = ["StepLog"]
 
 MAX_SPANS = 100_000
-"""Maximum number of spans that are kept between two calls to `take`; then the oldest are dropped."""
+"""Maximum number of spans stored between two calls to `take`; the oldest are dropped."""
 
 
 class StepLog:
-    """Records when an engine's steps ran and what they computed; similar steps in a row form one span.
+    """Records the times and sizes of an engine's steps; consecutive similar steps form one span.
 
     Args:
         clock: A monotonic clock, in seconds.

@@ -17,7 +17,7 @@ from roll.media.wav import is_wav, read_wav
 __all__ = ["AudioClip", "AudioLimits", "convert_array_to_audio", "decode_audio", "resample"]
 
 _SAMPLE_TYPES = ("float16", "float32", "float64", "int16", "int32")
-"""dtypes of samples. int64 is not supported: for integers from JSON, the value of full scale is unknown."""
+"""dtypes of samples. int64 is not supported, because the full-scale value of integers from JSON is unknown."""
 _ZERO_CROSSINGS = 32
 """Zero crossings of the sinc filter on each side, at the lower of the two rates."""
 _ROLLOFF = 0.945
@@ -63,7 +63,7 @@ def decode_audio(data: bytes, label: str, rate: int | None, limits: AudioLimits 
 
     Args:
         data: The encoded audio.
-        label: How messages refer to the audio, for example by its row.
+        label: Name of the audio in error messages, such as its row.
         rate: The sampling rate of the clip, in Hz; `None` keeps the rate of the file.
         limits: The limits; by default `AudioLimits()`.
 
@@ -87,7 +87,7 @@ def convert_array_to_audio(
     Args:
         array: Floating-point, int16 or int32 samples [n], [n, channels] or [channels, n], with at most 32 channels.
         rate: Samples per second, in Hz.
-        label: How messages refer to the audio.
+        label: Name of the audio in error messages.
         target_rate: The sampling rate of the clip, in Hz; `None` keeps `rate`.
         limits: The limits; by default `AudioLimits()`.
 

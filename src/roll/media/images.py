@@ -1,7 +1,7 @@
 """Decoding of untrusted images, which may come from any dataset, model or environment.
 
-Every image is converted to RGB with 8 bits per channel, rotated upright (EXIF), with transparent pixels on white. An
-image that cannot be decoded raises an error; it is never replaced by a blank one.
+Every image is converted to 8-bit RGB, rotated upright (EXIF), with transparent pixels on white. An image that cannot be
+decoded raises an error and is never replaced by a blank image.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def decode_image(data: bytes, label: str, limits: ImageLimits | None = None) -> 
 
     Args:
         data: The encoded image.
-        label: How messages refer to the image, for example by its row.
+        label: Name of the image in error messages, such as its row.
         limits: The limits; by default `ImageLimits()`.
 
     Raises:
@@ -82,7 +82,7 @@ def convert_pillow_to_image(image: Any, label: str, limits: ImageLimits | None =
 
     Args:
         image: A Pillow image of any mode.
-        label: How messages refer to the image.
+        label: Name of the image in error messages.
         limits: The limits; by default `ImageLimits()`.
 
     Raises:
@@ -103,7 +103,7 @@ def convert_array_to_image(array: Any, label: str) -> Image:
 
     Args:
         array: uint8 of shape [height, width], [height, width, 3] or [height, width, 4].
-        label: How messages refer to the image.
+        label: Name of the image in error messages.
 
     Raises:
         DataError: The array has another dtype or shape.

@@ -38,7 +38,7 @@ Decoder: TypeAlias = Callable[[bytes, str, MediaKind, ImageLimits, int], MediaCo
 CACHE_BYTES = 256 * 2**20
 """Maximum total size of the decoded media that a process caches."""
 AUDIO_RATE = 16_000
-"""The rate of the audio encoders in use, in Hz (Whisper and its successors)."""
+"""Sampling rate of common audio encoders, in Hz (Whisper and its successors)."""
 
 
 def decode_medium(data: bytes, label: str, kind: MediaKind, limits: ImageLimits, audio_rate: int) -> MediaContent:
@@ -46,8 +46,8 @@ def decode_medium(data: bytes, label: str, kind: MediaKind, limits: ImageLimits,
 
     Args:
         data: The encoded image, audio or video.
-        label: How messages refer to the medium, for example by its row.
-        kind: The kind of medium.
+        label: Name of the medium in error messages, such as its row.
+        kind: The type of medium.
         limits: The limits of an image.
         audio_rate: The rate to which audio is resampled, in Hz.
 
@@ -71,7 +71,7 @@ class MediaStore:
             checks without a run.
         limits: The limits of each image.
         cache_bytes: Maximum total size of the decoded media that are cached in memory.
-        kinds: The kinds of media that the model reads; others are rejected.
+        kinds: The types of media that the model reads; others are rejected.
         audio_rate: The rate to which audio is resampled, in Hz; by default `AUDIO_RATE`.
     """
 
@@ -93,7 +93,7 @@ class MediaStore:
         self._cached_bytes, self._cache_bytes = 0, cache_bytes
         self._lock = threading.Lock()
         self.known: OrderedDict[str, str] = OrderedDict()
-        """Digests of media by the digest of their encoded form, for callers that get the same file many times."""
+        """Digests of media by the digest of their encoded form, for callers that add the same file many times."""
         self._decoding: dict[str, threading.Lock] = {}
         """Locks of the media that threads are decoding."""
 
@@ -102,11 +102,11 @@ class MediaStore:
 
         Args:
             data: The encoded image, audio or video.
-            label: How messages refer to the medium, for example by its row.
-            kind: The kind of medium.
+            label: Name of the medium in error messages, such as its row.
+            kind: The type of medium.
 
         Raises:
-            DataError: The medium cannot be decoded, or the model does not read media of this kind.
+            DataError: The medium cannot be decoded, or the model does not support media of this type.
             InfraError: The file cannot be written.
         """
         self.check_kind(kind, label)
@@ -153,10 +153,10 @@ class MediaStore:
         return self._add(clip, write_wav(clip.samples, clip.rate))
 
     def check_kind(self, kind: MediaKind, label: str) -> None:
-        """Check that the model reads media of a kind.
+        """Check that the model supports a type of media.
 
         Raises:
-            DataError: The model does not read media of this kind.
+            DataError: The model does not support media of this type.
         """
         if kind not in self.kinds:
             raise DataError(f"{label} is of kind '{kind}', but the model reads only: {', '.join(self.kinds)}.")
@@ -231,7 +231,7 @@ class MediaStore:
         return digest
 
     def _decode(self, data: bytes, digest: str) -> MediaContent:
-        """Decode a stored file; detect its kind from the first bytes."""
+        """Decode a stored file; detect its type from the first bytes."""
         if is_stored_video(data):
             return VideoClip.decode(data, f"video {digest[:12]}")
         if is_wav(data):
@@ -265,7 +265,8 @@ class MediaStore:
             ) from error
 
     def _write(self, digest: str, data: bytes) -> None:
-        """Write a file, unless it exists with the same size. A file of another size may be truncated: replace it."""
+        """Write a file, unless it exists with the same size; a file of another size may be truncated and is
+        replaced."""
         path = self._get_path(digest)
         try:
             if not _has_size(path, len(data)):

@@ -1,6 +1,6 @@
-"""Finds the stored images that the texts of rollouts mention, such as `[image 00ff00ff00ff]`.
+"""Finds stored images by their mentions in the text of rollouts, such as `[image 00ff00ff00ff]`.
 
-The files are those of `roll.media.MediaStore`: `media/00/00ff…` in the run directory, with the digest as their name.
+The files are those of `roll.media.MediaStore`: `media/00/00ff…` in the run directory, named by digest.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _IMAGE_MENTION = re.compile(r"\[image ([0-9a-f]{12})\]")
 """An image in the text of a message, as `roll.types.describe_content` writes it."""
 _DIGEST_PATTERN = re.compile(r"[0-9a-f]{12,64}")
 _DIGEST_LENGTH = 64
-"""Number of characters of a whole digest: SHA-256 in hexadecimal."""
+"""Number of characters of a complete digest: SHA-256 in hexadecimal."""
 _MAX_IMAGES = 1000
-"""Maximum number of different images of one rollout that are listed."""
+"""Maximum number of listed images per rollout."""
 
 
 class StoredImage(NamedTuple):

@@ -93,7 +93,7 @@ def build_video(frames: Iterable[Image] | Any, fps: Any, label: str, limits: Vid
     Args:
         frames: Images in mode RGB, or an array uint8 [frames, height, width, 3].
         fps: Frames per second.
-        label: How messages refer to the video.
+        label: Name of the video in error messages.
         limits: The limits; by default `VideoLimits()`.
 
     Raises:
@@ -130,7 +130,7 @@ def decode_video(data: bytes, label: str, limits: VideoLimits | None = None) -> 
 
     Args:
         data: The encoded video.
-        label: How messages refer to the video, for example by its row.
+        label: Name of the video in error messages, such as its row.
         limits: The limits; by default `VideoLimits()`.
 
     Raises:

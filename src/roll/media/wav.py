@@ -18,7 +18,7 @@ _UNKNOWN_SIZE = 0xFFFFFFFF
 
 
 def is_wav(data: bytes) -> bool:
-    """Return whether the data starts like a WAV file."""
+    """Return whether the data begins with the header of a WAV file."""
     return data[:4] == b"RIFF" and data[8:12] == b"WAVE"
 
 
@@ -27,7 +27,7 @@ def read_wav(data: bytes, label: str) -> tuple[NDArray[np.float32], int]:
 
     Args:
         data: The content of the file.
-        label: How messages refer to the file.
+        label: Name of the file in error messages.
 
     Returns:
         Samples from -1 to 1, float32 [n, channels], and their rate in Hz.

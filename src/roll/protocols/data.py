@@ -13,7 +13,7 @@ Item_co = TypeVar("Item_co", covariant=True)
 
 @runtime_checkable
 class Reward(Protocol):
-    """Scores a rollout; an incorrect answer gets a low value, and an exception means an infrastructure error."""
+    """Scores a rollout: incorrect answers get low values, and an exception is an infrastructure error."""
 
     async def __call__(self, rollout: Rollout) -> RewardResult: ...
 
@@ -32,7 +32,7 @@ class Draw(Protocol):
 
 @runtime_checkable
 class Items(Protocol[Item_co]):
-    """A finite sequence of prompts or examples; order and content depend only on the sequence's settings."""
+    """A finite sequence of prompts or examples; order and content depend only on its settings."""
 
     def __len__(self) -> int: ...
 

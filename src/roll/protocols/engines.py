@@ -99,9 +99,8 @@ class SupportsPrefetch(Protocol):
     """An optional extension of `InferenceEngine`: an engine that can fetch new weights while it generates."""
 
     async def prefetch_weights(self, update: WeightUpdate) -> None:
-        """Fetch the weights of an update to this host, so that a later `update_weights` only applies them.
-
-        Requests continue meanwhile, with the old weights. `roll.weights.store.WeightPrefetcher` implements this.
+        """Fetch the weights of an update to this host, so that a later `update_weights` only applies them. Requests
+        continue with the old weights in the meantime. `roll.weights.store.WeightPrefetcher` implements this.
 
         Raises:
             WeightSyncError: The weights cannot be fetched; the message names the file and the store.
@@ -114,7 +113,7 @@ class SupportsReadback(Protocol):
     """An optional extension of `InferenceEngine`: an engine that can read its weights back."""
 
     async def applied_checksums(self) -> Mapping[str, int] | None:
-        """Return checksums of the weights that the engine computes with.
+        """Return checksums of the engine's current weights.
 
         Returns:
             `roll.weights.compute_checksum` of each stored tensor in the manifest's dtype, by tensor name; tensors that

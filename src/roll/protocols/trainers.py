@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["LossFn", "Scorer", "StateKind", "TrainBackend", "TrainerGroup", "WeightSource"]
 
 StateKind: TypeAlias = Literal["parameters", "optimizer"]
-"""State of a trainer: the network's parameters, or the state that only optimizer steps need."""
+"""Part of a trainer's state: the network's parameters, or the optimizer state."""
 
 
 class LossFn(Protocol):
@@ -125,7 +125,7 @@ class TrainBackend(Protocol):
 
         Raises:
             UnsupportedError: The role's network cannot compute one of the outputs.
-            ValueError: There is no snapshot of the requested version.
+            ValueError: The trainer has no snapshot of the requested version.
         """
         ...
 

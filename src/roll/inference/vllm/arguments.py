@@ -14,8 +14,8 @@ MIN_BATCHED_TOKENS = 4096
 MAX_CHOICES = 128
 """Maximum number of tokens to which a request may restrict sampling."""
 CPU_BLOCK_SIZE = 32
-"""Tokens per KV block. vLLM's default on a CPU is 128, more than most prompts have. The prefix cache holds only full
-blocks, so the prompt of a group would then be computed for each rollout instead of once."""
+"""Tokens per KV block. vLLM's default on a CPU is 128, more than most prompts have. The prefix cache stores only full
+blocks, so a group's prompt would then be computed for each rollout instead of once."""
 
 
 def build_engine_arguments(spec: EngineSpec, *, cpu: bool) -> dict[str, Any]:

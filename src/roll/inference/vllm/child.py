@@ -1,9 +1,9 @@
 """The setup of every process of a vLLM engine: output goes to the log file, and the process ends with its parent.
 
 vLLM's logging is configured to write to `LOG_STREAM` (`VLLM_LOGGING_STREAM=ext://…`), so this module is imported with
-vLLM's logger, before any model loads. The process that owns the engine uses only the stream.
+vLLM's logger, before any model loads. The process that owns the engine only uses the stream.
 
-A process that was started before its engine was known (`prefork`) does this setup when it receives its work: `begin`.
+A process that was started before its engine was known (`prefork`) runs this setup when it receives its work.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _end_with_parent() -> None:
 def _end_with_owner() -> None:
     """Wait until this process has received work; kill it if its owner ends before that.
 
-    The parent's ID is polled, because imports take seconds and another process may hold the sentinel pipe open.
+    The parent's ID is polled, because imports take seconds and another process may keep the sentinel pipe open.
     """
     owner = int(os.environ[OWNER_VARIABLE])
     while not _work_received.wait(PARENT_POLL_S):

@@ -1,8 +1,9 @@
-"""Random numbers of continued requests in vLLM: a continuation samples the tokens of an uninterrupted request.
+"""Random numbers of continued requests in vLLM, so that a continuation samples the same tokens as an uninterrupted
+request.
 
-vLLM gives a request with a seed its own random generator, which starts from the seed. A request that continues an
-answer of `position` tokens would therefore repeat the random numbers of the first tokens. Here, the worker skips the
-numbers of these tokens when it first sees the request.
+vLLM creates a random generator for each request with a seed. A request that continues an answer of `position` tokens
+would therefore repeat the random numbers of the first tokens. This module makes the worker skip the random numbers of
+these tokens when the request arrives.
 
 vLLM's newer model runner (V2), which needs Triton, derives each number from the seed and the token's position itself.
 Remove this module when vLLM does so everywhere.

@@ -1,11 +1,11 @@
 """Weight sync on a CPU: loads new weights directly into vLLM's packed layers.
 
-    checkpoint tensors ─► parts of a fused projection, until it is complete ─► packed by vLLM's own function
+    checkpoint tensors ─► parts of a fused projection, until it is complete ─► packed by vLLM's function
                        ─► all others: copied into the parameter
 
 vLLM's reload rebuilds every layer: it allocates each parameter twice, copies the tensors into it, packs it, and copies
-the rest back. Here each tensor is read once. This path requires that every checkpoint tensor has a known parameter
-(plain linear layers, embeddings, norms); other models use the reload."""
+the other parameters back. Here, each tensor is read once. This requires a known parameter for every checkpoint tensor
+(plain linear layers, embeddings, norms); other models use vLLM's reload."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class TensorPlacement:
     part_shapes: tuple[tuple[int, ...], ...]
     """The shapes of all parts of the parameter, in order."""
     is_packed: bool
-    """True if the layer is a projection that holds only a packed copy of its weight."""
+    """True if the layer is a projection that stores only a packed copy of its weight."""
     is_output: bool = False
-    """True if the layer is a separate output layer, which holds both its weight and a packed copy."""
+    """True if the layer is a separate output layer, which stores its weight and a packed copy."""
 
 
 def plan_direct_load(
@@ -128,7 +128,7 @@ class DirectLoader:
 
 
 def _pack(module: Any, parts: list[Tensor]) -> None:
-    """Join the parts of a layer's weight and pack it with vLLM's own function, which frees the unpacked weight."""
+    """Concatenate the parts of a layer's weight and pack it with vLLM's function, which frees the unpacked weight."""
     weight = parts[0] if len(parts) == 1 else torch.cat(parts)
     module.weight = nn.Parameter(weight, requires_grad=False)
     module.quant_method.process_weights_after_loading(module)

@@ -4,7 +4,7 @@ Data flow:  generate() ─► AsyncLLM (this process) ─ zmq ─► EngineCore 
             worker process per device under tensor parallelism) ─ tokens, log-probs, weight version ─► Generation
 
 Invariants
-- Every accepted request ends exactly once: with a complete Generation, a partial one (`abort`), or an error.
+- Every accepted request ends exactly once: with a complete Generation, a partial Generation (`abort`), or an error.
 - A token has the policy version of the weights that generated it: weights change only while the scheduler is paused.
 - After an update, no KV cache of older weights is used: the prefix cache is dropped. When decoding resumes, running
   requests keep their tokens and recompute their keys and values with the new weights.
@@ -231,7 +231,7 @@ class VLLMEngine(PrefetchMixin):
         self._asleep = self._paused = False
 
     def load(self) -> EngineLoad:
-        """Return the load: this engine's requests, and the statistics of vLLM's latest step."""
+        """Return this engine's requests and the statistics of vLLM's latest step."""
         num_requests = sum(self._running.values())
         stats = self._server.stats
         num_running = min(stats.num_running, num_requests)  # vLLM's count is from its latest step, ours is current

@@ -1,12 +1,12 @@
 """Faster norms and sampling for vLLM on a CPU: vLLM's fused C++ norm kernels, and one random number per sampled token.
 
-The CPU build of vLLM 0.32 has norm kernels, but does not use them if the model is not compiled. A norm is then nine
-passes over memory, and all norms together take a sixth of a decoding step. Compiling the model would take half a minute
-at every start. The kernels are registered through vLLM's interface for out-of-tree operators.
+The CPU build of vLLM 0.32 has norm kernels, but does not use them if the model is not compiled. A norm then needs nine
+passes over memory, and the norms take a sixth of a decoding step. Compiling the model would take half a minute at every
+start. The kernels are registered through vLLM's interface for out-of-tree operators.
 
 vLLM samples with the Gumbel-max trick, which needs a random number for every vocabulary entry: 8.3 ms for 64 sequences
-and 49,152 tokens, in a decoding step of 59 ms. Here the cumulative sums, which log-probs need anyway, are inverted at a
-single random number.
+and 49,152 tokens, in a decoding step of 59 ms. Here, the cumulative sums, which log-probs need anyway, are inverted at
+one random number.
 
 Both can be removed when vLLM does the same. SwiGLU still uses two PyTorch operations, which take 0.4 of the time of
 vLLM's kernel.
@@ -38,7 +38,7 @@ class TokenSampler:
 
         Args:
             logits: Logits divided by temperature, float32 [R, V]; -inf for tokens to exclude. Overwritten.
-            generators: The random generators of rows that have their own, by row.
+            generators: The random generators of rows with a separate generator, by row.
 
         Returns:
             Tokens int64 [R], and log-probs float32 [R, V]. If a row's logits are not finite, its log-probs are not

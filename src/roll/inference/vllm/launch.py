@@ -29,11 +29,11 @@ __all__ = ["VLLMServer", "cancel_launch", "launch", "prestart_engine"]
 logger = logging.getLogger(__name__)
 
 SHUTDOWN_TIMEOUT_S = 1.0
-"""Time that processes have to exit before they are killed; they hold no state that must be saved."""
+"""Time limit for processes to exit before they are killed; they have no state to save."""
 LOG_STREAM = "ext://roll.inference.vllm.child.LOG_STREAM"
 _ERROR_LINE = re.compile(r"\b(\w*(?:Error|Exception)): (.+)$")
 _SUMMARY_LINE = re.compile(r"Engine core init|EngineDeadError|EngineGenerateError|Worker failed with error")
-"""Log lines that only summarize an error of an earlier line."""
+"""Pattern of log lines that only summarize an earlier error."""
 _launch_lock = threading.Lock()
 """Held while environment variables are changed for the start of an engine."""
 _canceled_launches: set[str] = set()
@@ -86,7 +86,7 @@ class VLLMServer:
 
 
 def cancel_launch(name: str) -> None:
-    """Cancel a launch in progress: kill its processes and prevent it from starting others. The launch then fails."""
+    """Cancel a launch in progress: kill its processes and prevent it from starting more. The launch then fails."""
     from roll.inference.vllm import child
 
     _canceled_launches.add(
@@ -253,7 +253,7 @@ def _build_start_error(spec: EngineSpec, log_size: int, error: Exception) -> Exc
 def _find_last_error(log_path: Path | None, start: int) -> str:
     """Return the last error in the log after byte `start`; empty if there is none.
 
-    vLLM's own summaries of earlier errors are skipped.
+    vLLM's summaries of earlier errors are skipped.
     """
     if log_path is None or not log_path.exists():
         return ""

@@ -1,4 +1,4 @@
-"""Builds prompts with media for vLLM, which expands the placeholder of each medium with its own processor."""
+"""Builds prompts with media for vLLM, whose processor expands the placeholder of each medium."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def check_expanded(expanded: Sequence[int] | None, token_ids: IntArray, label: s
     Args:
         expanded: The prompt's tokens in vLLM's output.
         token_ids: The prompt's tokens in the request.
-        label: How messages refer to the request.
+        label: Name of the request in error messages.
 
     Raises:
         InfraError: The tokens differ.

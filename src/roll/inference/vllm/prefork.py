@@ -3,12 +3,11 @@
     run begins ──► `open_preforked_process` starts Python ──► imports, six to eight seconds of one core ──► reads a pipe
     engine starts ──► vLLM creates its EngineCore's process ──► the pickled process object is written to that pipe
 
-It differs from a process that `multiprocessing` spawns only in its start time: it receives the same messages, and then
-sets its environment and its log, and ends with its parent, like a spawned process. The process is not used if it has
-died, if environment variables that libraries read during import have changed since, or if its work contains objects
-that can only be inherited. A process is then spawned instead, as for every later engine.
-
-It is used only for vLLM's CPU build: importing vLLM before a device is assigned has not been tested.
+Only its start time differs from a process that `multiprocessing` spawns: it receives the same messages, sets its
+environment and log file, and ends with its parent. If the process has died, if environment variables that libraries
+read during import have changed, or if its work contains objects that can only be inherited, a process is spawned
+instead, as for every later engine. Prefork is used only for vLLM's CPU build, because importing vLLM before a device is
+assigned has not been tested.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ class PreforkedProcess:
         self.close_pipes()
 
     def close_pipes(self) -> None:
-        """Close the pipes. Afterwards neither process notices when the other process ends."""
+        """Close the pipes. Afterwards, neither process detects the end of the other."""
         for descriptor in (self.ended, self.work):
             os.close(descriptor)
 
@@ -178,7 +177,7 @@ class _Context(SpawnContext):
         self._preforked: PreforkedProcess | None = preforked
 
     def Process(self, *args: Any, **kwargs: Any) -> SpawnProcess:  # type: ignore[override]
-        """Return a process. The first call's process runs in the preforked process; later processes are ordinary."""
+        """Return a process. The first one runs in the preforked process; later ones are spawned."""
         preforked, self._preforked = self._preforked, None
         if preforked is None:
             return SpawnProcess(*args, **kwargs)

@@ -3,9 +3,9 @@
     forward pass ─ capture, layer by layer ─► [tokens, layers, k] ─► by request and position, and by KV cache slot
                                                                        └─ for a cached prefix: the record of its slots
 
-vLLM itself records routing only in its second model runner, which needs Triton; the CPU build has the first one. A KV
-cache slot stores one token, so requests that share cached blocks also share the experts recorded for these blocks. If
-tokens are recomputed, the record still contains the experts of the first pass."""
+vLLM records routing only in its second model runner, which needs Triton; the CPU build uses the first one. A KV cache
+slot stores one token, so requests that share cached blocks also share the experts recorded for these blocks. If tokens
+are recomputed, the record still contains the experts of the first pass."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCORING_PREFIX = "logprobs-"
 NAME_SUFFIX_LENGTH = 9
 """Number of characters that vLLM appends to a request's name."""
 MAX_FINISHED_PER_ROW = 4
-"""For each concurrent request, this number of records of finished requests is kept; the oldest are dropped."""
+"""Number of stored records of finished requests per concurrent request; the oldest are dropped."""
 
 
 def find_moe_layers(model: torch.nn.Module) -> dict[int, Any]:

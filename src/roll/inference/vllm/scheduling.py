@@ -1,12 +1,10 @@
 """A workaround for images in vLLM's scheduler. Imported only by vLLM, in the process of its scheduler.
 
-vLLM 0.32 sends a worker no pixels for an image whose keys and values are in the prefix cache, as for all but the first
-rollout of a group. After a weight sync both caches are empty, so the worker must encode the image again, and vLLM's
-process ends with "Encoder cache miss". The same happens if a request is preempted and its image has left the encoder
-cache. Here, a worker gets the pixels of all images.
-
-vLLM's newer model runner (V2), which needs Triton, gets the whole request again when it resumes. Remove this module
-when the older runner does the same.
+vLLM 0.32 does not send a worker the pixels of an image whose keys and values are in the prefix cache, as for all but
+the first rollout of a group. After a weight sync, both caches are empty, so the worker must encode the image again, and
+vLLM's process ends with "Encoder cache miss". The same happens if a request is preempted and its image is no longer in
+the encoder cache. With this patch, workers receive the pixels of all images. vLLM's newer model runner (V2), which
+needs Triton, receives the whole request again when it resumes. Remove this module when the older runner does the same.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 Data flow:  engine ─ pickled WeightUpdate ─ collective_rpc ─► every worker: open_update ─► vLLM's reload ─► read back
             engine ◄─ checksums, or an error and whether weights were changed ───────────┘
 
-vLLM fuses projections and repacks weights after loading, so weights cannot simply be loaded into the running model. On
-a CPU, layers are packed again from the tensors as they arrive (`direct`). Elsewhere, and for models with other layers,
-vLLM's own layer-wise reload is used. A manifest that differs from the checkpoint is rejected before any weight changes.
+vLLM fuses projections and repacks weights after loading, so weights cannot be loaded into the running model directly.
+On a CPU, layers are packed again as their tensors arrive (`direct`). On other devices, and for models with other
+layers, vLLM's layer-wise reload is used. A manifest that differs from the checkpoint is rejected before any weight
+changes.
 """
 
 from __future__ import annotations
@@ -263,7 +264,7 @@ def check_weights_applied(
     received: Mapping[str, torch.Tensor],
     policy_version: int,
 ) -> None:
-    """Check that every parameter was loaded, and that parameters that vLLM stores unchanged have the sent values.
+    """Check that every parameter was loaded, and that parameters that vLLM stores unchanged equal the sent tensors.
 
     Raises:
         WeightSyncError: a parameter was not loaded, or has other values; the message names the first one.

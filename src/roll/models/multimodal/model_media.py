@@ -59,7 +59,7 @@ class ModelMedia:
         Args:
             token_ids: Tokens [L] of a sequence.
             media: The spans of media in the sequence.
-            label: How messages refer to the sequence, for example by its request.
+            label: Name of the sequence in error messages, such as its request.
 
         Raises:
             DataError: A medium cannot be read, or the tokens of its span are wrong.

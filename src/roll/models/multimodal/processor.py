@@ -256,7 +256,7 @@ class MediaProcessor:
             token_ids: Tokens [n] with one placeholder per medium.
             digests: Digests of the media, in order.
             media: The processed media, by digest.
-            label: How messages refer to the tokens.
+            label: Name of the tokens in error messages.
 
         Returns:
             The tokens, and the span of each medium in them.
