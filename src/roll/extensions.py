@@ -32,7 +32,7 @@ class ExtensibleRegistry(Registry[T]):
     """A registry that installed packages and user files can extend.
 
     Args:
-        kind: Kind of the implementations, for messages: `inference engine`.
+        kind: Type of the implementations, for messages: `inference engine`.
         entries: Import paths by name.
         group: Group of entry points that extend the registry, such as `roll.engines`. Built-in names are never
             replaced.

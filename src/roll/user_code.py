@@ -51,7 +51,7 @@ def load_function(path: str, kind: str) -> Callable[..., Any]:
 
     Args:
         path: Import path of the function.
-        kind: Kind of function, for messages: `reward function`.
+        kind: Type of function, for messages: `reward function`.
 
     Raises:
         ConfigError: The function cannot be imported, or is not a function.

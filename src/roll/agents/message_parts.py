@@ -92,7 +92,7 @@ def read_text(
 
     Args:
         content: The content, in any vendor's format.
-        warnings: Logs a warning for each kind of part that is not supported.
+        warnings: Logs a warning for each type of part that is not supported.
         tools: Definitions of tools by name, for parts that refer to a tool.
     """
     if content is None or isinstance(content, str):
@@ -110,7 +110,7 @@ def read_content(
 
     Args:
         content: The content, in any vendor's format.
-        warnings: Logs a warning for each kind of part that is not supported; images are supported if
+        warnings: Logs a warning for each type of part that is not supported; images are supported if
             `warnings.reads_images` is true.
         tools: Definitions of tools by name, for parts that refer to a tool.
 

@@ -15,7 +15,7 @@ MAX_WARNINGS = 64
 
 
 class WarningLog:
-    """Logs each kind of warning once.
+    """Logs each type of warning once.
 
     Args:
         reads_images: Whether the policy reads images; if it does, images cause no warning.
@@ -26,7 +26,7 @@ class WarningLog:
         self._kinds: set[str] = set()
 
     def warn_once(self, kind: str, text: str) -> None:
-        """Log a warning, unless the run has already logged a warning of this kind.
+        """Log a warning, unless the run has already logged a warning of this type.
 
         Args:
             kind: Identifies the ignored feature, such as `tool web_search`.

@@ -115,7 +115,7 @@ def _open_run(path: str) -> _ComparedRun:
 
 
 def _read_numbers(row: dict[str, Any]) -> tuple[str, dict[str, float]]:
-    """Return the kind of a row of metrics, and its numeric values by name."""
+    """Return the type of a row of metrics, and its numeric values by name."""
     values = {name: value for name in row if (value := _read_number(row, name)) is not None}
     return row["kind"], values
 

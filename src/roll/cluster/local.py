@@ -88,7 +88,7 @@ class LocalCluster:
     """Implements `Cluster` in this process; the configured machines and devices are ignored."""
 
     def __init__(self, config: object = None, roles: object = None, run: RunDirectory | None = None) -> None:
-        """Store the run; `config` and `roles` are unused, but `open_cluster` passes them to every kind of cluster."""
+        """Store the run; `config` and `roles` are unused, but `open_cluster` passes them to every type of cluster."""
         self.media_dir = None if run is None else run.media_dir
 
     async def start_trainer(self, spec: TrainerSpec, role: str) -> LocalTrainerGroup:

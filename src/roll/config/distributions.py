@@ -220,7 +220,7 @@ DistributionConfig: TypeAlias = Annotated[
 
 def compute_mean(distribution: DistributionConfig, maximum: float = math.inf, num_points: int = 1000) -> float:
     """Compute the mean of min(X, maximum) by the midpoint rule over the quantile function."""
-    # Every kind of distribution has a quantile function, but not every one a closed form of this mean; and the midpoint
+    # Every type of distribution has a quantile function, but not every one a closed form of this mean; and the midpoint
     # rule avoids the ends 0 and 1, at which a quantile may be infinite.
     quantile = distribution.quantile_function()
     return math.fsum(min(quantile((i + 0.5) / num_points), maximum) for i in range(num_points)) / num_points

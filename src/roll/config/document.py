@@ -235,7 +235,7 @@ class _Builder:
                     self.origins.setdefault((*path, index), self._locate(item))
                     items.append(self.build(item, (*path, index)))
                 return items
-            assert isinstance(node, yaml.MappingNode), "YAML has no fourth kind of node"
+            assert isinstance(node, yaml.MappingNode), "YAML has no fourth type of node"
             self._expect_tag(node, "map")
             return self._build_mapping(node, path)
         finally:

@@ -85,7 +85,7 @@ class JudgeEngines:
 
     sizes: ModelSizes
     kind: str
-    """Kind of the engines, see `ENGINES`."""
+    """Type of the engines, see `ENGINES`."""
     max_context: int
     """Longest request plus response, in tokens."""
 

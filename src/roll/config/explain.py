@@ -135,7 +135,7 @@ def _format_members(key: Key) -> Iterator[str]:
     if len(tables) > 1:
         first, *others = tables.values()
         shared = [key for key in first if all(_build_row(key) in map(_build_row, keys) for keys in others)]
-        yield from ("  Keys of every kind:", "", _indent(_format_table([_TABLE_HEADER, *map(_build_row, shared)])), "")
+        yield from ("  Keys of every type:", "", _indent(_format_table([_TABLE_HEADER, *map(_build_row, shared)])), "")
     for tag, section in key.members:
         chosen_by = f"{get_tag_key(section)}: {tag}   " if tag else ""
         yield _indent(chosen_by + get_summary(section))

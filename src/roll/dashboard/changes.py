@@ -47,7 +47,7 @@ class CpuLimiter:
 async def stream_changes(
     run: Run, limiter: CpuLimiter, is_ending: Callable[[], bool] = lambda: False
 ) -> AsyncIterator[str]:
-    """Yield a server-sent event with the kinds of changed data whenever the run's data change.
+    """Yield a server-sent event with the types of changed data whenever the run's data change.
 
     Args:
         run: The run.

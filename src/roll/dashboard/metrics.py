@@ -19,12 +19,12 @@ __all__ = ["MetricTable", "Metrics"]
 _MAX_NAMES = 5000
 _MAX_NAME_LENGTH = 500
 _MAX_VALUES = 2**25
-"""Maximum number of values of one kind of row, including missing ones: 256 MiB."""
+"""Maximum number of values of one type of row, including missing ones: 256 MiB."""
 _MAX_STEP_S = 1e9
 _MAX_POINTS = 2000
 _MAX_STEP = 2**31 - 1
 KINDS = {"train": "train", "evaluation": "eval"}
-"""Maps the kinds of rows in the file to their names on the page."""
+"""Maps the types of rows in the file to their names on the page."""
 
 
 class MetricTable:
@@ -124,7 +124,7 @@ class Metrics:
         return column[at] if at >= 0 else 0.0
 
     def build_overview(self) -> dict[str, Any]:
-        """Return the response of `/metrics`: the names of all metrics, and steps and times of both kinds of rows."""
+        """Return the response of `/metrics`: the names of all metrics, and steps and times of both types of rows."""
         kinds = {
             kind: {"steps": list(table.steps), "time_s": list(table.time_s)} for kind, table in self.tables.items()
         }

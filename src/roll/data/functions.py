@@ -22,7 +22,7 @@ WORDS = ("apple", "river", "stone", "cloud", "maple", "tiger", "ocean", "candle"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FunctionKind:
-    """A kind of one-line functions, such as adding a constant; in its fields, `{k}` stands for the constant."""
+    """A type of one-line functions, such as adding a constant; in its fields, `{k}` stands for the constant."""
 
     name: str
     parameters: str

@@ -62,7 +62,7 @@ MEDIA_FIELDS: Mapping[MediaKind, tuple[str, ...]] = {
 }
 """Fields of an object that may contain its medium."""
 MEDIA_NOUNS: Mapping[MediaKind, str] = {"image": "an image", "audio": "audio", "video": "a video"}
-"""A noun for each kind of medium, for messages."""
+"""A noun for each type of medium, for messages."""
 _PART_TYPES: Mapping[MediaKind, type[RowMedia]] = {"image": ImagePart, "audio": AudioPart, "video": VideoPart}
 _PLURALS: Mapping[MediaKind, str] = {"image": "images", "audio": "audio files", "video": "videos"}
 _NEXT_MEDIUM_MARK = re.compile("\ufdd0(image|audio|video)\ufdd1")
@@ -107,10 +107,10 @@ class MediaReader:
                 `MEDIA_FIELDS`. An image may also be an array or a Pillow image; audio an `array` with its
                 `sampling_rate`; a video a list of `frames` with `fps`.
             location: The medium's location, for messages.
-            kind: The kind of medium.
+            kind: The type of medium.
 
         Raises:
-            BadRow: The medium cannot be read, or the model does not read media of this kind.
+            BadRow: The medium cannot be read, or the model does not read media of this type.
         """
         try:
             self._store.check_kind(kind, f"{location}: the {kind}")
@@ -245,7 +245,7 @@ def place_media(
         messages: The messages, with one placeholder for each medium of a kind, or with none.
         media: The media of the row's columns, in order within each kind.
         location: The row's location, for messages.
-        columns: The kinds of media for which the row has a column, even if it is empty. If there are no media, a
+        columns: The types of media for which the row has a column, even if it is empty. If there are no media, a
             placeholder of any other kind is treated as text.
 
     Raises:

@@ -53,7 +53,7 @@ class DiffusionTrainer(TorchRank[DiffusionBatch, Loss]):
             weights are kept.
 
     Raises:
-        ConfigError: The spec has another kind of model.
+        ConfigError: The spec has another type of model.
         ModelError: The model cannot be loaded.
     """
 

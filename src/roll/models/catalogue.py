@@ -3,8 +3,9 @@
 A package contains the model as a quantized GGUF file. It is converted once to a Hugging Face directory (bfloat16
 safetensors, tokenizer, chat template) in the cache, `$ROLL_CACHE/models` or `~/.cache/roll/models`.
 
-Why bfloat16: the models were published in it, its rounding errors are far below those of the quantization, the file is
-half as large as in float32, and float32 master weights loaded from it equal the engines' bfloat16 weights exactly.
+The directory uses bfloat16 because the models were published in it, its rounding errors are far below the quantization
+errors, the file has half the size of a float32 file, and float32 master weights loaded from it equal the engines'
+bfloat16 weights exactly.
 
 Invariants: the cached directory is created by a single rename, so it is complete or absent; its name contains the hash
 of the source file, so it is never stale; several processes may prepare the same model at once.
@@ -32,7 +33,7 @@ __all__ = ["CATALOGUE", "CatalogueEntry", "get_cached_directory", "get_models_ca
 logger = logging.getLogger(__name__)
 
 CONVERSION_REVISION = 1
-"""Increase this when the result of `_convert` changes, so that cached directories of older revisions are not used."""
+"""Revision of `_convert`; increase it when the result changes, so that older cached directories are not used."""
 STALE_AFTER_S = 3600.0
 """Age in seconds after which an unfinished directory is considered abandoned by a killed process, and is removed."""
 

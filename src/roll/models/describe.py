@@ -60,7 +60,7 @@ class ModelDescription:
     head_dim: int
     vocab_size: int
     context_length: int
-    """The maximum sequence length that the model supports, in tokens."""
+    """The maximum sequence length of the model, in tokens."""
     dtype: str
     """The dtype of the stored weights."""
     experts_per_token: int = 0
@@ -68,13 +68,13 @@ class ModelDescription:
     num_experts: int = 0
     """The number of experts in each layer; 0 for dense models."""
     expert_parameters: int = 0
-    """The number of parameters of all experts, in all layers together."""
+    """The total number of parameters of all experts in all layers."""
     has_untied_lm_head: bool = False
     """True if the projection to the vocabulary is not tied to the embeddings."""
     norm_width: int = 0
     """The total width of one layer's norms, including query and key norms."""
     has_fusable_norms: bool = True
-    """True if norms can be fused like Llama's; assumed for SiLU models, which do not add 1 to the norm weights."""
+    """True if norms can be fused as in Llama; assumed for SiLU models, which do not add 1 to the norm weights."""
     has_fusable_gates: bool = True
     """True if the MLPs are SwiGLU with separate gate and up matrices."""
     tower: TowerDescription | None = None
@@ -193,7 +193,7 @@ class WeightCounts(NamedTuple):
     """The number of elements of all weights; tied weights are counted once."""
     num_tensors: int
     num_expert_elements: int
-    """The number of elements of the experts' weights, in all layers together."""
+    """The total number of elements of the experts' weights in all layers."""
     dtype: str
     """The dtype of most weights."""
     norms: Mapping[str, int] = MappingProxyType({})

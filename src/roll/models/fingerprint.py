@@ -15,7 +15,8 @@ __all__ = ["compute_model_fingerprint", "compute_tokenizer_fingerprint"]
 
 _END_BYTES = 1 << 20
 _NUM_BLOCKS, _BLOCK_BYTES = 128, 1 << 12
-"""Blocks spread over a file are hashed too, because training may change only some matrices in its middle."""
+"""Number and size of the blocks of a file that are hashed in addition to its ends, because training may change only
+some matrices."""
 _WEIGHT_SUFFIXES = (".safetensors", ".bin")
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 """Settings that change the inputs of a vision tower."""

@@ -21,7 +21,7 @@ MAX_STORED_BYTES = 4 << 30
 """Maximum size of a model whose files are read for the check, which takes a few seconds. The weights of larger models
 are checked when they are loaded."""
 CHUNK_BYTES = 1 << 20
-"""Number of bytes compared at a time; small enough for the CPU cache."""
+"""Number of bytes that are checked at a time; small enough for the CPU cache."""
 EXPONENT_MASKS = {"F64": (np.uint64, 0x7FF0 << 48), "F32": (np.uint32, 0x7F80 << 16), "F16": (np.uint16, 0x7C00)}
 EXPONENT_MASKS |= {"BF16": (np.uint16, 0x7F80)}
 """Integer type and exponent bit mask, by safetensors dtype; only NaN and infinity have all exponent bits set."""

@@ -1,4 +1,4 @@
-"""Rejects reward models and other classifiers where a language model is needed, based on the model's files."""
+"""Rejects reward models and other classifiers, based on a model's files, where a language model is needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_can_generate(directory: Path, name: str) -> None:
 
     Args:
         directory: The directory of the model.
-        name: The name of the model as the user wrote it, for messages.
+        name: The name of the model as given by the user, for messages.
 
     Raises:
         ModelError: the model is a reward model or another classifier.

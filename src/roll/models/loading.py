@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _load_lock = threading.Lock()
-"""Serializes loading, because `transformers` patches torch modules while it loads: if a trainer's and an engine's
-thread loaded at once, tied or newly initialized weights could be wrong."""
+"""Serializes loading, because `transformers` patches torch modules during loading: concurrent loading in two threads
+could corrupt tied or newly initialized weights."""
 
 _MAX_TOKEN_ID = 2**31 - 1
 """The largest token ID: token arrays are int32."""
@@ -87,7 +87,7 @@ def load_causal_lm(
         path: A model in any form that `resolve_model` accepts.
         dtype: `bfloat16`, `float32`, … or a torch dtype; weights are cast to it.
         attention: The name of an attention implementation of `transformers`, including registered ones.
-        trust_remote_code: Whether the model's repository may run its own Python code.
+        trust_remote_code: Whether the model's repository may run Python code.
         meta_init: If given, the model is built on the meta device, its weights are not read, and this function is
             called with the model and the reader of its weight files.
 

@@ -1,4 +1,4 @@
-"""Complete checkpoints of omni models: the thinker, which is trained, and the parts that turn its answers into speech.
+"""Complete checkpoints of omni models: the thinker, which is trained, and the parts that generate speech.
 
 thinker.…   reads text and media, writes text      loaded, trained, synced to engines
 talker.…    token2wav.…    code2wav.…              neither loaded nor trained; exports contain them unchanged
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 SPEECH_PREFIXES = ("talker.", "token2wav.", "code2wav.")
-"""Name prefixes of the weights that turn the thinker's answer into speech."""
+"""Name prefixes of the weights that generate speech."""
 _THINKER_PREFIX = "thinker."
 _PREFIX_ATTRIBUTE = "roll_weight_prefix"
 _SPEAKERS_FILE = "spk_dict.pt"

@@ -1,4 +1,4 @@
-"""Silences the progress bars and messages of `transformers`, which would break a live display."""
+"""Suppresses progress bars and messages of `transformers`, which would disturb a live display."""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def get_thinker_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings of an omni model's thinker, which reads media and writes text; `config` for other models."""
+    """Return the settings of an omni model's thinker, which reads media and generates text; `config` for other
+    models."""
     thinker = config.get("thinker_config")
     return thinker if isinstance(thinker, Mapping) and thinker else config
 

@@ -2,8 +2,8 @@
 
 Version 5 moved `rope_theta` and `rope_scaling` into `rope_parameters`, and renamed the class of fast tokenizers and the
 list of further special tokens. Version 4, and programs that parse the files themselves, ignore unknown keys: they would
-silently use a RoPE base of 10,000 and no scaling. Each time the keys are added, it is verified that version 5 still
-reads the file in the same way.
+silently use a RoPE base of 10,000 and no scaling. After the keys are added, a check verifies that version 5 still
+parses the file in the same way.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ MACHINE_SPECIFIC_KEYS = ("is_local", "local_files_only")
 def write_transformers4_settings(directory: Path) -> None:
     """Add the keys of transformers 4 to `config.json` and `tokenizer_config.json` of a model directory.
 
-    Files that already have these keys are unchanged. If this version of transformers would read config.json differently
-    with the added keys, the file stays unchanged and a warning is logged.
+    Files that already have these keys are unchanged. If this version of transformers would parse config.json
+    differently with the added keys, the file is not changed and a warning is logged.
 
     Raises:
         ModelError: a file cannot be read.

@@ -1,4 +1,4 @@
-"""Reads any shard of a model's weights from its safetensors files, so that no process holds all weights.
+"""Reads any shard of a model's weights from its safetensors files, so that no process needs all weights in memory.
 
     files ─ names and shapes ─► model on the meta device, as `transformers` would have loaded it
           ─ name, box        ─► that part of one weight: a slice of one tensor in the files or, if `transformers` builds

@@ -110,8 +110,8 @@ def check_memory(report: Report) -> None:
 
 
 def _sum_bytes_by_device(report: Report) -> dict[int, int]:
-    """Return the peak memory of each device in bytes; if a trainer and an engine take turns, only the larger one
-    counts.
+    """Return the peak memory of each device in bytes; if a trainer and an engine take turns, only the larger of the two
+    is counted.
     """
     training, answering, always = (Counter[int](), Counter[int](), Counter[int]())
     for role in report.memory:

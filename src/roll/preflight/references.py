@@ -1,6 +1,6 @@
 """Scores the reference answers of a run's prompts before the run starts.
 
-If the reference answer of a prompt is scored as wrong, no answer to the prompt can be correct.
+If the reference answer of a prompt is scored as incorrect, no answer to the prompt can be correct.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 
 MAX_LISTED = 5
 MAX_BAD_SHARE = 0.1
-"""Fraction of wrong references in a source above which the run is rejected: the column probably has another format."""
+"""Fraction of references scored as incorrect above which the run is rejected, because the column probably has another
+format."""
 
 
 class ReferenceCheck:
@@ -30,7 +31,7 @@ class ReferenceCheck:
     Args:
         domain: domain of the source.
         num_checked: number of checked prompts.
-        invalid: the prompts whose reference answer is scored as wrong.
+        invalid: the prompts whose reference answer is scored as incorrect.
     """
 
     def __init__(self, domain: str, num_checked: int, invalid: Sequence[InvalidReference]) -> None:
@@ -54,7 +55,7 @@ class ReferenceCheck:
 async def find_bad_references(
     data: Sequence[DataConfig], prompts: Mapping[str, Iterable[Prompt]]
 ) -> list[ReferenceCheck]:
-    """Score the reference answers of prompts, and return the sources with references that are scored as wrong.
+    """Score the reference answers of prompts, and return the sources with references that are scored as incorrect.
 
     Args:
         data: the data sources.
@@ -74,10 +75,10 @@ async def find_bad_references(
 
 
 async def check_references(data: Sequence[DataConfig], prompts: Mapping[str, Iterable[Prompt]]) -> None:
-    """Log a warning about reference answers that are scored as wrong.
+    """Log a warning about reference answers that are scored as incorrect.
 
     Raises:
-        DataError: more than a tenth of the checked references of a source are wrong.
+        DataError: more than a tenth of a source's checked references are scored as incorrect.
     """
     found = await find_bad_references(data, prompts)
     for check in found:

@@ -22,9 +22,9 @@ __all__ = ["Report", "RewardTrial", "align_rows", "render"]
 
 @dataclass(frozen=True, kw_only=True)
 class RewardTrial:
-    """The rewards for a correct and for an incorrect answer to a prompt of a domain.
+    """The rewards of a correct and an incorrect answer to a prompt of a domain.
 
-    If the prompt has no reference answer, `correct_answer` is empty, and `incorrect_answer` is an arbitrary text.
+    If the prompt has no reference answer, `correct_answer` is empty and `incorrect_answer` is an arbitrary string.
     """
 
     domain: str

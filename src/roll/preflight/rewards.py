@@ -31,7 +31,7 @@ from roll.types import Prompt
 __all__ = ["check_rewards", "describe_bad_tests", "try_rewards"]
 
 TRIAL_TIMEOUT_S = 20.0
-"""Timeout of a trial; a slower reward is not checked before the run."""
+"""Timeout of a trial; slower rewards are not checked before the run."""
 
 
 async def try_rewards(
@@ -88,7 +88,8 @@ def _send_once(reward: RewardConfig) -> RewardConfig:
 
 
 async def check_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConfig, Prompt]]) -> None:
-    """Check that rewards with external parts work: the user's own functions, sandboxes, external judges, and services.
+    """Check that rewards with external dependencies work: user-defined functions, sandboxes, external judges, and
+    services.
 
     The check ends without an error after `TRIAL_TIMEOUT_S`.
 
@@ -124,7 +125,7 @@ async def check_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConf
 
 
 def _list_external_rewards(entry: DataConfig, prompt: Prompt) -> list[RewardConfig]:
-    """Return the rewards of a source that depend on external parts, without those that need the run's engines."""
+    """Return the rewards of a source that have external dependencies, except those that need the run's engines."""
     if prompt.environment is not None:  # the reward of an environment needs an episode
         return []
     kinds = (PythonReward, JudgeReward, RemoteReward)

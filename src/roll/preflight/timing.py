@@ -2,8 +2,8 @@
 
 steps of models with 1 and with 8 layers, random weights ──► seconds per layer, and for the rest ──► the whole model
 
-The models take turns, so that other load of the machine affects both equally. Runs in a separate process, not in a
-worker pool, since a worker would run the user's script again.
+The models are timed alternately, so that other load on the machine affects both equally. The timing runs in a separate
+process, not in a worker pool, because a worker would run the user's script again.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ __all__ = ["StepTime", "can_measure_step_time", "measure_step_time"]
 NUM_FEW_LAYERS, NUM_MORE_LAYERS = 1, 8
 """Numbers of layers of the two models whose steps are timed."""
 MAX_UNTIMED_LAYERS = 4
-"""Maximum number of layers of a model that gets no estimate, since timing the model itself takes no longer."""
+"""Maximum number of layers of a model that gets no estimate, because timing the model itself takes no longer."""
 NUM_REPEATS = 4
-"""Number of timed steps of each model, after a warm-up step; the fastest counts."""
+"""Number of timed steps of each model, after a warm-up step; the fastest is used."""
 MAX_MEMORY_BYTES = 4 * 2**30
 """Maximum memory of both models, including training state: 16 bytes for a weight."""
 

@@ -54,7 +54,7 @@ class Batch:
     num_refills: int = 0
     """Number of groups that were launched to replace groups that a filter rejected."""
     kind: str = ""
-    """Kind of round: `short`, `long` or `last` with tail batching, otherwise empty."""
+    """Type of round: `short`, `long` or `last` with tail batching, otherwise empty."""
     staleness: list[int] = field(default_factory=list)
     """Staleness in policy versions of each group to train, measured from the start of its first rollout."""
     selection_bias: SelectionBias | None = None

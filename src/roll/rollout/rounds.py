@@ -52,7 +52,7 @@ class Round:
     spare_deferred: CountsByDomain = field(default_factory=dict)
     """Number of spare prompts that come from the deferred queue, which would otherwise grow with high redundancy."""
     kind: str = ""
-    """Kind of round: `short`, `long` or `last` with tail batching, otherwise empty."""
+    """Type of round: `short`, `long` or `last` with tail batching, otherwise empty."""
     mandatory: set[int] = field(default_factory=set)
     """Ids of draws that the round must finish, so that no draw is deferred twice."""
 

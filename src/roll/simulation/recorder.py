@@ -31,7 +31,7 @@ class StepRecord:
 
     step: int
     kind: str
-    """Kind of the round: `short`, `long`, or empty."""
+    """Type of the round: `short`, `long`, or empty."""
     total_s: float
     wait_s: float
     """Time spent waiting for the batch: in a synchronous run, generation and rewards."""

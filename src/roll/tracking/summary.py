@@ -80,7 +80,7 @@ class Summary:
     accuracy_num: float | None = None
     """Number of answers or pairs that the last accuracy is computed from."""
     measure: str = "accuracy"
-    """Kind of the scores: `accuracy`, `mean reward` without verdicts, or `score`, a mean of verdicts, and of rewards
+    """Type of the scores: `accuracy`, `mean reward` without verdicts, or `score`, a mean of verdicts, and of rewards
     for answers without a verdict; every answer has the same weight. `loss` if examples were measured without answers.
     """
     score_before: float | None = None

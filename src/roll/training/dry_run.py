@@ -73,9 +73,9 @@ class DryRun:
     host: int
     """Peak bytes of offloaded tensors in host memory, which the other fields do not include."""
     counts: Mapping[Collective, int]
-    """The number of collectives of each kind in a step."""
+    """The number of collectives of each type in a step."""
     bytes: Mapping[Collective, int]
-    """The bytes of each kind of collective in a step; each collective counts the larger of its input and output."""
+    """The bytes of each type of collective in a step; each collective counts the larger of its input and output."""
     layers: tuple[range, ...]
     """The layers of the rank's stage, by chunk; empty without pipeline stages."""
 

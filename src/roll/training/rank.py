@@ -9,8 +9,8 @@
                  └─ TorchRank (`torch_rank`): master weights, AdamW, FSDP2, checkpoints
 
 Methods that depend on the back-end are abstract here: building the network, sharding its weights and states, and
-updating them. A micro-batch's loss is already its share of the batch's loss, so nothing is divided by the number of
-micro-batches or ranks. A step with a non-finite loss or gradients changes nothing.
+updating them. A micro-batch's loss is already its contribution to the batch's loss, so nothing is divided by the number
+of micro-batches or ranks. A step with a non-finite loss or gradients changes nothing.
 """
 
 from __future__ import annotations

@@ -37,11 +37,11 @@ class WeightStore:
     previous_session: str = ""
     """Directory of an earlier session of the run, which the trainer deletes; an empty string if there is none."""
     full_copy_every: int = 20
-    """Number of weight syncs after which all weights are written again instead of the changes only."""
+    """Number of weight syncs after which a full copy is written instead of a delta."""
     local_dir: str | None = None
     """Directory for local copies on the engines' hosts; by default the system's directory for temporary files."""
     adapter: str | None = None
-    """Adapter whose weights are sent; `None` for the policy's own weights."""
+    """Adapter whose weights are sent; `None` for the policy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,7 @@ class WeightUpdate:
     transport: str
     """Name of the transport that the engine opens with `handle`."""
     handle: Any
-    """Plain data of the transport (a shared-memory name, a process group's address, …)."""
+    """Plain data of the transport, such as a shared-memory name or a process group's address."""
     adapter: str | None = None
     """Adapter to which weights and version belong; `None` for the policy itself."""
 
@@ -98,9 +98,9 @@ class EngineStepSpan:
     duration_s: float
     num_steps: int
     num_decoding: int
-    """Number of requests that got another token in each step."""
+    """Number of requests that decoded a token in each step."""
     num_started: int
-    """Number of requests that got their first token."""
+    """Number of requests that generated their first token."""
     num_prefilled: int
     """Prompt tokens that were prefilled, without prefix cache hits."""
     context_tokens: float

@@ -17,7 +17,7 @@ class Conversation:
 
     messages: tuple[Message, ...] = ()
     num_prompt_messages: int = 0
-    """Number of leading messages that are the prompt; the assistant messages after them are trained on."""
+    """Number of leading messages that form the prompt; later assistant messages are trained on."""
     untrained_messages: frozenset[int] = frozenset()
     """Indices of assistant messages after the prompt that are not trained on."""
     tools: tuple[Mapping[str, Any], ...] = ()

@@ -32,10 +32,10 @@ class SamplingParams:
     """Token ids to which sampling is restricted, with log-probs in `Generation.choice_logprobs`; empty means all
     tokens."""
     seed: int | None = None
-    """Seed of this request, so that a retried request does not depend on the randomness of other requests."""
+    """Seed of this request; it makes retries independent of other requests."""
     position: int = 0
-    """Number of tokens of the answer that earlier requests sampled; the prompt ends with them. Token k of this request
-    is sampled with random number `position` + k of the seed, so an answer does not depend on where it was interrupted.
+    """Number of the answer's tokens that earlier requests sampled, which are at the end of the prompt. Token k of this
+    request is sampled with random number `position` + k of the seed, so an answer does not depend on interruptions.
     """
 
 

@@ -45,7 +45,7 @@ class LossInputs:
     num_tokens: float
     """Number of loss tokens of the global batch."""
     num_expert_tokens: float = 0.0
-    """Number of loss tokens of the global batch that an expert wrote."""
+    """Number of loss tokens of the global batch in demonstrations."""
     num_sequences: float
     """Number of sequences of the global batch with a loss token."""
     num_units: float
@@ -75,7 +75,7 @@ class LossInputs:
     ref_logprobs: Tensor | None = None
     """[N] float32 log-probs of the reference model, if one is used."""
     expert: Tensor | None = None
-    """[N] bool: True for tokens that an expert wrote and the policy imitates; `None` if there are none."""
+    """[N] bool: True for tokens of demonstrations, which the policy imitates; `None` without demonstrations."""
     entropy: Tensor | None = None
     """[N] float32 entropy of the current policy over the vocabulary, with gradient; if the loss needs it."""
     entropy_mask: Tensor | None = None
@@ -106,7 +106,7 @@ class LossInputs:
 
     @property
     def num_own_tokens(self) -> float:
-        """Number of loss tokens of the global batch that the policy itself sampled."""
+        """Number of loss tokens of the global batch that the policy sampled."""
         return self.num_tokens - self.num_expert_tokens
 
     def require(self, name: str) -> Tensor:
@@ -123,10 +123,10 @@ class LossInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossOutputs:
-    """A micro-batch's share of the loss and of the metrics."""
+    """A micro-batch's contributions to the loss and the metrics."""
 
     loss: Tensor
-    """Scalar; shares of all micro-batches add up to the loss of the global batch."""
+    """Scalar; the contributions of all micro-batches add up to the loss of the global batch."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
     """Scalars without gradient that add up over micro-batches and ranks."""
     maxima: Mapping[str, Tensor] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 tokens   [ Look :  <pad> <pad> <pad>  What ? ]
 media               └─ digest 00ff… ─┘
-key      [ Look :   -7…   -6…   -5…   What ? ]        each image has its own numbers; text tokens are their own key
+key      [ Look :   -7…   -6…   -5…   What ? ]        distinct per image; a text token is its own key
 """
 
 from __future__ import annotations

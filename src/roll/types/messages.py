@@ -3,8 +3,8 @@
     Message ── to_dict ──► chat templates, JSON          messages are dictionaries only in these
             ◄─ from_dict ── an environment's info
 
-A media part has the digest of its content, so comparing messages compares digests. Only `ImageData` also has the
-content itself, until an environment's image is in the run's media store.
+A media part contains the digest of its content, so comparing messages compares digests. Only `ImageData` also contains
+the content, until an environment's image is in the run's media store.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class TextPart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaPart:
-    """An image, an audio clip or a video, identified by its digest. There is one subclass for each kind.
+    """An image, an audio clip or a video, identified by its digest; there is one subclass per media type.
 
     Raises:
         ValueError: The digest is not hexadecimal, or digest, source or grid has another type.
@@ -232,7 +232,7 @@ def iter_texts(content: Content) -> Iterator[str]:
 
 
 def map_text(content: Content, function: Callable[[str], str]) -> Content:
-    """Apply a function to the text of content, or to each of its text parts; media stay unchanged."""
+    """Apply a function to the text of content, or to each of its text parts; media parts are unchanged."""
     if isinstance(content, str):
         return function(content)
     return tuple(TextPart(text=function(part.text)) if isinstance(part, TextPart) else part for part in content)

@@ -43,7 +43,7 @@ HistoryKind: TypeAlias = Literal["full", "window", "thinking_stripped", "stepwis
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class History:
-    """The selection of earlier turns for the model's context; see `roll.config.episodes`."""
+    """The rule that selects earlier turns for the model's context; see `roll.config.episodes`."""
 
     kind: HistoryKind = "full"
     turns: int = 0
@@ -65,10 +65,10 @@ class EnvironmentSettings:
     seed: int | None = None
     """Seed of the episode, passed to `reset`; `None` if the options determine the episode."""
     history: History | None = None
-    """The choice of earlier turns in the model's context. If `None`, the run's configuration applies."""
+    """The rule that selects earlier turns for the model's context; `None` uses the run's configuration."""
     opening: str = ""
-    """Template of the first user message, in which `{prompt}` is the first observation; the prompt then has only the
-    messages before it. Empty if the prompt already contains the environment's task."""
+    """Template of the first user message, in which `{prompt}` is replaced by the first observation; the prompt then
+    contains only earlier messages. Empty if the prompt already contains the environment's task."""
     wrappers: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     """Name (in `roll.envs.wrappers`) and options of each wrapper of the environment, the innermost first."""
     tools: Mapping[str, Any] = field(default_factory=dict)
@@ -182,7 +182,7 @@ class RolloutStatus(StrEnum):
     COMPLETED = "completed"
     """Generated and scored; the score may be 0."""
     INFRA_ERROR = "infra_error"
-    """Failed because of an infrastructure error; it gets no reward and is in no baseline, but it is counted."""
+    """Failed because of an infrastructure error; it has no reward and is excluded from baselines, but is counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,10 +195,9 @@ class RewardResult:
     verdict: str = ""
     """Human-readable verdict: `correct`, `wrong`, `unfinished`, `no answer`."""
     correct: bool | None = None
-    """True if the task was solved, which counts for accuracy; `None` if the reward does not decide correctness."""
+    """True if the task was solved (for the accuracy); `None` if the reward does not decide correctness."""
     decisions: Mapping[str, bool] = field(default_factory=dict)
-    """Correctness according to each component that decides it, by name. If components disagree, one of them is
-    wrong."""
+    """Correctness according to each deciding component, by name. If components disagree, one of them is incorrect."""
     timed_out: tuple[str, ...] = ()
     """Names of components whose verifier timed out, so that the answer is treated as incorrect."""
     duration_s: float = 0.0
@@ -210,7 +209,7 @@ class Turn:
 
     start: int
     end: int
-    """The turn's tokens are `token_ids[start:end]` of the rollout; tokens between turns are the environment's."""
+    """The turn's tokens are `token_ids[start:end]` of the rollout; tokens between turns come from the environment."""
     reward: float = 0.0
     """Environment reward for this turn, included in the rollout's reward; the remainder is assigned to the last
     turn."""
@@ -278,7 +277,7 @@ class Rollout:
     """[T] policy version that sampled each token."""
     finish_reason: FinishReason
     text: str
-    """`token_ids` decoded, for verifiers and display, without special tokens except those of reasoning and tool
+    """Decoded `token_ids`, for verifiers and display, without special tokens except those of reasoning and tool
     calls."""
     final_text: str | None = None
     """`text` without reasoning; empty if the reasoning never ends. If `None`, the tags in `text` mark the reasoning."""
@@ -300,7 +299,7 @@ class Rollout:
     """Experts chosen by MoE routers, as in `Generation`: one array per context, for the context and the tokens after
     it; empty if not recorded."""
     expert: bool = False
-    """True if an expert wrote the rollout. The policy then imitates it, and its `logprobs` are 0."""
+    """True if the rollout is a demonstration. The policy then imitates it, and its `logprobs` are 0."""
     prompt_media: tuple[MediaSpan, ...] = ()
     """Media spans in `prompt_token_ids`."""
     media: tuple[MediaSpan, ...] = ()
@@ -337,7 +336,7 @@ class Rollout:
 
     @property
     def is_finished(self) -> bool:
-        """True if the model ended the answer, and no limit cut it off."""
+        """True if the model ended the answer, so it was not truncated."""
         return self.finish_reason == "stop"
 
 

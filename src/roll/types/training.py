@@ -44,7 +44,7 @@ class AttentionRange:
     window: int
     """Window of WAAD, to which greater distances are clamped."""
     horizon: tuple[int, int]
-    """Range of FAI: the first and the last distance that count, both included."""
+    """Range of distances that FAI includes: the first and the last distance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,13 +81,14 @@ class LossRequirements:
     attention: AttentionRange | None = None
     """Attention statistics of every sequence, over this range."""
     divergence: Divergence | None = None
-    """Divergence of the policy's distributions from a teacher's, where the trainer holds the teacher."""
+    """Divergence of the policy's distributions from a teacher that the trainer has loaded."""
     top_logprobs: bool = False
     """The policy's log-probs of the tokens of `TrainingSample.teacher_top`."""
     whole_units: bool = False
-    """All samples of a unit must be in one micro-batch, because the loss compares them."""
+    """True if all samples of a unit must be in one micro-batch, because the loss compares them."""
     whole_sequences: bool = False
-    """All samples of a sequence must be in one micro-batch, because the loss may pool over the sequence's tokens."""
+    """True if all samples of a sequence must be in one micro-batch, because the loss may pool over the sequence's
+    tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,10 +127,10 @@ class TrainingSample:
     """Key that the samples of one sequence share; they are adjacent in their batch. A rollout whose history was
     rewritten has several samples. If empty, the sample is a whole sequence. See `LossRequirements.whole_sequences`."""
     prefix_length: int = 0
-    """Length of the context before the sample's own tokens."""
+    """Length of the context before the sample's generated tokens."""
     token_ids: IntArray
     loss_mask: BoolArray
-    """True for loss tokens: the policy sampled the token, or should imitate it."""
+    """True for loss tokens: tokens that the policy sampled or imitates."""
     media: tuple[MediaSpan, ...] = ()
     """Media spans in `token_ids`; empty for text."""
     positions: IntArray | FloatArray | None = None
@@ -168,10 +169,10 @@ class TrainingSample:
     teacher_top: TopLogprobs | None = None
     """Top-k tokens of the teacher."""
     teacher: int = 0
-    """Index of the teacher from whose distribution a loss computes the divergence, if the trainer holds several."""
+    """Index of the teacher for the divergence in a loss, if the trainer has several teachers."""
     attention: AttentionStatistics | None = None
-    """Attention statistics of the policy before the update. If `None`, the update's own forward pass computes them if a
-    loss needs them."""
+    """Attention statistics of the policy before the update. If `None`, the forward pass of the update computes them if
+    a loss needs them."""
     experts: IntArray | None = None
     """[L, layers, k] int8 or int16: experts that MoE routers chose for each token in the pass before the update or in
     the engine, to be replayed; -1 means the router's own choice."""
@@ -219,7 +220,7 @@ class BatchCounts:
     num_tokens: float
     """Number of loss tokens."""
     num_expert_tokens: float = 0.0
-    """Number of loss tokens that an expert wrote."""
+    """Number of loss tokens in demonstrations."""
     num_sequences: float = 0.0
     """Number of sequences with a loss token."""
     num_units: float = 0.0
@@ -250,7 +251,7 @@ class TrainingBatch:
 
     @property
     def num_expert_tokens(self) -> int:
-        """Number of loss tokens in the whole batch that an expert wrote."""
+        """Number of loss tokens of demonstrations in the whole batch."""
         return int(sum(int(s.loss_mask.sum()) for s in self.samples if s.expert))
 
     @property
@@ -288,7 +289,7 @@ class TrainingBatch:
 
     @property
     def counts(self) -> BatchCounts:
-        """Counts for an optimizer update that trains on this batch alone."""
+        """Counts of an optimizer update that trains only on this batch."""
         return BatchCounts(
             num_tokens=float(self.num_loss_tokens),
             num_expert_tokens=float(self.num_expert_tokens),
@@ -330,9 +331,9 @@ class ForwardBackwardResult:
     """Results of the forward passes of a batch."""
 
     loss: float
-    """The batch's share of the loss; shares of all batches of an update add up to its loss."""
+    """The batch's contribution to the loss; the contributions of all batches of an update add up to its loss."""
     num_tokens: int
-    """Number of tokens that went through the network; a shared prefix counts once."""
+    """Number of tokens in the forward pass; a shared prefix is counted once."""
     num_loss_tokens: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     maxima: Mapping[str, float] = field(default_factory=dict)

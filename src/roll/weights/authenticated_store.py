@@ -1,16 +1,16 @@
 """A key-value store in the trainer for the rendezvous of a broadcast, protected by a secret.
 
-A process that can write to the store can join the group that receives the weights. So the store listens on a single
-address, and serves only clients that prove that they know the secret, which is part of the weight update that the
+A process that can write to the store can join the group that receives the weights. The store therefore listens on a
+single address, and serves only clients that prove knowledge of the secret, which is part of the weight update that the
 controller sends. PyTorch's TCPStore listens on every address and serves every client.
 
     server ─ nonce ─► client ─ nonce, HMAC(secret, "client", both) ─► server ─ HMAC(secret, "server", both) ─► client
     then repeatedly:       client ─ request ─► server ─ answer ─► client        (lists of bytes, see `_pack`)
 
-Invariants: a connection's data is parsed as requests only after its proof. A connection without a proof is closed after
-`_AUTHENTICATION_TIMEOUT_S`, and at most `_MAX_UNAUTHENTICATED` of them are open at once: a new one replaces the oldest,
-so unauthenticated clients cannot block others. The store recovers if the system temporarily has too many open files or
-threads.
+Invariants: a connection's data is parsed as requests only after authentication. An unauthenticated connection is closed
+after `_AUTHENTICATION_TIMEOUT_S`, and at most `_MAX_UNAUTHENTICATED` of them are open at a time: a new one replaces the
+oldest, so unauthenticated clients cannot block others. The store recovers if the system temporarily has too many open
+files or threads.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class AuthenticatedStore(dist.Store):
         timeout: The timeout for connecting, and for waiting for a value.
 
     Raises:
-        DistError: the server does not respond, or does not prove that it knows the secret.
+        DistError: the server does not respond, or does not prove knowledge of the secret.
     """
 
     def __init__(self, host: str, port: int, secret: str, *, timeout: timedelta) -> None:
@@ -262,7 +262,7 @@ class AuthenticatedStore(dist.Store):
         self._timeout = timeout
 
     def clone(self) -> AuthenticatedStore:
-        """Return a new client with its own connection."""
+        """Return a new client with a separate connection."""
         return AuthenticatedStore(*self._address, timeout=self._timeout)
 
 

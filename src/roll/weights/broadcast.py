@@ -45,7 +45,7 @@ class BroadcastHandle:
     port: int
     """The port of the trainer's `StoreServer`."""
     secret: str = field(repr=False)
-    """The secret of the `StoreServer`; a process that knows it can join."""
+    """The secret of the `StoreServer`, with which a process can join."""
     sync: str
     """The prefix of this sync's keys in the store."""
     bucket_bytes: int

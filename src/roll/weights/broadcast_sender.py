@@ -35,7 +35,7 @@ MAX_BUCKET_BYTES = 32 * 2**20
 
 
 class BroadcastSender:
-    """The trainer's end of the transport `broadcast`. It holds two buckets in memory, never the whole model.
+    """The trainer's end of the transport `broadcast`. It keeps two buckets in memory, never the whole model.
 
     The manifest must be known before tensors are sent, so the first sync iterates over the source twice.
     """

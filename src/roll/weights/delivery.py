@@ -21,7 +21,7 @@ __all__ = ["Delivery", "call_with_timeout"]
 T = TypeVar("T")
 
 CANCEL_GRACE_S = 5.0
-"""Time that the other engines have to return after a broadcast has failed."""
+"""Time limit for the other engines to return after a broadcast has failed."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Delivery:
         return Delivery(policy_version=self.policy_version, timeout_s=self.timeout_s, adapter=self.adapter)
 
     async def prefetch(self, engines: Sequence[InferenceEngine], update: WeightUpdate) -> list[InferenceEngine]:
-        """Let engines fetch an update from a store while they generate; return the engines that are alive.
+        """Make engines fetch an update from a store while they generate; return the engines that are alive.
 
         Raises:
             WeightSyncError: an engine cannot fetch the update.

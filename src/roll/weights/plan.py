@@ -79,7 +79,7 @@ def compute_total_bytes(manifest: Sequence[TensorSpec]) -> int:
 def plan_buckets(manifest: Sequence[TensorSpec], bucket_bytes: int) -> tuple[Bucket, ...]:
     """Assign tensors to buckets of at most `bucket_bytes`, in manifest order.
 
-    A tensor is never split: if it is larger than `bucket_bytes`, it gets its own bucket.
+    A tensor is never split: if it is larger than `bucket_bytes`, it gets a separate bucket.
     """
     buckets: list[Bucket] = []
     slots: list[BucketSlot] = []

@@ -1,8 +1,8 @@
 """The probe compares the engines' and the trainer's log-probs of fixed tokens. Pure functions; NumPy only.
 
-Checksums prove which bytes arrived, and read-back proves which bytes an engine holds. Only the probe checks whether the
-engine *computes* with them. Its resolution is limited by the difference between two correct implementations ("noise").
-Measured with two attention kernels, as means over tokens, after a step of ±lr on every weight:
+Checksums verify which bytes arrived, and read-back verifies which bytes an engine stores. Only the probe verifies that
+the engine *computes* with them. Its resolution is limited by the difference between two correct implementations
+("noise"). Measured with two attention kernels, as means over tokens, after a step of ±lr on every weight:
 
                                   noise     if the step is missing in one layer    the same, larger lr
     SmolLM2-135M float32, lr 1e-6   3e-6      weakest of 30: 1.3e-5, median 6e-5     lr 1e-5: 1.2e-4, 6e-4
@@ -10,11 +10,11 @@ Measured with two attention kernels, as means over tokens, after a step of ±lr 
     SmolLM2-135M bfloat16, lr 1e-5  4.6e-2    6e-4: hidden in the noise              lr 1e-4: hidden
     tiny model   bfloat16, lr 1e-5  1.2e-2    3e-4: hidden in the noise              lr 1e-4: hidden
 
-So in float32 the probe detects a single layer that misses a single step, at a learning rate of about 3e-6 and above. In
-bfloat16 no comparison detects it: rounding is chaotic, so the noise of one policy version does not predict the noise of
-the next, and comparing changes (now − before) does not cancel it. In bfloat16 the probe detects a layer that never had
-this model's weights, an engine that did not change at all, and an error that accumulates over many steps; read-back
-covers the rest.
+In float32, the probe therefore detects a single layer that misses a single step, at learning rates of about 3e-6 and
+above. In bfloat16, no comparison detects it: rounding is chaotic, so the noise of one policy version does not predict
+the noise of the next, and comparing changes (now − before) does not cancel it. In bfloat16 the probe detects a layer
+that never had this model's weights, an engine that did not change at all, and an error that accumulates over many
+steps; read-back covers the rest.
 
 If weights are quantized, the quantization error adds to the noise, with any dtype of the other weights: 0.09 (int8)
 and 0.18 (fp8) for SmolLM2-135M on text.

@@ -7,10 +7,10 @@
 Codes and scales are both tensors of the manifest, so checksums cover the bytes that are sent. Their names and shapes
 are those of `compressed-tensors`. Scales are float32 and sent first, so that weights can be dequantized one at a time.
 
-A row is quantized as a whole, on rank 0 and in the engines' dtype. So its codes depend only on the weight, not on the
-parallel layout or on whether an adapter was merged into the weight.
+A row is quantized as a whole, on rank 0 and in the engines' dtype. Its codes therefore depend only on the weight, not
+on the parallel layout or on a merged adapter.
 
-vLLM's own 8-bit kernels are not used: on a CPU, its int8 kernel also quantizes activations, which more than doubles the
+vLLM's 8-bit kernels are not used: on a CPU, its int8 kernel also quantizes activations, which more than doubles the
 difference of log-probs.
 """
 

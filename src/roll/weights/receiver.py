@@ -8,9 +8,8 @@ Data flow:  WeightUpdate ─ open_update ─► transport's stream ─► name, 
     receipt = WeightReceipt(..., checksums=receiver.checksums)
 
 Invariants: tensors arrive in manifest order, each exactly once; a tensor is hashed before the engine gets it; if the
-context ends without an error, every tensor was consumed. A yielded tensor is in the transport's buffer, or is the
-trainer's own: copy it at once, and neither keep nor change it. The calls block, so an asyncio engine makes them in a
-thread.
+context ends without an error, every tensor was consumed. A yielded tensor is in the transport's buffer or belongs to
+the trainer: copy it immediately, and do not change it. The calls block, so an asyncio engine makes them in a thread.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ def open_update(
     num_workers: int = 1,
     timeout_s: float = RECEIVE_TIMEOUT_S,
 ) -> Generator[Receiver]:
-    """Open a `Receiver`, yield it, and check at the end that the caller has read all weights of the update from it.
+    """Open a `Receiver`, yield it, and check at the end that the caller has read all weights of the update.
 
     Args:
         update: The update that the engine received. Updates are plain data and may be passed on to another process.

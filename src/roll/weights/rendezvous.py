@@ -93,7 +93,8 @@ class BroadcastGroup:
     def finish_oldest(self, sync_name: str, check_active: Callable[[], None]) -> None:
         """Wait until the oldest running broadcast has completed.
 
-        With NCCL, `wait` returns at once, and the device waits forever if a member has died. So completion is polled.
+        With NCCL, `wait` returns at once, and the device waits forever if a member has died. Completion is therefore
+        polled.
 
         Args:
             sync_name: The name of the sync, for messages.
@@ -152,7 +153,7 @@ class Rendezvous:
 
         Args:
             key: The key.
-            missing: The event that did not happen, for the timeout message "{missing} within 60 s".
+            missing: Description of the missing event, for the timeout message "{missing} within 60 s".
             check_active: A function called repeatedly while waiting; it raises an error to end the wait.
 
         Raises:

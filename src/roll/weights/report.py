@@ -24,7 +24,7 @@ class SyncReport:
     seconds: float
     """Duration from the first call to the last checked receipt, without read-back and probe."""
     num_bytes: int
-    """Total size of the tensors; each tensor counts once, even if there are several engines."""
+    """Total size of the tensors; each tensor is counted once, even with several engines."""
     num_tensors: int
     engines: tuple[str, ...]
     """The engines that confirmed the update."""
@@ -37,11 +37,11 @@ class SyncReport:
     """The probe results by engine; empty if no probe was due."""
     probe_s: float = 0.0
     adapter: str | None = None
-    """The adapter whose weights were pushed; `None` for the policy's own weights."""
+    """The adapter whose weights were pushed; `None` for the policy."""
     pause_s: float = 0.0
     """Duration for which engines were paused: while they applied the weights and read them back."""
     transport_metrics: Mapping[str, float] = field(default_factory=dict)
-    """Metrics that only the transport has."""
+    """Additional metrics of the transport."""
 
     def compute_metrics(self) -> dict[str, float]:
         """Return the metrics of the sync; probe metrics are the maxima over the engines."""

@@ -7,8 +7,8 @@ Data flow, per sync:
     controller          └────────────┴── deliver ─────┼────┼── receipts ──────────────────┘
     engine processes                    open_update ◄─┴────┘
 
-`stage`, `send` and `release` are plain blocking calls that may run in a trainer's process; `run_sync` calls them in
-order from the controller's process, and `send_weights` does both in one process.
+`stage`, `send` and `release` are blocking calls that may run in a trainer's process; `run_sync` calls them in order
+from the controller's process, and `send_weights` runs everything in one process.
 
 Invariants: weights do not change between `stage` and `release`; `release` always follows `stage`, even after an error
 or a cancellation; with several ranks, all ranks call `stage` and `send`, because iterating over the source is
@@ -64,7 +64,7 @@ class Sender:
     memory.
 
     Args:
-        bucket_bytes: The bucket size of `broadcast`; a larger tensor gets its own bucket.
+        bucket_bytes: The bucket size of `broadcast`; a larger tensor gets a separate bucket.
         host: The address at which engines on other hosts reach this process.
         timeout_s: The maximum wait for the engines, in seconds.
     """

@@ -3,12 +3,12 @@
 Data flow:  trainer rank 0 writes tensors ─► anonymous memory file ─ /proc/<pid>/fd/<fd> ─► engines map it
 
 Invariants:
-    - The file has no name (`memfd_create`), so nothing is left in /dev/shm however a process dies: the kernel frees the
-      memory with its last user. The size limit of /dev/shm, 64 MiB in a default container, does not apply.
+    - The file has no name (`memfd_create`), so nothing remains in /dev/shm when a process dies: the kernel frees the
+      memory when its last user ends. The size limit of /dev/shm, 64 MiB in a default container, does not apply.
     - The file is reused by the next sync, because the first write takes fifteen times as long as later ones. After a
       failed sync it is closed, because a slow receiver may still be reading it.
     - A handle contains process, descriptor and inode, so that a reused process ID is not mistaken for the sender.
-    - `stage` writes through its own duplicate of the descriptor: if the sync is aborted in the meantime, another thread
+    - `stage` writes through a duplicate of the descriptor: if the sync is aborted in the meantime, another thread
       closes the file, and its descriptor number may immediately be reused for another file.
 """
 

@@ -8,14 +8,14 @@ Data flow:
 
 Invariants:
     - One sync runs at a time: `push` and `push_to` wait for each other.
-    - `push` returns only if every engine that is alive holds every tensor as the trainer sent it, as far as this can be
-      verified (docs/weight-sync.md); otherwise it raises `WeightSyncError` with the names of engine and tensor.
+    - `push` returns only if every live engine has every tensor as the trainer sent it, as far as this can be verified
+      (docs/weight-sync.md). Otherwise, it raises `WeightSyncError` with the names of the engine and the tensor.
     - Engines are paused only while tensors arrive and are read back. With the transport `store`, they fetch the weights
-      before they are paused. The probe runs after they resume: it is an ordinary request, which a paused engine would
-      not answer.
-    - If an engine dies or does not answer, the sync of the other engines still succeeds. The dead engine is reported
-      before the others resume, so that the caller can replace it. It may hold a mixture of old and new weights, and
-      gets no further calls.
+      before they are paused. The probe runs after they resume, because it is an ordinary request, which a paused engine
+      would not answer.
+    - If an engine dies or does not respond, the sync of the other engines still succeeds. The dead engine is reported
+      before the other engines resume, so that the caller can replace it. It may contain a mixture of old and new
+      weights, and receives no further calls.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class WeightSync:
         transport: The transport for `auto`: the fastest transport that reaches every engine.
         store: The file store, if the configured transport is `store`.
         weights_on_device: A context manager within which the trainer's weights are on its device.
-        timeout_s: The time that an engine has to receive and confirm the weights, and to answer the probe.
+        timeout_s: Time limit for an engine to receive and confirm the weights, and to answer the probe.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class WeightSync:
     ) -> None:
         self.transport = transport if config.transport == "auto" else config.transport
         self.versions: dict[str | None, int] = {}
-        """The version of the last push, by adapter; `None` is the key of the policy's own weights."""
+        """The version of the last push, by adapter; `None` is the key of the policy."""
         self._adapter: str | None = None
         """The adapter of the last push."""
         self._trainer = trainer
@@ -95,11 +95,9 @@ class WeightSync:
 
     @asynccontextmanager
     async def begin_update(self) -> AsyncIterator[None]:
-        """Block `push_to` in a `with` block that changes the trainer's weights.
-
-        An engine that joins in the meantime waits for the end of the block or for the next `push`. If the block fails
-        or is canceled, the engine waits for the next `push`, because the trainer's weights are unknown and may still
-        change.
+        """Block `push_to` during a `with` block that changes the trainer's weights. An engine that joins in the
+        meantime waits for the end of the block or for the next `push`. If the block fails or is canceled, the engine
+        waits for the next `push`, because the trainer's weights are unknown and may still change.
         """
         self._unchanged.clear()
         try:
@@ -123,9 +121,9 @@ class WeightSync:
 
         Args:
             policy_version: The version of the weights.
-            adapter: The adapter whose weights the trainer currently holds, if engines serve several adapters
-                (`GenerationRequest.adapter`). Its weights are confirmed, but neither read back nor probed, because
-                engines compute log-probs with the policy's own weights.
+            adapter: The trainer's current adapter, if engines serve several adapters (`GenerationRequest.adapter`). Its
+                weights are confirmed, but neither read back nor probed, because engines compute log-probs with the
+                policy's weights.
             pause_generation: A context manager that is active while weights are received and read back. It ends before
                 the probe.
             on_dead: A function called with the IDs of engines that died or did not respond, if possible while the other
@@ -136,8 +134,8 @@ class WeightSync:
             The report.
 
         Raises:
-            WeightSyncError: a tensor was received with wrong content, an engine does not have it, or the probe shows
-                that an engine does not use it. The message names the engine and, if known, the tensor.
+            WeightSyncError: a tensor was received with incorrect content, an engine does not have it, or the probe
+                shows that an engine does not use it. The message names the engine and, if known, the tensor.
         """
         async with self._lock:
             every = self._config.probe_every_num_steps

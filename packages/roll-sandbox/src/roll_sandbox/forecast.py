@@ -1,4 +1,4 @@
-"""Forecasts how many idle sandboxes of each kind to keep, by pure functions of past requests ("arrivals").
+"""Forecasts how many idle sandboxes of each type to keep, by pure functions of past requests ("arrivals").
 
     arrivals of a window ──► Demand ──► target = max(99 % of a Poisson(rate × lead), burst) ──► bounded, all together
 
@@ -46,7 +46,7 @@ _K = TypeVar("_K")
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """Statistics of the recent requests ("arrivals") for one kind of sandbox."""
+    """Statistics of the recent requests ("arrivals") for one type of sandbox."""
 
     rate_per_s: float = 0.0
     burst: float = 0.0

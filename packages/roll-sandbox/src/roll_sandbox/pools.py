@@ -1,4 +1,4 @@
-"""A pool of idle sandboxes of one kind, and the demand for them."""
+"""A pool of idle sandboxes of one type, and the demand for them."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class SandboxSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class _ProgramSettings:
-    """The settings of all kinds of programs."""
+    """The settings of all types of programs."""
 
     stdin: bytes = b""
     files: Mapping[str, bytes] = field(default_factory=dict)

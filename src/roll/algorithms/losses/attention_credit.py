@@ -48,7 +48,7 @@ class AttentionCreditLoss:
         return replace(self.loss.needs, attention=self.range)
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """Compute the micro-batch's share of the loss.
+        """Compute the micro-batch's contribution to the loss.
 
         Expert tokens are not weighted, because the policy did not sample them.
 

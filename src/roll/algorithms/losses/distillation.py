@@ -36,7 +36,7 @@ class DistillationLoss:
         return LossRequirements(divergence=self.divergence)
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """Compute the micro-batch's share of the loss.
+        """Compute the micro-batch's contribution to the loss.
 
         Raises:
             ValueError: The divergence is missing.
@@ -59,7 +59,7 @@ class TopKDistillationLoss:
     """The policy's log-probs of the same tokens."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """Compute the micro-batch's share of the loss.
+        """Compute the micro-batch's contribution to the loss.
 
         Raises:
             ValueError: The teacher's top-k log-probs are missing.

@@ -21,7 +21,7 @@ class LikelihoodLoss:
     """Only the policy's log-probs are needed."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """Compute the micro-batch's share of the loss.
+        """Compute the micro-batch's contribution to the loss.
 
         Raises:
             ValueError: The network does not return log-probs.

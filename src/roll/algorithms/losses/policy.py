@@ -70,7 +70,7 @@ class PolicyLoss:
         )
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """Compute the micro-batch's share of the loss of the global batch.
+        """Compute the micro-batch's contribution to the loss of the global batch.
 
         Raises:
             ValueError: A column that the loss needs is missing.
@@ -116,7 +116,7 @@ class PolicyLoss:
     def _compute_metrics(
         self, inputs: LossInputs, ratio_log: Tensor, weights: Tensor, corrections: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the micro-batch's share of the metrics that are means over the global batch, and its maxima."""
+        """Return the micro-batch's contribution to the metrics that are means over the global batch, and its maxima."""
         advantages, ratio = inputs.require("advantages"), clamp_log_ratio(ratio_log).exp()
         logprobs = inputs.require("logprobs").detach()
         # approximate_kl is per token at every ratio level, so that runs with different losses can be compared.

@@ -25,7 +25,7 @@ class PolicyAndValueLoss:
         return replace(self.policy.needs, values=True)
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """Compute the micro-batch's share of the loss.
+        """Compute the micro-batch's contribution to the loss.
 
         Raises:
             ValueError: Values or returns are missing.

@@ -33,7 +33,7 @@ class BradleyTerryLoss:
     """The scores of both answers of a pair, in one micro-batch."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """Compute the micro-batch's share of the loss.
+        """Compute the micro-batch's contribution to the loss.
 
         Raises:
             ValueError: A unit is not a pair, or the network does not return one value for each sequence.
@@ -63,7 +63,7 @@ class RegressionLoss:
     """Only the values of a critic are needed."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """Compute the micro-batch's share of the loss.
+        """Compute the micro-batch's contribution to the loss.
 
         Raises:
             ValueError: Targets are missing, or the network does not return one value for each sequence.

@@ -31,7 +31,7 @@ class SummedLoss:
         return _merge_requirements([loss.needs for _, loss in self.parts])
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """Compute the micro-batch's share of the loss.
+        """Compute the micro-batch's contribution to the loss.
 
         Raises:
             ValueError: A required column is missing.

@@ -42,7 +42,7 @@ class UserLoss:
             )
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """Compute the micro-batch's share of the loss; `LossInputs` documents the counts to divide by.
+        """Compute the micro-batch's contribution to the loss; `LossInputs` documents the counts to divide by.
 
         Raises:
             ConfigError: The function cannot be imported.

@@ -29,7 +29,7 @@ class ValueLoss:
     """Only the values of a critic are needed; `PolicyAndValueLoss` requests them if the policy has a value head."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """Compute the micro-batch's share of the loss.
+        """Compute the micro-batch's contribution to the loss.
 
         Raises:
             ValueError: Values, returns or, with a clip, old values are missing.

@@ -41,7 +41,7 @@ def _write(converted: ConvertedConfig, output: str | None) -> None:
 @click.option(
     "--trainer",
     type=click.Choice(["grpo", "sft", "dpo", "reward"]),
-    help="Kind of the TRL trainer; by default determined from FILE.",
+    help="Type of the TRL trainer; by default determined from FILE.",
 )
 @click.option(
     "--processes",

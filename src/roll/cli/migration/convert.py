@@ -116,7 +116,7 @@ def convert(
     """Convert the keys of a file to a configuration of ROLL according to `rules`.
 
     Args:
-        rules: rules of one library and kind of training.
+        rules: rules of one library and type of training.
         file_values: dotted keys of the file, with their values.
         source: name of the source, for messages.
         initial_values: dotted keys of ROLL that are set for any file, such as `pipeline`.

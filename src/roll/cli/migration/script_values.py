@@ -46,7 +46,7 @@ class Binding:
     """The assigned expression; `None` for a statement that does not assign one expression, such as a loop or an
     import."""
     kind: str
-    """The kind of binding, for messages."""
+    """The type of binding, for messages."""
     is_conditional: bool
 
 

@@ -1,6 +1,6 @@
 """Named algorithms: each is a module with its paper, formula and assumptions, and the keys that it sets.
 
-A preset is only a starting point: the user's keys take precedence, key by key. If the user selects another kind of
+A preset is only a starting point: the user's keys take precedence, key by key. If the user selects another type of
 gate, all of the preset's gate settings are dropped.
 """
 

@@ -58,7 +58,7 @@ MEDIA_TYPES: Mapping[MediaKind, tuple[str, ...]] = {
     "audio": ("audio", "audios", "audio_url", "input_audio"),
     "video": ("video", "videos", "video_url"),
 }
-"""Columns, fields and types of content parts with media of each kind."""
+"""Columns, fields and types of content parts with media of each type."""
 MEDIA_NAMES = frozenset((*(name for names in MEDIA_TYPES.values() for name in names), "file"))
 """Columns, fields and types of content parts with images, audio or video, which not every pipeline supports."""
 

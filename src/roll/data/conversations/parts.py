@@ -124,7 +124,7 @@ def _read_part(
 
 
 def _find_kind(type_name: str) -> MediaKind | None:
-    """Return the media kind of a part type; `None` for other parts."""
+    """Return the media type of a part type; `None` for other parts."""
     return next((kind for kind, names in MEDIA_TYPES.items() if type_name in names), None)
 
 

@@ -104,7 +104,7 @@ def build_examples(
 
     Args:
         configs: The sources' entries in the configuration; their domains differ.
-        kind: The kind of examples that the pipeline trains on.
+        kind: The type of examples that the pipeline trains on.
         tokenizer: The model's tokenizer, with its chat template.
         seed: Seed for shuffling the examples and for the held-out split.
         max_tokens: Longest context, in tokens.

@@ -101,7 +101,7 @@ def _count_trained_spans(sample: TrainingSample) -> int:
 
 
 def is_skipped(config: ExampleDataConfig, reason: str) -> bool:
-    """Return whether the source skips examples with this kind of problem."""
+    """Return whether the source skips examples with this type of problem."""
     if reason == TOO_LONG_REASON and config.too_long == "skip":
         return True
     return isinstance(config, ExampleColumns) and config.on_bad_row == "skip"

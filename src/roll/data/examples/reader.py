@@ -32,12 +32,12 @@ undesirable; one answer with a score."""
 
 
 class ExampleReader:
-    """Reads rows as examples of one kind; a `RowReader`.
+    """Reads rows as examples of one type; a `RowReader`.
 
     Args:
         config: The source's entry in the configuration.
         domain: The source's name.
-        kind: The kind of examples.
+        kind: The type of examples.
         find_special_token: Returns the first special token in a string, or `None`.
         bad: Receives the bad rows.
         pipeline: The pipeline's name, for messages.

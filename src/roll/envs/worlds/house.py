@@ -12,7 +12,7 @@ FURNITURE: Mapping[str, int] = {
     "cabinet": 3, "drawer": 2, "shelf": 2, "countertop": 1, "diningtable": 1, "fridge": 1, "microwave": 1,
     "sinkbasin": 1, "garbagecan": 1, "desklamp": 1,
 }  # fmt: skip
-"""Maximum number of pieces of each kind of furniture; there is at least one."""
+"""Maximum number of pieces of each type of furniture; there is at least one."""
 OBJECTS: Mapping[str, frozenset[str]] = {
     "closed": frozenset({"cabinet", "drawer", "fridge", "microwave"}),
     "food": frozenset({"apple", "bread", "egg", "potato", "tomato"}),
@@ -74,7 +74,7 @@ class House:
 
     @staticmethod
     def get_kind(name: str) -> str:
-        """Return the kind of a thing: `mug` for `mug 2`."""
+        """Return the type of a thing: `mug` for `mug 2`."""
         return name.rpartition(" ")[0]
 
     def locate_things(self) -> dict[str, str]:
@@ -145,7 +145,7 @@ class House:
 
 
 def generate_room(random: Random, kind: str) -> tuple[House, Task]:
-    """Return a room, and a task of this kind that can be done in the room and is not done yet."""
+    """Return a room, and a task of this type that can be done in the room and is not done yet."""
     names = [f"{name} {n}" for name, most in FURNITURE.items() for n in range(1, random.randint(1, most) + 1)]
     house = House(contents={name: set() for name in names})
     treatment = "light" if kind == "look_at_obj_in_light" else _TREATMENTS.get(kind, "")

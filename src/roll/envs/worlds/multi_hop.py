@@ -69,7 +69,7 @@ RELATIONS: Mapping[str, tuple[str, str]] = {
     "capital": ("country", "the capital of {}"),
     "river": ("town", "the river on which {} lies"),
 }
-"""The kind of entity that each relation applies to, and its wording."""
+"""The type of entity that each relation applies to, and its wording."""
 _CHAINS: Mapping[int, tuple[tuple[str, ...], ...]] = {
     2: (("founder", "birthplace"), ("founder", "university"), ("birthplace", "country"), ("university", "seat"),
         ("birthplace", "river"), ("seat", "river")),

@@ -1,8 +1,9 @@
-"""Checks that ROLL computes a sequence with media as the model's own forward pass does, by running both.
+"""Checks that ROLL computes the same hidden states for a sequence with media as the model's original forward pass, by
+running both.
 
     text, a small image, text (and audio and video, if the model reads them)
-        ─ the model's own forward pass with the processor's output        ─► hidden states ┐
-        ─ features inserted by span, attention of a trainer or an engine  ─► hidden states ┴ equal?
+        ─ the model's original forward pass with the processor's output  ─► hidden states ┐
+        ─ features inserted by span, attention of a trainer or an engine ─► hidden states ┴ equal?
 
 In some model families (Gemma 3), the tokens of an image attend to each other in both directions. The check detects this
 behavior, so ROLL needs no list of such families."""
@@ -34,7 +35,7 @@ attention."""
 
 
 def check_media(model: Any, media: ModelMedia, attention: str, run: HiddenStates) -> None:
-    """Check a model's hidden states for a sequence with each kind of media, and set `media.is_bidirectional`.
+    """Check a model's hidden states for a sequence with each type of media, and set `media.is_bidirectional`.
 
     Args:
         model: The model, with the attention `attention`.
@@ -43,7 +44,7 @@ def check_media(model: Any, media: ModelMedia, attention: str, run: HiddenStates
         run: Computes the hidden states to check; see `HiddenStates`.
 
     Raises:
-        ModelError: The hidden states differ from those of the model's own forward pass.
+        ModelError: The hidden states differ from those of the model's original forward pass.
     """
     import torch
 
@@ -97,7 +98,8 @@ def _detect_bidirectional(model: Any, media: ModelMedia, attention: str, run: Hi
 
 
 def _build_example(inputs: MediaInputs) -> tuple[IntArray, tuple[MediaSpan, ...], dict[str, Tensor]]:
-    """Return tokens with one medium of each kind, their spans, and the arguments of the model's own forward pass."""
+    """Return tokens with one medium of each type, their spans, and the arguments of the model's original forward
+    pass."""
     import torch
 
     parts, spans, arguments, names = [np.arange(10, 14, dtype=np.int32)], [], {}, set()

@@ -1,4 +1,4 @@
-"""Replaces token embeddings with features of media, inside the model's own forward pass."""
+"""Replaces token embeddings with features of media, inside the model's original forward pass."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class MediaFeatures(NamedTuple):
     """Features of one medium with n feature tokens."""
 
     embeds: Tensor
-    """[n, H] embeddings that replace those of the feature tokens."""
+    """[n, H] embeddings that replace the embeddings of the feature tokens."""
     deepstack: tuple[Tensor, ...] = ()
     """[n, H] each, added to the hidden states after the first decoder layers (Qwen3-VL, arXiv 2511.21631)."""
 
@@ -52,7 +52,7 @@ def has_media_tower(model: Any) -> bool:
 
 
 def get_feature_token_ids(model: Any) -> dict[MediaKind, int]:
-    """Return the ID of the token whose embeddings are replaced by features, for each kind of media in the model."""
+    """Return the ID of the token whose embeddings are replaced by features, for each type of media in the model."""
     names: dict[MediaKind, tuple[str, ...]] = {
         "image": ("image_token_id", "image_token_index"),
         "audio": ("audio_token_id",),
@@ -65,7 +65,7 @@ def get_feature_token_ids(model: Any) -> dict[MediaKind, int]:
 
 
 def batch_media(media: Sequence[ProcessedMedia]) -> list[list[int]]:
-    """Group media into batches of one kind whose inputs can be concatenated; return the indices of each batch."""
+    """Group media into batches of one type whose inputs can be concatenated; return the indices of each batch."""
     batches: dict[tuple[Any, ...], list[int]] = {}
     for index, one in enumerate(media):
         shapes = [(name, tensor.shape[1:]) for name, tensor in sorted(one.inputs.items())]

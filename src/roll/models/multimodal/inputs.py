@@ -41,7 +41,7 @@ def open_media(model: str | Path, directory: Path | None, *, trust_remote_code: 
     Args:
         model: A model in any form that `resolve_model` accepts.
         directory: The run's media store; `None` keeps media in memory.
-        trust_remote_code: Whether the model's repository may run its own Python code.
+        trust_remote_code: Whether the model's repository may run Python code.
     """
     if not has_media_config(model):
         return None
@@ -83,7 +83,7 @@ class MediaInputs:
         self._blanks: dict[MediaKind, ProcessedMedia] = {}
         self._lock = threading.RLock()
         self.num_processed = 0
-        """Number of media that were decoded and processed, including those that had left the cache."""
+        """Number of decoded and processed media, including media that were evicted from the cache."""
 
     def get(self, digest: str) -> ProcessedMedia:
         """Return a processed medium.
@@ -109,7 +109,7 @@ class MediaInputs:
         return found
 
     def get_without_inputs(self, digest: str) -> ProcessedMedia:
-        """Return a processed medium with empty `inputs`. These results are small, so many of them are cached.
+        """Return a processed medium with empty `inputs`. These results are small, so many are cached.
 
         Raises:
             DataError: See `get`.

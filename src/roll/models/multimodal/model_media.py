@@ -2,7 +2,7 @@
 
     images ─ tower, projector ─► features ─► embeddings of the feature tokens ─► decoder layers
 
-Feature tokens are found only inside the spans of media. A token with the same ID in text stays text.
+Feature tokens are detected only inside media spans. A token with the same ID in text is treated as text.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ModelMedia:
 
     @property
     def kinds(self) -> Collection[MediaKind]:
-        """The kinds of media that the model reads."""
+        """The types of media that the model reads."""
         return self._feature_ids.keys()
 
     def check(self, token_ids: NDArray[np.integer[Any]], media: Sequence[MediaSpan], label: str) -> None:
@@ -62,7 +62,7 @@ class ModelMedia:
             label: Name of the sequence in error messages, such as its request.
 
         Raises:
-            DataError: A medium cannot be read, or the tokens of its span are wrong.
+            DataError: A medium cannot be read, or the tokens of its span are invalid.
         """
         for span in media:
             expected = self.inputs.get_without_inputs(span.digest).token_ids
@@ -116,10 +116,10 @@ class ModelMedia:
             device: The device of the model.
             dtype: The dtype that the model computes in.
             local: Indices of the tokens that this rank embeds; `None` for all.
-            agree: A function that takes this rank's number of runs of each tower, in the order of `kinds`, and returns
-                the maximum of each over all ranks; `None` if the towers are not sharded. Ranks that shard a tower must
-                run it equally often, so a rank with fewer runs also runs the tower on a small medium, whose features
-                are multiplied by 0.
+            agree: A function that returns the maximum over all ranks of the number of runs of each tower, given this
+                rank's numbers in the order of `kinds`; `None` if the towers are not sharded. Ranks that shard a tower
+                must run it equally often, so a rank with fewer runs also runs the tower on a small blank medium, whose
+                features are multiplied by 0.
 
         Raises:
             ModelError: The number of a medium's features differs from the number of feature tokens in its span.
@@ -170,7 +170,7 @@ class ModelMedia:
         """Return the features of media by digest, and the features of the small media in additional runs.
 
         Args:
-            digests: The kinds of the media by digest.
+            digests: The types of the media by digest.
             agree: See `insert_features`.
             where: The device and the dtype of the towers.
         """

@@ -6,7 +6,7 @@
                                  4 5  4  5    column
     text                                 18 19 …    from the largest position so far
 
-The model's own `get_rope_index` computes them. Models of the Qwen-VL family receive the type of each token. Omni models
+The model's `get_rope_index` computes them. Models of the Qwen-VL family receive the type of each token. Omni models
 find media by token ID, so tokens outside the spans must not have these IDs."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def compute_mrope_positions(
         media: The spans of media in the tokens.
 
     Raises:
-        DataError: There are too few tokens between two media for the model to separate them.
+        DataError: There are too few tokens between two media to separate them.
     """
     base = get_base_model(model)
     visual = [span for span in media if span.kind != "audio"]  # audio has the positions of text

@@ -60,7 +60,7 @@ class ProcessedMedia:
     seconds_per_grid: float | None = None
     """For a video, the time between two frames of the grid, in seconds."""
     token_type_arguments: tuple[str, ...] = ()
-    """Names of the further model arguments that distinguish image tokens from text, such as `mm_token_type_ids`."""
+    """Names of additional model arguments that distinguish image tokens from text, such as `mm_token_type_ids`."""
     inputs: Mapping[str, Tensor]
     """Arguments of `get_image_features`, `get_audio_features` or `get_video_features`; media are concatenated along the
     first dimension."""
@@ -82,7 +82,7 @@ class MediaProcessor:
 
     Args:
         path: A model in any form that `resolve_model` accepts.
-        trust_remote_code: Whether the model's repository may run its own Python code.
+        trust_remote_code: Whether the model's repository may run Python code.
 
     Raises:
         ModelError: The model has no processor for images, or it cannot be loaded.
@@ -104,9 +104,9 @@ class MediaProcessor:
             raise ModelError(f"the processor of model '{path}' cannot be loaded: {_get_first_line(error)}") from error
         config = get_thinker_config(read_config(directory))
         self.feature_ids: dict[MediaKind, int] = {}
-        """ID of the feature token of each kind, whose embeddings are replaced by features."""
+        """ID of the feature token of each media type, whose embeddings are replaced by features."""
         self.placeholders: dict[MediaKind, str] = {}
-        """Text of the token that a chat template writes for a medium of each kind that the model reads."""
+        """Placeholder token (text) of each media type in chat templates."""
         # Audio and video are supported for omni models, whose positions `positions` computes.
         kinds: tuple[MediaKind, ...] = MEDIA_KINDS if isinstance(config.get("audio_config"), Mapping) else ("image",)
         for kind in kinds:
@@ -121,14 +121,14 @@ class MediaProcessor:
             )
         find = self._processor.tokenizer.convert_tokens_to_ids
         self.placeholder_ids: dict[MediaKind, int] = {kind: int(find(text)) for kind, text in self.placeholders.items()}
-        """ID of the token that a chat template writes for a medium of each kind."""
+        """ID of the placeholder token of each media type in chat templates."""
         self._path = str(path)
         self._model_type = str(config.get("model_type", ""))
         self._positions_per_second = float(config.get("position_id_per_seconds") or 0)
 
     @property
     def kinds(self) -> tuple[MediaKind, ...]:
-        """The kinds of media that the model reads."""
+        """The types of media that the model reads."""
         return tuple(self.placeholders)
 
     @property
@@ -149,7 +149,7 @@ class MediaProcessor:
 
     @cached_property
     def special_tokens(self) -> tuple[str, ...]:
-        """Tokens that mark media; text must not contain them, because engines would insert media there."""
+        """Tokens that mark media; text must not contain these tokens, because engines would insert media there."""
         owners = (self._processor, self._processor.tokenizer)
         found = [getattr(owner, name, None) for owner in owners for name in _SPECIAL_TOKEN_ATTRIBUTES]
         features = self._processor.tokenizer.convert_ids_to_tokens(list(self.feature_ids.values()))
@@ -169,7 +169,7 @@ class MediaProcessor:
         return tuple(sorted(found))
 
     def get_delimiters(self, kind: MediaKind) -> tuple[int, int] | None:
-        """Return the IDs of the tokens that a chat template writes around a medium; `None` if it writes none."""
+        """Return the IDs of the delimiter tokens around a medium in chat templates; `None` if there are none."""
         name = "audio" if kind == "audio" else "vision"
         tokens = [getattr(self._processor, f"{name}_{side}_token", None) for side in ("bos", "eos")]
         if not all(isinstance(token, str) for token in tokens):
@@ -184,7 +184,7 @@ class MediaProcessor:
             content: An image in mode RGB, an audio clip, or a video.
 
         Raises:
-            DataError: The processor rejects the medium, or the model does not read media of this kind.
+            DataError: The processor rejects the medium, or the model does not read media of this type.
         """
         kind: MediaKind = "image"
         arguments: dict[str, Any] = {}
@@ -286,7 +286,8 @@ class MediaProcessor:
         return np.concatenate([*parts, token_ids[last:]]).astype(np.int32), tuple(spans)
 
     def collapse(self, token_ids: IntArray, media: Sequence[MediaSpan]) -> IntArray:
-        """Return the tokens with each medium collapsed to one placeholder, for engines that run their own processor."""
+        """Return the tokens with each medium collapsed to one placeholder, for engines that run a processor
+        themselves."""
         parts: list[IntArray] = []
         last = 0
         for span in media:
@@ -300,7 +301,7 @@ class MediaProcessor:
 
 
 def describe_kinds(kinds: Sequence[MediaKind]) -> str:
-    """Return the numbers of media of each kind in words, in order of their first occurrence.
+    """Return the numbers of media of each type in words, in order of their first occurrence.
 
     >>> describe_kinds(["image", "audio", "image"])
     '2 images and 1 audio'

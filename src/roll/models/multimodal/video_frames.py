@@ -12,14 +12,15 @@ from roll.media import VideoClip
 __all__ = ["sample_frames"]
 
 DEFAULT_FPS = 2.0
-"""Frames per second that Qwen's models were trained with; their processors do not name it."""
+"""Frames per second with which Qwen's models were trained; their processors do not specify it."""
 
 
 def sample_frames(video_processor: Any, video: VideoClip) -> tuple[NDArray[np.uint8], float]:
     """Return the frames that a model receives, and their frame rate.
 
     The rate is the processor's target rate if the number of chosen frames is the duration times this rate, rounded
-    down. Otherwise, the rate is computed from the chosen frames, because `transformers` would compute wrong timestamps.
+    down. Otherwise, the rate is computed from the chosen frames, because `transformers` would compute incorrect
+    timestamps.
 
     Args:
         video_processor: A video processor of `transformers`.

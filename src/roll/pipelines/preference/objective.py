@@ -34,7 +34,7 @@ def get_timing_loss(section: PreferenceSection) -> LossFn:
 
 
 def get_example_kind(section: PreferenceSection) -> ExampleKind:
-    """Return the kind of examples that a method learns from: `pair`, or `labelled` for single answers."""
+    """Return the type of examples that a method learns from: `pair`, or `labelled` for single answers."""
     return "pair" if section.method.compares_pairs else "labelled"
 
 

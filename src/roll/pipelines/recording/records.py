@@ -104,7 +104,7 @@ class RecordedStep:
     num_refills: int = 0
     """Number of replacement groups."""
     kind: str = ""
-    """Kind of the batch's round: `short`, `long` or `last` with tail batching, otherwise empty."""
+    """Type of the batch's round: `short`, `long` or `last` with tail batching, otherwise empty."""
     staleness: tuple[int, ...] = ()
     """Staleness of each trained group, in policy versions."""
     selection_bias: Mapping[str, Any] = field(default_factory=dict)

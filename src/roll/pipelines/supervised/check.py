@@ -76,7 +76,7 @@ def inspect(
 
     Args:
         config: Configuration of the run.
-        kind: Kind of the run's examples.
+        kind: Type of the run's examples.
         method: Name of the method.
         loss: Import path of the loss.
         other_models: Cost of models other than the trained one.

@@ -39,7 +39,7 @@ async def open_supervised(
     Args:
         config: Configuration of the run.
         session: Session of this process.
-        kind: Kind of the examples.
+        kind: Type of the examples.
         build_spec: Returns the spec of the trained model.
         before_start: Coroutine function that is awaited before the trainer starts.
         score_at_end: Argument of `build_examples`.

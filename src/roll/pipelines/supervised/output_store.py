@@ -47,7 +47,7 @@ class OutputStore:
     """Stores the outputs that one model computed for samples; only adds files, and never changes existing ones.
 
     Args:
-        directory: Directory for this model and kind of output; `None` keeps everything in memory.
+        directory: Directory for this model and type of output; `None` keeps everything in memory.
     """
 
     def __init__(self, directory: Path | None = None) -> None:

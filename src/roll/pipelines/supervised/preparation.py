@@ -42,7 +42,7 @@ def prepare(
 
     Args:
         config: Configuration of the run.
-        kind: Kind of the run's examples.
+        kind: Type of the run's examples.
         state: State of the run; by default a new run.
         score_at_end: Argument of `build_examples`.
         media_dir: The run's media store; `None` keeps images in memory, for a check.

@@ -23,14 +23,14 @@ _VERDICTS_BY_SEVERITY: tuple[Verdict, ...] = ("ok", "warning", "problem")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """The result of a check of this machine: what was found, a verdict, and advice."""
+    """The result of a check of this machine: the detected value, a verdict, and advice."""
 
     name: str
     verdict: Verdict
-    """`problem`: a run fails, or cannot start. `warning`: some runs fail, or runs are slower than necessary."""
+    """`problem`: runs fail or cannot start. `warning`: some runs fail, or runs are slower than necessary."""
     found: str
     advice: str = ""
-    """What the user can do; may be empty only if the verdict is `ok`."""
+    """Remedy for the user; may be empty only if the verdict is `ok`."""
     section: str = ""
 
 

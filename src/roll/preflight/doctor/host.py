@@ -1,4 +1,4 @@
-"""Checks of processor, memory and accelerators."""
+"""Checks of CPU, memory and accelerators."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print(json.dumps({
 
 
 def examine() -> Iterator[Finding]:
-    """Check system, processor, memory and accelerators, and yield the findings."""
+    """Check operating system, CPU, memory and accelerators, and yield the findings."""
     machine = inspect_machine()
     yield _check_system()
     yield _check_processor(machine)

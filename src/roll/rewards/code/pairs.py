@@ -77,7 +77,7 @@ def parse_pair(case: Mapping[str, Any], entry: str | None, location: str) -> Cas
     """Parse one case with an input and an output.
 
     Args:
-        case: `input`, `output` and the kind of case (`testtype` or `type`). Without a kind, the case calls a function
+        case: `input`, `output` and the type of case (`testtype` or `type`). Without a kind, the case calls a function
             if it names one, and else passes its input through stdin.
         entry: The function under test if the case names none. If both are missing, the answer must define one function.
         location: The case's location, for messages.

@@ -89,7 +89,7 @@ class ItemResult(_Record):
     error: str | None = None
     """The reason why the answer could not be scored."""
     kind: ErrorKind = "infrastructure"
-    """Kind of the error: only after `infrastructure`, another attempt may help."""
+    """Type of the error: only after `infrastructure`, another attempt may help."""
 
 
 class ScoreReply(_Record):

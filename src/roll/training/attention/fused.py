@@ -24,7 +24,7 @@ __all__ = ["build_fused_attention"]
 
 TOLERANCE = 2.0**-5
 """Largest norm of the difference, relative to the norm of the result. The module rounds between its passes, and large
-scores amplify the errors. A different kind of RoPE differs by half or more."""
+scores amplify the errors. A different type of RoPE differs by half or more."""
 
 
 def build_fused_attention(module: Any) -> Callable[..., Any] | None:

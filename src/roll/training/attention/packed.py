@@ -137,7 +137,7 @@ class AttentionPlan:
         return self.observer if self.observer is not None and self.observer.is_observed(layer) else None
 
     def get_calls(self, params: AttentionParams) -> list[Call]:
-        """Return a layer's attention calls; layers with the same span and kind of calls share the calls."""
+        """Return a layer's attention calls; layers with the same span and type of calls share the calls."""
         span, dense = params.span.limit_to(self.longest), not (params.is_plain or self._blocked)
         if (span, dense) not in self._calls:
             self._calls[span, dense] = self._build_calls(span, dense)

@@ -54,7 +54,7 @@ _E4M3_FORMATS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 
 
 class _Fp8Support(NamedTuple):
-    """The FP8 format and the FP8 kernels that a kind of device supports."""
+    """The FP8 format and the FP8 kernels that a type of device supports."""
 
     e4m3: torch.dtype
     by_row: bool
@@ -220,7 +220,7 @@ def _scaled_matmul(
 
 @cache
 def _detect_support(kind: str) -> _Fp8Support:
-    """Try FP8 matmuls on a kind of device, and return the supported format and kernels.
+    """Try FP8 matmuls on a type of device, and return the supported format and kernels.
 
     Raises:
         ModelError: The device supports no FP8 format.

@@ -8,10 +8,11 @@ Data flow, per sync:
 
 Invariants:
     - Files in the store are written once and never changed. A version exists when its manifest exists.
-    - Every bucket and manifest is checked by size and checksum before it is used, and every tensor of a local copy
-      before the copy gets its final name.
+    - The size and the checksum of every bucket and manifest are verified before use, and every tensor of a local copy
+      is verified before the copy gets its final name.
     - A version is either a full copy or a delta against the version before it. The newest full copy and the deltas
-      after it stay in the store, so an engine with any older version, or with none, can build the newest version.
+      after it stay in the store, so an engine with any older version, or without a version, can reconstruct the newest
+      version.
 """
 
 from roll.weights.store.handle import StoredVersion, StoreHandle

@@ -2,8 +2,8 @@
 
 A payload has two parts: the positions of the changed elements, then their values.
 
-    gaps8, gaps16   the number of unchanged elements before each changed element, as uint8 or uint16. The largest number
-                    M of the type means: M unchanged elements, and the gap continues
+    gaps8, gaps16   the number of unchanged elements before each changed element, as uint8 or uint16. The largest value
+                    M of the type means M unchanged elements and a continued gap
     bitmap          one bit per element
     dense           no positions: the new values of all elements
     none            no payload: no element changed
@@ -30,7 +30,7 @@ UIntArray: TypeAlias = NDArray[np.unsignedinteger]
 Encoding: TypeAlias = Literal["none", "gaps8", "gaps16", "bitmap", "dense"]
 
 ZLIB_LEVEL = 1
-"""Higher levels take several times as long, and save less than a tenth of the bytes."""
+"""Compression level; higher levels take several times as long and save less than a tenth of the bytes."""
 _GAP_TYPES: dict[str, type[np.unsignedinteger]] = {"gaps8": np.uint8, "gaps16": np.uint16}
 
 
@@ -59,7 +59,7 @@ def encode_delta(old: ByteArray, new: ByteArray, itemsize: int) -> TensorDelta:
 
     Args:
         old: The bytes of the earlier version.
-        new: The bytes of the new version, as many as in `old`. A dense delta refers to this memory.
+        new: The bytes of the new version, with the size of `old`. A dense delta refers to this memory.
         itemsize: The number of bytes of an element.
     """
     before, after = _to_integers(old, itemsize), _to_integers(new, itemsize)

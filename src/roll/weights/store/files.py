@@ -106,7 +106,8 @@ class StoreFiles:
 
     Args:
         url: A directory, or a URL of `fsspec`.
-        is_cancelled: A function that returns True if the caller has given up; then operations end with an error.
+        is_cancelled: A function that returns True if the caller has canceled the operation, which then ends with an
+            error.
     """
 
     def __init__(self, url: str, is_cancelled: Callable[[], bool] = lambda: False) -> None:

@@ -22,7 +22,7 @@ __all__ = [
 MANIFEST_NAME = "manifest.json"
 
 MIN_BYTES_PER_S = 1e6
-"""Slowest rate of a store that is tolerated; timeouts are computed from it."""
+"""Minimum tolerated transfer rate of a store, from which timeouts are computed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class StoredTensor:
     shape: Sequence[int]
     dtype: str
     checksum: int
-    """Checksum of the tensor's bytes in this version, whether the payload has all of them or only the changes."""
+    """Checksum of the tensor's bytes in this version, for full payloads and deltas."""
     encoding: Encoding
     num_changed: int
     is_compressed: bool

@@ -56,7 +56,7 @@ class Changes:
 
 
 class _DeltaBudget:
-    """The number of bytes that the deltas of a version may take before a full copy is written instead."""
+    """The byte budget for the deltas of a version; beyond it, a full copy is written."""
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes_left = num_bytes

@@ -4,8 +4,8 @@ All engines of a host share the copy, so a host fetches each version once. The c
 `shared_memory.map_tensors` reads. To build a new version, the file of the last version is copied and changed, so both
 exist for a short time. The file of a version is complete and verified when it has its final name.
 
-Each process that uses the directory of a copy holds a shared lock on a file in it; the kernel releases the lock when
-the process ends. A directory whose lock is free is deleted by the next process that opens a copy.
+Each process that uses the directory of a copy holds a shared lock on a file in it, which the kernel releases when the
+process ends. The next process that opens a copy deletes directories without locks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ USERS_LOCK = "users.lock"
 
 
 class _CorruptedCopyError(WeightSyncError):
-    """A reconstructed tensor has a wrong checksum."""
+    """A reconstructed tensor has an incorrect checksum."""
 
 
 def find_local_file(handle: StoreHandle) -> Path:
@@ -74,7 +74,7 @@ class LocalCopy:
             handle: The version to fetch.
             manifest: The tensors of the update.
             timeout_s: The maximum wait for another process of this host that fetches, in seconds.
-            is_cancelled: A function that returns True if the caller has given up.
+            is_cancelled: A function that returns True if the caller has canceled the operation.
 
         Raises:
             WeightSyncError: a file in the store is missing or corrupted, or the disk is full; the message names it.

@@ -55,7 +55,7 @@ class StartedProgram:
         self.status = status
         """File descriptor on which the init reports the program's end; None if `pid` is the program itself."""
         self.streams = streams
-        """The kind of each output, by its file descriptor: `o` (stdout), `e` (stderr) or `r` (result)."""
+        """The type of each output, by its file descriptor: `o` (stdout), `e` (stderr) or `r` (result)."""
 
     def read_end_report(self, status):
         """Read the init's report of the program's end from its pipe, and close the pipe.

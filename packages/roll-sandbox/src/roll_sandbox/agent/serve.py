@@ -121,7 +121,7 @@ class Agent:
             self.spare = None
 
     def fork_spare(self):
-        """Fork a spare child for the kind of program that ran last, if the agent is idle."""
+        """Fork a spare child for the type of program that ran last, if the agent is idle."""
         # A waiting message may be the next program, which this fork would delay.
         idle = self.spare is None and not self.runs and not self.shells
         if not self.can_use_spares or not idle or self.poll.poll(0):

@@ -11,7 +11,7 @@ from roll_sandbox.errors import ConfigError
 
 __all__ = ["serve", "worker"]
 
-_WARM_HELP = "Idle sandboxes to keep of each kind; by default as many as recent requests suggest."
+_WARM_HELP = "Idle sandboxes to keep of each type; by default as many as recent requests suggest."
 _AWAY_HELP = "Seconds after which the sandboxes of an unreachable worker are lost."
 
 

@@ -57,7 +57,7 @@ HTTP_STATUS = {
     "unknown": 404,
     "untrusted": 400,
 }
-"""HTTP status of each kind of error."""
+"""HTTP status of each type of error."""
 
 
 def error_to_json(error: Exception) -> dict[str, Any]:

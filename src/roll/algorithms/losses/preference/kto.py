@@ -41,7 +41,7 @@ class KTOLoss:
     """The policy's log-probs of whole sequences."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """Compute the micro-batch's share of the loss.
+        """Compute the micro-batch's contribution to the loss.
 
         Raises:
             ValueError: The batch has no `preferred` column or no log-probs of the reference.

@@ -61,7 +61,7 @@ class PreferenceLoss:
             raise ValueError("the odds ratio needs mean log-probs: set scores to 'mean' and against_reference to False")
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """Compute the micro-batch's share of the loss.
+        """Compute the micro-batch's contribution to the loss.
 
         Raises:
             ValueError: A unit is not a pair, a column is missing, or pairs have margins that the pairwise loss does not
@@ -85,7 +85,7 @@ class PreferenceLoss:
         return LossOutputs(loss=loss, metrics=metrics)
 
     def _compute_nll(self, inputs: LossInputs, pairs: Pairs) -> Tensor:
-        """Return the micro-batch's share of the mean negative log-likelihood of the chosen answers."""
+        """Return the micro-batch's contribution to the mean negative log-likelihood of the chosen answers."""
         sums = compute_segment_sums(inputs.require("logprobs"), inputs.sequence_ids)[pairs.chosen]
         if self.likelihood_mean == "tokens":
             return -sums.sum() / inputs.num_preferred_tokens

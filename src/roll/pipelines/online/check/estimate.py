@@ -150,7 +150,7 @@ def estimate_memory_by_role(
         config: The run's configuration.
         sizes: Sizes of the model.
         batch: The result of `compute_run_sizes`.
-        engine_kind: Kind of engine; see `ENGINES`.
+        engine_kind: Type of engine; see `ENGINES`.
         max_context: Longest prompt plus answer, in tokens.
         on_accelerator: Whether to estimate device memory; host libraries are then left out.
         judge: The run's judge; `None` if the run has no judge or the judge's size is unknown.
