@@ -127,7 +127,7 @@ def _describe_missing_key(field: FieldInfo | None, name: str) -> str:
 
 
 def _locate_field(loc: tuple[str | int, ...], model: type[Section]) -> tuple[KeyPath, FieldInfo | None, ValueType]:
-    """Convert Pydantic's location `loc` to a path without union tags; return the path, its field and its value_type."""
+    """Convert Pydantic's location `loc` to a path without union tags; return the path, its field and its type."""
     path: list[str | int] = []
     field: FieldInfo | None = None
     value_type = ValueType(section=model)

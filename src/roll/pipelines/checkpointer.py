@@ -41,7 +41,7 @@ __all__ = ["Checkpointer"]
 logger = logging.getLogger(__name__)
 
 MIN_FREE_BYTES = 2**20
-"""Free space below which the disk is treated as full, since not all libraries report the reason of a failed write."""
+"""Free space below which the disk is treated as full, because not all libraries report why a write failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +78,7 @@ class Checkpointer:
     on_saved: Callable[[int, Path], object] | None = None
     """Called with the step and the directory of every new checkpoint."""
     before_writing: Callable[[], Awaitable[None]] | None = None
-    """Called before writing, to move trainers' states to where they can be saved."""
+    """Called before writing, to move the trainers' states to where they can be saved."""
     _saved_at: float = field(init=False)
     _pending: _PendingCheckpoint | None = field(init=False, default=None)
 

@@ -63,7 +63,7 @@ def resume(
     Args:
         run_path: Run directory.
         config: Configuration of the run, with `overrides` applied.
-        overrides: Overrides as the user wrote them, for the run's history.
+        overrides: Overrides as given by the user, for the run's history.
         callbacks: Callbacks of the user.
 
     Raises:

@@ -36,7 +36,7 @@ class Evaluator:
     run: Run[Any]
     """Run of the policy."""
     policy_engines: ServedPolicy
-    """Engines that hold the policy."""
+    """Engines that serve the policy."""
     held_out: Sequence[PromptDraw]
     """Held-out prompts, which every evaluation uses."""
     plan: SamplingPlan

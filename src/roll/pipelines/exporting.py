@@ -67,7 +67,7 @@ def export(source: Path, target: Path, *, adapter: bool = False) -> Path:
 
 
 def check_hub(repository: str) -> None:
-    """Check that an upload is possible; called before anything is written.
+    """Check that an upload is possible, before anything is written.
 
     Raises:
         HubError: The repository name is invalid, no token is available, or the hub is offline.
@@ -98,7 +98,7 @@ def upload(directory: Path, repository: str, *, public: bool = False) -> str:
         The URL of the commit.
 
     Raises:
-        HubError: The hub refuses the upload or cannot be reached, or a file cannot be read; the directory is kept.
+        HubError: The hub rejects the upload or cannot be reached, or a file cannot be read; the directory is kept.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError

@@ -146,7 +146,7 @@ async def open_generation(
         stack: Exit stack that closes everything that is opened.
         tracker: Tracker of the run, which observes every rollout.
         proxy_type: Class of the proxy.
-        bring_up: Syncs the current weights to a fresh engine; by default an engine keeps the weights that it loaded.
+        bring_up: Syncs the current weights to a fresh engine; by default, an engine keeps its loaded weights.
         loop: Rollout loop that replaces the configured loop.
         wrap_reward: Wrapper of each domain's reward.
 
@@ -216,7 +216,8 @@ def build_episode_plan(config: RolloutRunConfig, max_context: int) -> EpisodePla
 async def _build_loop(
     config: RolloutRunConfig, roles: StartedRoles, stack: AsyncExitStack, images: ImageStorage | None
 ) -> RolloutLoop | None:
-    """Return the loop of `rollout.agent` or `rollout.loop`; `None` for ROLL's own loop. `stack` closes the agent."""
+    """Return the loop of `rollout.agent` or `rollout.loop`; `None` for ROLL's default loop. `stack` closes the
+    agent."""
     agent = config.rollout.agent
     if agent is None:
         return load_user_loop(config.rollout.loop)

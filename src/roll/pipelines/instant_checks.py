@@ -25,13 +25,13 @@ __all__ = ["check_disk", "check_run_references", "check_run_rewards"]
 logger = logging.getLogger(__name__)
 
 MAX_REFERENCES = 2_000
-"""Maximum number of references per source that are scored, which takes a second or two."""
+"""Maximum number of scored references per source; scoring takes a second or two."""
 
 
 def check_disk(
     config: RunConfig, training: TrainingConfig, model_path: Path, session: Session, others: Iterable[TrainerSpec] = ()
 ) -> None:
-    """Check that the disk has room for the checkpoints that the run will certainly write.
+    """Check that the disk has space for the checkpoints that the run will certainly write.
 
     Args:
         config: Configuration of the run.
@@ -80,6 +80,6 @@ async def check_run_references(entries: Sequence[DataConfig], data: PromptData) 
     """Check that reference answers score as correct, for at most `MAX_REFERENCES` prompts of every source.
 
     Raises:
-        DataError: More than a tenth of a source's references are scored as wrong.
+        DataError: More than a tenth of a source's references are scored as incorrect.
     """
     await check_references(entries, data.train.sample_by_domain(MAX_REFERENCES))

@@ -41,7 +41,7 @@ class BaseModelScorer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Learner:
-    """The trained models, and the models to which they are compared."""
+    """The trained models, and the frozen models that the losses compare them with."""
 
     policy: TrainerGroup
     critics: tuple[TrainerGroup, ...] = ()
@@ -63,7 +63,8 @@ class Learner:
 
 
 async def update(run: Run[Any], trainer: TrainerGroup, batch: TrainingBatch, loss: LossFn) -> StepResult:
-    """Run one optimizer step. Set `run.mid_update`, since the state at the last boundary can no longer be checkpointed.
+    """Run one optimizer step. Set `run.mid_update`, because the state at the last boundary can no longer be
+    checkpointed.
 
     With a single rank, `run.mid_update` is reset if the first optimizer step since the boundary fails before it changes
     any weight.
@@ -77,10 +78,8 @@ async def update(run: Run[Any], trainer: TrainerGroup, batch: TrainingBatch, los
 async def accumulate_gradients(
     run: Run[Any], trainer: TrainerGroup, batch: TrainingBatch, loss: LossFn, counts: BatchCounts, *, last: bool
 ) -> ForwardBackwardResult:
-    """Add the gradient of a batch. No weight changes, so the state at the last boundary can still be checkpointed.
-
-    After an error in a run with several ranks, it cannot be checkpointed, because other ranks may wait for the failed
-    rank.
+    """Add the gradient of a batch. Weights do not change, so the state at the last boundary can still be checkpointed,
+    except after an error in a run with several ranks, because other ranks may wait for the failed rank.
     """
     try:
         return await trainer.forward_backward(batch, loss, counts, last=last)

@@ -37,9 +37,9 @@ def _collect_verdicts(rollouts: Sequence[Rollout]) -> list[float]:
 
 
 def _compute_accuracy(rollouts: Sequence[Rollout], prefix: str) -> dict[str, float]:
-    """Return accuracy metrics: the share and number of solved rollouts, with a confidence interval if they are few.
+    """Return accuracy metrics: the fraction and number of solved rollouts, with a confidence interval for few rollouts.
 
-    Only rollouts whose reward decides correctness count. The result is empty if there are no such rollouts.
+    Only rollouts whose reward decides correctness are included. The result is empty if there are none.
     """
     found = _collect_verdicts(rollouts)
     return compute_accuracy_metrics(prefix, _compute_mean(found), len(found)) if found else {}
@@ -50,7 +50,7 @@ def compute_score(rollouts: Sequence[Rollout]) -> float:
 
     A rollout scores 1 if it is correct and 0 if it is not; if the reward does not decide correctness, the score is the
     reward's value. The mean is therefore the accuracy if every reward decides correctness, and the mean reward if no
-    reward does. Every rollout counts equally, so a source with more rollouts has a larger weight.
+    reward does. Every rollout has the same weight, so a source with more rollouts has a larger weight.
     """
     found = [r.reward for r in rollouts if r.reward is not None]
     return _compute_mean([r.value if r.correct is None else float(r.correct) for r in found])
@@ -101,7 +101,7 @@ def _average_components(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _compute_episode_metrics(by_domain: Mapping[str, Sequence[Rollout]]) -> dict[str, float]:
-    """Compute success, length and unfinished share of each environment's episodes.
+    """Compute success rate, length and truncation rate of each environment's episodes.
 
     Episodes that began at an anchor are left out.
     """
@@ -119,7 +119,7 @@ def _compute_episode_metrics(by_domain: Mapping[str, Sequence[Rollout]]) -> dict
 
 
 def compute_group_metrics(draw_outcomes: Mapping[int, tuple[DrawOutcome, str]]) -> dict[str, float]:
-    """Return as metrics how many groups were used for training, were filtered, and failed."""
+    """Return the numbers of trained, filtered and failed groups as metrics."""
     found = [outcome for outcome, _ in draw_outcomes.values()]
     return {
         f"data/groups_{outcome}": float(found.count(outcome))

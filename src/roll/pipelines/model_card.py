@@ -145,7 +145,7 @@ def _format_usage(name: str, loader: str) -> Iterator[str]:
     The adapter of a reward model includes the score head.
 
     Args:
-        name: The base model, as the user named it.
+        name: The base model, as given by the user.
         loader: The class of `transformers` that loads it.
     """
     base = f'"{_strip_directories(name)}"'

@@ -50,7 +50,7 @@ NUM_PROBES = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedRun:
-    """The parts of a run that need no device: the model's files, the tokenizer, and the prompts."""
+    """The parts of a run that need no device: model files, tokenizer, and prompts."""
 
     model_path: Path
     tokenizer: Any

@@ -34,7 +34,7 @@ __all__ = ["Run", "Session", "restore_state", "run_session", "run_steps"]
 logger = logging.getLogger(__name__)
 
 LAST_SAVE_TIMEOUT_S = 1800.0
-"""Timeout of the save of a failed run: a rank that hangs must not hide the error from the user forever."""
+"""Timeout for saving a failed run, so that a hanging rank does not hide the error from the user."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,8 +188,8 @@ class Run(Generic[S]):
 async def run_steps(run: Run[Any], step: Callable[[], Awaitable[list[str]]]) -> None:
     """Run the remaining steps; this is the training loop of every pipeline.
 
-    Existing objects are frozen, so that the garbage collector skips them: scanning all objects of torch takes a quarter
-    of a second, during which the event loop is blocked. Objects that the caller has frozen stay frozen.
+    Existing objects are frozen, so that the garbage collector skips them: scanning all objects of torch blocks the
+    event loop for a quarter of a second. Objects that the caller has frozen stay frozen.
 
     Args:
         run: The run, at a step boundary.

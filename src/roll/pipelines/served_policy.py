@@ -1,4 +1,4 @@
-"""Engines that serve the policy while it is trained: they generate rollouts, and get the new weights.
+"""Engines that serve the policy during training: they generate rollouts and receive the new weights.
 
 If engines share devices with trainers, they release these devices before trainers compute (`SharedDevices`). `sync`
 restores the weights of the engines; they generate after it."""
@@ -127,9 +127,9 @@ class ServedPolicy:
     async def sync(self) -> SyncReport:
         """Sync the weights to every engine while engines are paused; an engine that died is replaced and synced too.
 
-        An evaluation in progress is completed first, since it must evaluate a single policy version. If the evaluation
-        fails, the run ends at the step boundary. The evaluation is canceled if every engine with the evaluated weights
-        has died.
+        An evaluation in progress is completed first, because it must evaluate a single policy version. If the
+        evaluation fails, the run ends at the step boundary. The evaluation is canceled if every engine with the
+        evaluated weights has died.
         """
         await self._finish_evaluation()
         devices = self.devices if self._returns_devices() else None

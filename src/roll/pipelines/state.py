@@ -29,7 +29,7 @@ class RunState:
     step: int = 0
     """Number of completed steps."""
     policy_version: int = 0
-    """Number of updates that changed the policy's weights and were synced to engines, if there are any."""
+    """Number of updates that changed the policy's weights and were synced to the engines, if the run has engines."""
     data: dict[str, Any] = field(default_factory=dict)
     """Cursor of the prompt stream (`PromptStream.state()`)."""
     num_draws: int = 0
@@ -48,8 +48,8 @@ class RunState:
     def record_score(self, step: int, score: float) -> None:
         """Store an evaluation's score; higher is better.
 
-        The model before training is not a candidate for the best step, so that the best trained model is kept even if
-        the initial model is better. A score that is not finite is ignored, since JSON cannot store it.
+        Step 0 is not a candidate for the best step, so that the best trained model is kept even if the initial model is
+        better. A score that is not finite is ignored, since JSON cannot store it.
         """
         if not math.isfinite(score):
             return

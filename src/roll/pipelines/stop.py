@@ -102,7 +102,7 @@ class StopRequest:
 def stop_on_signals(stop: StopRequest, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
     """Set `stop` on SIGINT, SIGTERM or SIGHUP (a closed terminal); a second signal ends the process.
 
-    If the same signal is repeated within `DUPLICATE_SIGNAL_S`, it does not count as a second signal, since `timeout`
+    If the same signal is repeated within `DUPLICATE_SIGNAL_S`, it is not treated as a second signal, because `timeout`
     and Slurm signal a process and then its process group. SIGHUP stays ignored if it is ignored already (`nohup`).
     Outside the main thread (a notebook cell that runs in a helper thread) signal handlers are not changed, and an
     interrupt of the thread that waits for the helper thread sets `stop`.

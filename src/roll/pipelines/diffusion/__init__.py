@@ -1,1 +1,1 @@
-"""Training of diffusion and flow models, on given images or from rewards of the policy's own samples."""
+"""Training of diffusion and flow models, on images of a dataset or with rewards for the policy's samples."""

@@ -113,7 +113,7 @@ class DiffusionRun:
         return await self.scorers.score(images, [row.prompt for row in rows], [row.metadata for row in rows])
 
     async def _compute_step_rewards(self, groups: Sequence[Group]) -> None:
-        """Compute a reward for every SDE step by completing the path after the step with the ODE."""
+        """Compute a reward for every SDE step by completing the trajectory after the step with the ODE."""
         settings = replace(self.builder.settings, noise_level=0.0)
         count = self.builder.settings.stochastic_steps
         members = [(group, i) for group in groups for i in range(len(group.paths))]

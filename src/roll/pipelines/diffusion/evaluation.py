@@ -1,4 +1,4 @@
-"""Evaluation of a diffusion model: samples of the ODE with fixed noise, their rewards, and the loss on given images."""
+"""Evaluation of a diffusion model: rewards of ODE samples with fixed noise, and the loss on images of a dataset."""
 
 from __future__ import annotations
 

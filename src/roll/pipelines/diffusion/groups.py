@@ -18,7 +18,7 @@ from roll.pipelines.diffusion.scoring import ImageScore
 __all__ = ["Group", "build_samples", "compute_pixel_distance", "compute_reward_metrics", "split_samples"]
 
 MAX_COMPARED_SAMPLES = 64
-"""Largest number of samples of a prompt that are compared with each other."""
+"""Maximum number of samples of a prompt that are compared with each other."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -82,7 +82,7 @@ def split_samples(samples: Sequence[DiffusionSample], num: int, seed: tuple[int,
 
 
 def compute_reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the mean, spread and components of a step's rewards. Samples that could not be scored are ignored."""
+    """Return the mean, standard deviation and components of a step's rewards. Unscored samples are ignored."""
     scores = [score for group in groups for score in group.scores]
     values = np.array([score.value for score in scores if not score.problem])
     metrics = {"reward/errors": float(sum(bool(score.problem) for score in scores))}

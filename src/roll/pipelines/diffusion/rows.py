@@ -1,7 +1,7 @@
 """Rows of prompts and images, and their stream of draws.
 
-Images are decoded when their row is drawn. An image that cannot be decoded, was changed since the run began, or has
-another size than the model's, is an error that names the row; no blank image is ever substituted.
+Images are decoded when their row is drawn. If an image cannot be decoded, has changed since the run began, or does not
+have the model's size, the error names the row; a blank image is never substituted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CACHE_BYTES = 256 * 2**20
 
 
 class FileIdentity(NamedTuple):
-    """Values that change when a file is replaced."""
+    """Values that identify a file's content: they change when the file is replaced."""
 
     num_bytes: int
     time_ns: int

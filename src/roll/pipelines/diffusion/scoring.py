@@ -28,7 +28,7 @@ __all__ = ["ImageScore", "ImageScorer", "check_rewards"]
 logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
-"""Number of attempts at a call before its sample has no reward, as for rollouts of language models."""
+"""Maximum number of attempts of a reward call, as for rollouts of language models."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

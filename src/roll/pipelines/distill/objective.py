@@ -40,8 +40,8 @@ def build_objective(online: OnlineRun[DistillConfig, Any], num_tokens: Sequence[
 
     Args:
         online: The run.
-        num_tokens: Vocabulary size of each teacher. A student with a padded vocabulary may sample a larger ID; answers
-            with such an ID are left out.
+        num_tokens: Vocabulary size of each teacher. A student with a padded vocabulary may sample larger IDs; answers
+            with such IDs are left out.
     """
     config, rollout, teachers, run = online.config, online.config.rollout, online.learner.teachers, online.run
 

@@ -24,7 +24,7 @@ __all__ = ["inspect"]
 def inspect(config: DistillOfflineConfig) -> Report:
     """Check an offline distillation run before it starts, and return the report.
 
-    Teachers whose outputs are stored do not count toward the memory of training: they are unloaded before it starts.
+    Teachers whose outputs are stored are excluded from the training memory, because they are unloaded before training.
     """
     problems: list[str] = []
     other_models, loss = FrozenModelCost(), "TOP_K_TIMING_LOSS"

@@ -9,7 +9,7 @@ from roll.protocols import LossFn
 __all__ = ["DISTRIBUTION_TIMING_LOSS", "TOP_K_TIMING_LOSS", "build_offline_loss"]
 
 DISTRIBUTION_TIMING_LOSS = DistillationLoss()
-"""Loss that stands in for any divergence over whole distributions when a step is timed."""
+"""Loss with which a step is timed for any divergence over whole distributions."""
 TOP_K_TIMING_LOSS = LikelihoodLoss()
 """Loss that stands in for top-k distillation when a step is timed, since samples have no teacher columns then."""
 

@@ -1,16 +1,17 @@
 """Anchors within successful episodes: IPA's chunk-level initialized resampling (ROME, arXiv 2512.24873).
 
-A successful episode of K turns has a boundary before each turn. At an anchor k, its first k turns are replayed, and all
+A successful episode of K turns has a boundary before each turn. At anchor k, the first k turns are replayed, and all
 rollouts of a group continue from there:
 
     sequential rollback            a₁ ─ a₂ ─ a₃ ─ a₄ ✓     k = 3 until it is passed, then 2, 1, 0
     parallelized initialization    a₁ ─ a₂ ─ a₃ ─ a₄ ✓     k = 1, 2, 3 in parallel, each until it is passed
 
-If rewards are sparse and come only at the end, nearly all plain rollouts fail and give no signal; close to a success,
-rewards differ, and training there makes earlier turns learnable. An anchor is passed once most of the recent rollouts
-that began there succeeded. The paper gives no constants; the defaults of `AnchorsConfig` are our choice.
+With sparse rewards at the end of an episode, nearly all rollouts from the prompt fail and give no signal. Close to a
+success, rewards differ, and training there makes earlier turns learnable. An anchor is passed once most of the recent
+rollouts that began there succeeded. The paper gives no constants; the defaults of `AnchorsConfig` are our choice.
 
-Pure functions of the configuration and of the state at a step's boundary, so that a resumed run makes the same choices.
+All functions are pure functions of the configuration and the state at a step's boundary, so a resumed run makes the
+same choices.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 MAX_REPLAY_FAILURES = 3
-"""Number of failed replays after which an environment no longer has anchors."""
+"""Number of failed replays after which anchors of an environment are disabled."""
 
 
 def list_anchors(config: AnchorsConfig, num_turns: int) -> list[int]:
@@ -202,7 +203,8 @@ def update_anchors(
 
 
 def compute_anchor_metrics(episodes: Sequence[AnchorEpisode], groups: Sequence[Group]) -> dict[str, float]:
-    """Compute the anchor metrics of a step: the groups that began at anchors, and success by replayed share."""
+    """Compute the anchor metrics of a step: the groups that began at anchors, and success rates by the fraction of
+    replayed turns."""
     began = [(group, group.draw.anchor) for group in groups if group.draw.anchor is not None]
     metrics = {
         "anchors/kept": float(len(episodes)),

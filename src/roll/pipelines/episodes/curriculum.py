@@ -1,8 +1,8 @@
 """Curriculum: chooses the next environment by success rates.
 
-The share of an environment is its weight times 4 p (1 - p), where p is its success rate: rewards within groups vary
-most if half of the episodes succeed, and do not vary if all or none succeed. An environment without episodes has its
-full weight."""
+An environment is sampled in proportion to its weight times 4 p (1 - p), where p is its success rate: rewards within
+groups vary most if half of the episodes succeed, and do not vary if all or none succeed. An environment without
+episodes has its full weight."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["choose_domain", "compute_domain_shares", "update_success_rates"]
 
 
 def compute_domain_shares(config: AgenticConfig, rates: Mapping[str, float]) -> dict[str, float]:
-    """Compute each environment's share of the next draws from the success rates `rates`; the shares sum to 1."""
+    """Compute the sampling probability of each environment from the success rates `rates`."""
     least = config.curriculum.min_share if config.curriculum else 1.0
     weights = {}
     for entry in config.environments:

@@ -1,4 +1,4 @@
-"""The user's demonstrations: successful episodes that are played before the first step and stored."""
+"""The user's demonstrations: successful episodes that are executed before the first step and stored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["play_demonstrations"]
 async def play_demonstrations(
     online: OnlineRun[AgenticConfig, ServedPolicy], stream: PromptStream, demonstrations: Sequence[Demonstration]
 ) -> None:
-    """Play the user's demonstrations, and store the episodes in the run's state. Do nothing in a resumed run.
+    """Execute the user's demonstrations, and store the episodes in the run's state. Do nothing in a resumed run.
 
     Raises:
         DataError: A demonstration does not succeed.
@@ -43,7 +43,7 @@ async def play_demonstrations(
 async def _play_twice(
     online: OnlineRun[AgenticConfig, ServedPolicy], stream: PromptStream, demonstration: Demonstration
 ) -> AnchorEpisode:
-    """Play a demonstration twice, check that the environment responds the same way, and return the episode."""
+    """Execute a demonstration twice, check that the environment responds identically, and return the episode."""
     draw = stream.redraw(-1, demonstration.domain, stream.find_position(demonstration.domain, demonstration.seed))
     draw = replace(draw, prompt=replace(draw.prompt, expert=demonstration.actions))
     name = f"'{demonstration.domain}' with seed {demonstration.seed}"

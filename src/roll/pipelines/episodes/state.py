@@ -126,7 +126,7 @@ class AgenticState(LearningState):
     """State of an agentic run at a step's boundary."""
 
     success_rates: dict[str, float] = field(default_factory=dict)
-    """Success rate of each environment that was played, averaged over its last episodes."""
+    """Success rate of each environment, averaged over its last episodes."""
     episodes: tuple[AnchorEpisode, ...] = ()
     """Successful episodes with anchors; at most one per prompt, the oldest first."""
     anchors_in_flight: dict[str, list[Any]] = field(default_factory=dict)
@@ -134,7 +134,7 @@ class AgenticState(LearningState):
     replay_failures: dict[str, int] = field(default_factory=dict)
     """Number of episodes per environment that could not be replayed."""
     demonstrations_played: bool = False
-    """True if the user's demonstrations were played."""
+    """True if the user's demonstrations were executed."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as JSON-serializable data, including the episodes."""

@@ -7,7 +7,7 @@ Invariants:
     - every failure is an `InfraError`, including an engine that cannot be restarted: the rollout is retried, then
       marked, and the next request tries to start the engine once more;
     - the request of a canceled caller is aborted;
-    - a timeout starts when an engine begins the request, so time in the queue does not count.
+    - a timeout starts when an engine begins the request, so time in the queue is excluded.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ from roll.tracking import RunDirectory
 __all__ = ["build_judge_specs", "compute_judge_context", "resolve_judge_kind"]
 
 MAX_CONTEXT = 8192
-"""Default context length in tokens: longer contexts would reserve memory that no verdict needs."""
+"""Default context length, in tokens; longer contexts would reserve memory that verdicts do not need."""
 CPU_CACHE_BYTES = 256 * 2**20
 """Default KV cache of an engine on a CPU."""
 MIN_CACHED_REQUESTS = 4
-"""Number of full-length requests that fit in the KV cache if the engine's default does not fit a single one."""
+"""Number of full-length requests for which the KV cache is sized if the engine's default does not fit one request."""
 
 
 def resolve_judge_kind(config: RolloutRunConfig) -> str:

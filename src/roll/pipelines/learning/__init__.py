@@ -1,5 +1,5 @@
 """Training on scored rollouts, for every pipeline.
 
 `updates` computes token weights of a selection and trains on it, `losses` builds the configured loss, `measures` and
-`token_columns` record metrics, `alarms` and `failures` stop a run that goes wrong, and `state` is kept between steps.
+`token_columns` record metrics, `alarms` and `failures` stop a failing run, and `state` is kept between steps.
 """

@@ -1,4 +1,4 @@
-"""Alarms: warnings about a run that goes wrong, which may also stop the run.
+"""Alarms: warnings about problems of a run, which may also stop the run.
 
 The run's state contains the number of consecutive steps of each alarm, so a resumed run raises alarms at the same step.
 """

@@ -13,8 +13,8 @@ from roll.types import FloatArray, IntArray, TrainingBatch, TrainingSample
 __all__ = ["MEASURED_SHARE", "compute_router_replay_metrics", "drop_recorded_experts", "score_with_own_routing"]
 
 MEASURED_SHARE = 8
-"""Denominator of the fraction of samples that are also scored with the trainer's own routing: a forward pass over the
-first eighth of the batch, about 4 % of an update's compute.
+"""Denominator of the fraction of samples that are also scored with the trainer's routing: a forward pass over the first
+eighth of the batch, about 4 % of an update's compute.
 """
 
 
@@ -41,10 +41,11 @@ def compute_router_replay_metrics(
 ) -> dict[str, float]:
     """Compute the router-replay metrics of a step, below `agreement/`.
 
-    `replayed_share` is the fraction of tokens in the forward pass with recorded experts, and `expert_overlap` the share
-    of these choices that the trainer's routers also make. `own_routing/…` and `engine_routing/…` compare log-probs of
-    engine and trainer over the same tokens, with the trainer's or the engine's routing: the mean and the largest
-    absolute difference, and an unbiased estimate of the KL divergence (k3 of http://joschu.net/blog/kl-approx.html).
+    `replayed_share` is the fraction of tokens in the forward pass with recorded experts, and `expert_overlap` the
+    fraction of these choices that the trainer's routers also make. `own_routing/…` and `engine_routing/…` compare
+    log-probs of engine and trainer over the same tokens, with the trainer's or the engine's routing: the mean and the
+    largest absolute difference, and an unbiased estimate of the KL divergence (k3 of
+    http://joschu.net/blog/kl-approx.html).
 
     Args:
         batch: The batch of the step.

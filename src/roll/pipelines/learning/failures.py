@@ -1,12 +1,13 @@
-"""Infrastructure errors of a run's answers: their share in each step, their causes, and the alarms that stop the run.
+"""Infrastructure errors of a run's answers: their fraction in each step, their causes, and the alarms that stop the
+run.
 
     life cycle ──► RetryCounter ──► metrics, a warning at the first failure of a step
     rollouts of a step ──► Failures (a step's counts, causes) ──► metrics, one warning
                                   │
                                   └─► the last steps together ──► alarm
 
-A verifier that requires finished answers does not judge truncated answers. Shares are therefore relative to the answers
-that were judged or should have been judged."""
+A verifier that requires finished answers does not judge truncated answers. Fractions are therefore relative to the
+answers that were judged or should have been judged."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ class Failures:
     """Numbers of failed and timed-out answers, and the causes of the failures."""
 
     num_judged: int = 0
-    """Number of answers that were judged, or would have been without an infrastructure error."""
+    """Number of answers that were judged, or would have been judged without an infrastructure error."""
     failed: int = 0
     """Number of answers without a reward (`infra_error`)."""
     timed_out: int = 0
@@ -46,7 +47,7 @@ class Failures:
     """UID of the first prompt with each cause."""
 
     def collect_metrics(self) -> dict[str, float]:
-        """Return the numbers of failed and timed-out answers, and their shares of `num_judged`, as metrics."""
+        """Return the numbers of failed and timed-out answers, and their fractions of `num_judged`, as metrics."""
         return {
             "rollout/infra_errors": float(self.failed),
             "rollout/infra_error_share": self.failed / self.num_judged if self.num_judged else 0.0,
@@ -98,7 +99,7 @@ class RetryCounter:
 
 
 def _get_cause(rollout: Rollout) -> str:
-    """Return the cause of a rollout's failure, without UID and process ID, so that equal causes compare equal."""
+    """Return the cause of a rollout's failure without UID and process ID, so that identical causes compare equal."""
     return _PROCESS_ID.sub("", rollout.cause.removesuffix(f" (prompt '{rollout.prompt.uid}')"))
 
 
@@ -126,7 +127,7 @@ def check_failures(
         config: Thresholds.
         window: `Failures.counts` of the last steps, at most `config.patience`, including the latest.
         latest: Failures of the step that has just ended.
-        is_first_step: Whether this is the first step of a session. The session stops at once if all answers of its
+        is_first_step: Whether this is the first step of a session. The session stops immediately if all answers of its
             first step failed.
     """
     full = len(window) >= config.patience

@@ -10,8 +10,8 @@ provisional to actual counts, corrects the sum. The gradient is that of a plain 
 parts are added in the order in which groups finish.
 
 `stream_training` is rejected for algorithms in which another group can change a group's advantages
-(`roll.config.streaming`). `apply` compares the advantages of every part with those of the complete batch all the same.
-If they differ, it discards the parts and trains the batch in one piece.
+(`roll.config.streaming`). As an additional check, `apply` compares the advantages of every part with those of the
+complete batch. If they differ, it discards the parts and trains on the complete batch.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class GradientStream:
             num_sequences=num_sequences,
             num_units=float(rollout.prompts_per_step),
         )
-        """Provisional counts. Their size does not matter, except that the gradients must not over- or underflow."""
+        """Provisional counts. Their values are arbitrary, as long as the gradients do not overflow or underflow."""
 
     @property
     def ref_logprobs(self) -> Mapping[str, FloatArray]:

@@ -32,7 +32,7 @@ def compute_mean_advantages(batch: TrainingBatch) -> dict[str, float]:
 
 
 def compute_agreement_metrics(batch: TrainingBatch, results: Sequence[StepResult]) -> dict[str, float]:
-    """Compute how far the log-probs of engine and trainer differ over all tokens in the loss.
+    """Compute the differences between the log-probs of engine and trainer over all loss tokens.
 
     The trainer's log-probs are computed before the update or, with a single update, in its forward pass. The metrics
     are the mean and the largest absolute difference, quantiles of the ratio old/rollout, and the effective sample size

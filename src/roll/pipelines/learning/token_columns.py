@@ -1,4 +1,4 @@
-"""Per-token columns of the trainer for the table of rollouts; they need no extra computation."""
+"""Per-token values of the trainer for the rollout table, which need no extra computation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def build_token_columns(
     Args:
         batch: The batch that `add_advantages` completed.
         results: Results of its updates, in order.
-        updates: How the batch was split for the updates.
+        updates: The split of the batch into mini-batches.
         seed: Seed of the run and the step, from which the splits were drawn.
     """
     latest = _collect_latest_logprobs(batch, results, updates, seed)

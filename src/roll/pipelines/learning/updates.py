@@ -2,8 +2,8 @@
 
 batch ─ reference, old log-probs, values ─► weigh ─► critics learn ─► policy updates
 
-Attention credit is computed in the loss: the maps come from the forward pass for the old log-probs if there are several
-updates, else from the single update's own forward pass.
+Attention credit is computed in the loss. The attention maps come from the forward pass for the old log-probs if there
+are several updates, otherwise from the forward pass of the single update.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ async def learn(
 def needs_old_logprobs(algorithm: AlgorithmConfig) -> bool:
     """Return whether log-probs of the policy before the update need a separate forward pass.
 
-    With a single update, the update's own forward pass computes these log-probs.
+    With a single update, its forward pass computes these log-probs.
     """
     in_reward = algorithm.uses_reference and algorithm.kl.apply_to == "reward"
     return algorithm.updates_per_step > 1 or in_reward
@@ -155,9 +155,8 @@ async def _train_critics(
     learned: UpdateResults,
     values: Sequence[Sequence[FloatArray]],
 ) -> None:
-    """Train each critic on its share of the batch.
-
-    Values are clipped around the old values of the same critic (`values`), not around the mean over critics.
+    """Train each critic on its part of the batch. Values are clipped around the old values of the same critic
+    (`values`), not around the mean over critics.
     """
     if not learner.critics:
         return
@@ -180,7 +179,7 @@ def _adapt_kl_coefficient(
 ) -> None:
     """Measure the divergence from the reference, and adapt the KL coefficient toward its target.
 
-    A step that trains only on demonstrations measures no divergence and does not change the coefficient.
+    A step that trains only on demonstrations does not measure the divergence or change the coefficient.
     """
     kl = algorithm.kl
     if kl.coefficient == 0:

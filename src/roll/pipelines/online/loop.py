@@ -1,12 +1,13 @@
-"""The one loop of all pipelines that learn from rollouts:
+"""The loop of all pipelines that learn from rollouts:
 
     collect ─► learn ─► weight sync ─► boundary: every draw has its outcome ─► evaluate ─► collect …
 
     at an async ratio of 0     sequential: every batch comes from the newest policy
     above 0 engines generate during training, at most ⌈α⌉ policy versions behind, and answer evaluations
 
-The pipeline's objective defines how to train on a batch. Work before the first update may be discarded at any moment
-(a signal, a crash): it changes no persistent state. The rest of a step runs to its boundary, where it can be saved.
+The pipeline's objective defines how to train on a batch. Work before the first update changes no persistent state, so
+it may be discarded at any time (by a signal or a crash). The rest of a step runs to its boundary, where it can be
+saved.
 
 The loop uses run, trainer and engines only through protocols, and reads the time only from asyncio.
 """

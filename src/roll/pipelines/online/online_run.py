@@ -54,7 +54,7 @@ class Recorder(Protocol):
 
 
 class RunEngines(Engines, Protocol):
-    """Engines of a run, with methods that the loop itself does not use; `ServedPolicy` implements them."""
+    """Engines of a run, with additional methods that the loop does not use; `ServedPolicy` implements them."""
 
     def open_session(self, stall_s: float) -> AbstractAsyncContextManager[None]:
         """Return a context manager for all steps that logs a warning after `stall_s` seconds without progress."""
@@ -177,7 +177,7 @@ class OnlineRun(Generic[C_co, E_co]):
         self._store_verifier_states()
 
     def _store_verifier_states(self) -> None:
-        """Store the states of rewards on which later scores depend."""
+        """Store the states of stateful rewards, on which later scores depend."""
         states = self.policy_engines.get_verifier_states()
         if states is not None:
             self.run.state.verifiers = states

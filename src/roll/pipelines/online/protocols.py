@@ -21,7 +21,7 @@ class CollectedBatch(Generic[T]):
 
     batch: Batch
     choice: T
-    """The objective's choice of rollouts."""
+    """The rollouts that the objective chose, in the objective's format."""
     rollouts: tuple[Rollout, ...]
     """All rollouts to train on; if empty, the weights do not change."""
     draw_outcomes: Mapping[int, tuple[DrawOutcome, str]]
@@ -48,7 +48,7 @@ class Objective(Protocol[T]):
     """A pipeline's objective, which defines how to train on a batch."""
 
     async def collect(self, batch: Batch) -> CollectedBatch[T]:
-        """Choose the rollouts to train on; may be canceled at any moment."""
+        """Choose the rollouts to train on; may be canceled at any time."""
         ...
 
     async def learn(self, collected: CollectedBatch[T]) -> UpdateOutcome:

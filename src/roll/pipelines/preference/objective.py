@@ -25,7 +25,8 @@ __all__ = ["PreferenceObjective", "get_example_kind", "get_timing_loss", "mismat
 
 PAIR_TIMING_LOSS = PreferenceLoss(against_reference=False)
 ANSWER_TIMING_LOSS = LikelihoodLoss()
-"""Losses that stand in for the methods when a step is timed, since samples have no reference log-probs then."""
+"""Losses with which a step is timed instead of the methods' losses, because samples have no reference log-probs
+then."""
 
 
 def get_timing_loss(section: PreferenceSection) -> LossFn:

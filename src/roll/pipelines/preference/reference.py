@@ -24,7 +24,7 @@ __all__ = ["build_held_out_batches", "build_reference_scorer", "build_reference_
 Samples: TypeAlias = tuple[TrainingSample, ...]
 
 MAX_MISMATCHED_ANSWERS = 2_000_000
-"""Largest number of mismatched answers; all are held in memory until they are scored."""
+"""Maximum number of mismatched answers, which are kept in memory until they are scored."""
 
 
 def build_reference_spec(config: PreferenceConfig, prepared: PreparedRun) -> TrainerSpec:

@@ -23,7 +23,7 @@ __all__ = ["build_objective", "build_pair_batch"]
 
 
 def build_objective(online: OnlineRun[PreferenceOnlineConfig, Any]) -> AnswersObjective:
-    """Build the objective that makes the policy prefer the better answer of each pair."""
+    """Build the objective that trains the policy to prefer the better answer of each pair."""
     config, reference, run = online.config, online.learner.reference, online.run
 
     async def build(choice: AnswerSelection) -> TrainingBatch:

@@ -3,8 +3,8 @@
     recording ─ step N ─► prompts drawn again from the data, compared ─► Batch ─► train ─► complete_step (boundary)
 
 Invariants:
-    - a batch's prompts, their tokens and their order are those of the recorded run; otherwise the replay stops and
-      reports a prompt;
+    - a batch has the prompts, prompt tokens and order of the recorded run; otherwise, the replay stops and reports a
+      prompt;
     - at every step's boundary the prompt stream, the ledger's draws and the draws in flight are as recorded, so a
       replay can be interrupted and resumed like any run.
 """
@@ -36,7 +36,7 @@ class RecordedBatches:
     recording: Recording
     """Recording of the run that is replayed."""
     data: PromptData
-    """The prompts; the recording has only their UIDs."""
+    """The prompts; the recording contains only prompt UIDs."""
     state: LearningState
     """State of the run, at a step's boundary."""
     ledger: DataLedger
@@ -93,7 +93,7 @@ class RecordedBatches:
 
 
 def build_draw_without_prompt(draw_id: int, *, uid: str = "", domain: str = "", position: int = 0) -> PromptDraw:
-    """Build a draw whose prompt has no text, because the ledger and checkpoints store only the UID and the domain."""
+    """Build a draw whose prompt has no text, because ledger and checkpoints store only the UID and the domain."""
     prompt = Prompt(uid=uid, domain=domain, messages=())
     return PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=np.zeros(0, np.int32), position=position)
 

@@ -23,7 +23,8 @@ _FIXED_KEYS = {
     "train": ("data", "rollout", "inference", "evaluation", "sandbox", "judge", "seed"),
     "rollout": ("data", "model.path", "seed"),
 }
-"""Sections and keys that a replay without engines (`train`) or trainer (`rollout`) takes from the recording."""
+"""Sections and keys that the recording determines in a replay without engines (`train`) or without a trainer
+(`rollout`)."""
 
 
 def load_replay_config(
@@ -35,12 +36,12 @@ def load_replay_config(
 ) -> RunConfig:
     """Load the configuration of a replay: the first recorded session's configuration, with a new name and overrides.
 
-    If the overrides choose another algorithm, settings of the recorded run's preset are dropped and the user's own are
-    kept.
+    If the overrides select another algorithm, settings of the recorded run's preset are dropped, and settings that the
+    user changed are kept.
 
     Raises:
         RunDirectoryError: The run does not exist.
-        ConfigError: An override is wrong, or the run's pipeline does not support replay.
+        ConfigError: An override is invalid, or the run's pipeline does not support replay.
     """
     path = Path(run) if Path(run).name not in ("", "..") else Path(run).resolve()
     if not (path / CONFIG_FILE).is_file():
@@ -63,7 +64,7 @@ def load_replay_config(
 
 
 def _select_user_keys(algorithm: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the algorithm settings that the user set: all settings that differ from the preset."""
+    """Return the algorithm settings that differ from the preset."""
     try:
         usual = AlgorithmConfig(type=algorithm.get("type", "grpo")).model_dump(mode="json")
     except ValidationError:  # the preset does not exist

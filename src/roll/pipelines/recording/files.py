@@ -6,8 +6,8 @@ Invariants:
     - a step is recorded if and only if the index has a line for it, and its directory is then complete. A crash leaves
       at most one incomplete last line, and directories without a line;
     - `truncate_recording` keeps exactly the steps up to a checkpoint, before the run resumes from it;
-    - only unchanged bytes are parsed: the index has each file's size, and a checksum for each of its blocks (readers of
-      Parquet may crash on corrupted bytes).
+    - files are parsed only after verification: the index contains each file's size and a checksum of each block,
+      because Parquet readers may crash on corrupted bytes.
 """
 
 from __future__ import annotations

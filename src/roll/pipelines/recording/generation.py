@@ -251,7 +251,8 @@ class RecordedLengthsLoop:
 
 @dataclass(frozen=True, eq=False)
 class RecordedRewards:
-    """A `roll.protocols.Reward` that returns the recorded results. The verifier still runs, to include its time."""
+    """A `roll.protocols.Reward` that returns the recorded results. The verifier still runs, so that its time is
+    included."""
 
     inner: Reward
     """The run's reward."""

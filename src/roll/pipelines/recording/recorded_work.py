@@ -27,16 +27,16 @@ class RecordedWork:
     stopped: dict[str, bool] = field(default_factory=dict)
     """True for answers that ended before the token limit, by request ID."""
     environment_s: dict[str, float] = field(default_factory=dict)
-    """Seconds tokens_between_turns the end of the previous turn and the start of a turn, by the turn's request ID."""
+    """Seconds between the end of the previous turn and the start of a turn, by the turn's request ID."""
     answers: dict[RolloutId, int] = field(default_factory=dict)
     """Length in tokens of each rollout's first answer, if it ended; includes rollouts outside any batch."""
     rewards: dict[RolloutId, RewardResult] = field(default_factory=dict)
     tokens_between_turns: dict[RolloutId, tuple[IntArray, ...]] = field(default_factory=dict)
-    """Tokens tokens_between_turns the turns of a rollout; only for rollouts with several turns."""
+    """Tokens between the turns of a rollout; only for rollouts with several turns."""
     contexts: dict[RolloutId, dict[int, EncodedText]] = field(default_factory=dict)
     """Rewritten context of a turn, by number of the turn; only for rollouts with branches."""
     media: dict[RolloutId, tuple[MediaSpan, ...]] = field(default_factory=dict)
-    """Spans of images tokens_between_turns the turns of a rollout; only for rollouts with such images."""
+    """Spans of images between the turns of a rollout; only for rollouts with such images."""
     turn_rewards: dict[RolloutId, tuple[tuple[float, str], ...]] = field(default_factory=dict)
     """Reward and state of each turn; only for rollouts with turns."""
     prompt_tokens: dict[int, int] = field(default_factory=dict)

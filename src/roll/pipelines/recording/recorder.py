@@ -5,7 +5,8 @@
     finish_step ──── batch, state ───────┘
 
 Invariants:
-    - at every step's boundary all events since the last one are written and freed: memory holds one step;
+    - at every step boundary, all events since the previous boundary are written and freed, so only one step is in
+      memory;
     - a step is recorded before its metrics and before any checkpoint that contains it.
 """
 

@@ -11,7 +11,7 @@ from roll.types import Group, Rollout, RolloutId
 __all__ = ["FORMAT", "RecordedDraw", "RecordedRequest", "RecordedSession", "RecordedStep", "RecordedTransition"]
 
 FORMAT = 1
-"""Version of the file format; a reader refuses any other."""
+"""Version of the file format; readers reject other versions."""
 
 
 class RecordedTransition(NamedTuple):
@@ -52,7 +52,7 @@ class RecordedDraw(NamedTuple):
     draw_id: int
     uid: str
     step: int
-    """Step for which it was drawn."""
+    """Step for which the draw was opened."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

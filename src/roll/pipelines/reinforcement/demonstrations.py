@@ -1,9 +1,9 @@
-"""Demonstrations as rollouts: an expert's answers in the model's tokens, played and scored like any other rollout.
+"""Demonstrations as rollouts: an expert's answers, tokenized for the model, and executed and scored like any rollout.
 
     prompt.expert ─ the chat template's tokens ─► the same loop that plays the policy's rollouts ─► reward ─► Rollout
 
-No engine is called, and nothing is random: the same draw gives the same rollout. Log-probs are 0, the policy version
-is -1.
+No engine is called, and the result is deterministic: the same draw gives the same rollout. Log-probs are 0, the policy
+version is -1.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def play_demonstrations(
 
     For a draw that begins at an anchor, the rollout consists of the replayed turns (IPA, arXiv 2512.24873 eq. 10: the
     expert's chunks up to the fork). A demonstration that cannot be scored in `rollout.max_attempts` attempts is left
-    out, since the policy's own rollouts do not depend on it.
+    out, because the policy's rollouts do not depend on it.
     """
     if config.algorithm.imitation.weight == 0:
         return []
@@ -88,10 +88,10 @@ def build_anchor_demonstration(draw: PromptDraw, anchor: Anchor, index: int) -> 
 async def play_demonstration(
     config: ReinforcementRunConfig, policy_engines: ServedPolicy, draw: PromptDraw
 ) -> Rollout | None:
-    """Play and score the expert's answers; return `None` if no attempt could score them.
+    """Execute and score the expert's answers; return `None` if no attempt could score them.
 
     Raises:
-        InfraError: The answers could not be played.
+        InfraError: The answers could not be executed.
     """
     plan, renderer, reward = (
         policy_engines.plan,

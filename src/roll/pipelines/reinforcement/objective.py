@@ -39,7 +39,7 @@ class ReinforcementObjective(Generic[C]):
     """Stream that adds gradients while a batch is collected; `None` if only whole batches are trained."""
 
     async def collect(self, batch: Batch) -> CollectedBatch[Selection]:
-        """Select the rollouts to train on; may be canceled at any moment.
+        """Select the rollouts to train on; may be canceled at any time.
 
         With `filters.refill` (dynamic sampling, DAPO, arXiv 2503.14476 eq. 11) the batch also contains the groups that
         were filtered out and replaced. Every draw of the batch gets an outcome (trained, filtered, failed, …) for the
@@ -88,7 +88,7 @@ class ReinforcementObjective(Generic[C]):
 
 
 def build_demonstration_player(online: OnlineRun[C, ServedPolicy]) -> DemonstrationSource:
-    """Return a function that plays the demonstrations of a batch's prompts."""
+    """Return a function that executes the demonstrations of a batch's prompts."""
 
     async def play(batch: Batch) -> Sequence[Rollout]:
         if online.config.algorithm.imitation.weight == 0:

@@ -1,10 +1,10 @@
 """The trainers of a run with an `algorithm`: specs of policy, critics and reference.
 
 policy      trained, and synced to engines
-critics     trained on returns, each on its own share of the rollouts; started if `algorithm.critic` is used, unless
-            the policy's network has a value head
+critics trained on returns, each on one part of the rollouts; started if `algorithm.critic` is used, unless the policy's
+            network has a value head
 reference   the initial policy: a frozen model, or the policy without its adapters, which needs no memory; for the
-            divergence over the whole vocabulary, the policy's trainer holds it
+            divergence over the whole vocabulary, the policy's trainer loads it
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Rejection sampling: fine-tuning on the policy's own best answers."""
+"""Rejection sampling: fine-tuning on the policy's best answers."""

@@ -43,7 +43,7 @@ from roll.types import TrainingBatch, TrainingSample
 __all__ = ["FrozenModelCost", "inspect"]
 
 NUM_SAMPLED_STEPS = 8
-"""Number of first steps from whose examples the length of a step is estimated."""
+"""Number of initial steps whose examples are used to estimate the step time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +139,7 @@ def _check_examples(
 
 
 def _take_first_steps(prepared: PreparedRun) -> list[TrainingBatch]:
-    """Draw the batches of the run's first steps from the stream, and return those that have samples."""
+    """Sample the batches of the run's first steps from the stream, and return the non-empty batches."""
     stream, count = prepared.examples.train, prepared.training.examples_per_step
     steps = (map(prepared.examples.build_samples, stream.draw(count)) for _ in range(NUM_SAMPLED_STEPS))
     batches = [tuple(s for found in step if not isinstance(found, str) for s in found) for step in steps]
@@ -152,7 +152,7 @@ def _count_tokens(config: SupervisedConfig, batch: TrainingBatch) -> int:
 
 
 def _count_media(config: SupervisedConfig, prepared: PreparedRun, batch: TrainingBatch) -> int:
-    """Return the maximum number of feature tokens per micro-batch; repeated media count once."""
+    """Return the maximum number of feature tokens per micro-batch; repeated media are counted once."""
     inputs = prepared.examples.sample_builder.renderer.media_inputs
     if inputs is None or not any(sample.media for sample in batch.samples):
         return 0
@@ -287,7 +287,7 @@ def _estimate_time(
 
 
 def _take_first_units(batch: TrainingBatch, num_tokens: int) -> TrainingBatch:
-    """Return the first units of a batch that together have at least `num_tokens` tokens, or all."""
+    """Return the first units of a batch with at least `num_tokens` tokens in total, or all units."""
     samples: list[TrainingSample] = []
     for sample in batch.samples:
         if sum(map(len, samples)) >= num_tokens and sample.unit != samples[-1].unit:

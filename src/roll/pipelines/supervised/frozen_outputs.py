@@ -116,4 +116,4 @@ def list_remaining_steps(
 
 
 def _discard_note(text: str) -> None:
-    """Do nothing with a message; replaces the tracker's notes outside a run."""
+    """Ignore a message; replaces the tracker's notes outside a run."""

@@ -3,7 +3,7 @@
 draw examples → outputs of other models → learn → evaluate → draw …
 
 Pipelines differ only in their loss: fine-tuning imitates the assistant's messages, preference training prefers the
-chosen answers, a reward model scores the chosen answers higher, distillation imitates a teacher.
+chosen answers, reward-model training scores chosen answers higher, and distillation imitates a teacher.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """On-disk store of a model's outputs for trained tokens, keyed by a digest of the tokens.
 
-The key of an entry depends on the tokens and the loss mask, so after a change to data, template or lengths an entry may
-be missing, but it is never wrong.
+The key of an entry depends on the tokens and the loss mask, so after a change of data, template or lengths, an entry
+may be missing but is never incorrect.
 
     NAME.npy   a row for each loss token, one sample after the other; memory-mapped, not loaded
-    NAME.npz keys and lengths of the samples, and the checksum of the rows; written last, so the rows are then complete
+    NAME.npz   keys and lengths of the samples, and the checksum of the rows; written last, so the rows are then complete
 
 Names are derived from the keys, so several runs may share one directory.
 """

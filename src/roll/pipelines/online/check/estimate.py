@@ -54,12 +54,12 @@ class RunSizes:
     generated_tokens: int
     """Maximum number of generated tokens per step."""
     trained_tokens: int
-    """Maximum number of tokens per step that go through the network; shared prompts count once."""
+    """Maximum number of tokens in a step's forward passes; shared prompts are counted once."""
     micro_batches: int
     """Approximate number of micro-batches per rank and step."""
     tokens_per_micro_batch: int
     media_tokens: int
-    """Maximum number of feature tokens per micro-batch; repeated images count once."""
+    """Maximum number of feature tokens per micro-batch; repeated images are counted once."""
     evaluation_samples: int
     num_evaluations: int
     epochs: Mapping[str, float]
@@ -82,9 +82,9 @@ def compute_run_sizes(
         longest_prompt: Tokens of the longest prompt.
         train_prompts: Number of training prompts by domain.
         held_out_prompts: Number of held-out prompts.
-        trained_per_group: Maximum number of units, and of answers, per group that are used for training; by default,
-            one unit with all answers.
-        media_per_prompt: Maximum number of feature tokens per prompt; repeated images count once.
+        trained_per_group: Maximum numbers of units and of answers per group that are trained on; by default, one unit
+            with all answers.
+        media_per_prompt: Maximum number of feature tokens per prompt; repeated images are counted once.
     """
     rollout, training, evaluation = config.rollout, config.training, config.evaluation
     units, answers = trained_per_group or (1, rollout.group_size)

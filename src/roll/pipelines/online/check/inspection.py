@@ -37,9 +37,9 @@ __all__ = ["inspect_run"]
 C = TypeVar("C", bound=RolloutRunConfig)
 
 MAX_REFERENCES = 20_000
-"""Maximum number of prompts per source whose references are scored against themselves."""
+"""Maximum number of prompts per source whose references are scored as answers."""
 MAX_DRAWS = 256
-"""Maximum number of prompts that are drawn to find an example of every domain."""
+"""Maximum number of draws to find an example of every domain."""
 
 
 def inspect_run(
@@ -306,7 +306,7 @@ def _check_configured_reward_models(report: Report, config: RolloutRunConfig) ->
 
 
 def _try_rewards_on_examples(report: Report, config: RolloutRunConfig) -> None:
-    """Score one prompt of every domain that has answers, in a worker process as a run does."""
+    """Score one prompt of every domain that has answers, in a worker process, as in a run."""
     entries = {entry.domain or entry.source: entry for entry in config.data}
     # the reward of an environment comes from playing: there is no answer to try
     examples = [(entries[domain], p) for domain, p in report.examples.items() if p.environment is None]
