@@ -1,15 +1,16 @@
 """Applies adaptive limits to the calls of a verifier in the worker pool.
 
     judge(rollout) ──► AdaptivePool.submit ──► MeasuredFunction in a worker: a timer of CPU time, then the function
-                                                  ├─ CPU time measured: recorded, if the answer is right
+                                                  ├─ CPU time measured: recorded, if the answer is correct
                                                   └─ SIGPROF: the kernel ends the worker ──► `CpuTimeoutError`
 
-The first call in a process also imports modules, which takes equally long for all prompts of a domain. So the times of
-first calls are recorded by domain, and the limit of a first call is the limit of the prompt plus that of first calls. A
-call that waits uses no CPU time: only `time_limit_s` bounds it.
+The first call in a process also imports modules, which takes the same time for all prompts of a domain. Therefore the
+times of first calls are recorded by domain, and the limit of a first call is the limit of the prompt plus that of first
+calls. A call that waits uses no CPU time and is bounded only by `time_limit_s`.
 
-A limit hides correct answers that would take longer. So `audit_share` of the answers, chosen by their text, have no
-adaptive limit: `right_over_limit` is the fraction of them that are right, but slower than the limit.
+A limit hides correct answers that would take longer. Therefore a fraction `audit_share` of the answers, selected by a
+hash of their text, has no adaptive limit; `right_over_limit` is the fraction of these answers that are correct but
+slower than the limit.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     submit ──► waiting ──► a free runner takes up to `batch_size` requests ──► results, one by one
 
-No request waits for a batch to fill: the first request is scored at once, and the requests that arrive meanwhile form
-the next batch. Invariants: at most `num_runners` batches run at once; a request whose caller was canceled is not
-scored; every request gets its own result or the error of its batch.
+No request waits for a batch to fill: the first request is scored immediately, and the requests that arrive in the
+meantime form the next batch. Invariants: at most `num_runners` batches run concurrently; a request whose caller was
+canceled is not scored; every request gets its own result or the error of its batch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Batcher(Generic[Item, Result]):
     batch_size: int
     """Maximum number of requests in one batch."""
     num_runners: int
-    """Maximum number of batches that run at once."""
+    """Maximum number of batches that run concurrently."""
     name: str = "the reward model"
     """Name of the scorer in messages."""
     _waiting: deque[tuple[Item, asyncio.Future[Result]]] = field(init=False, default_factory=deque)

@@ -1,4 +1,4 @@
-"""Multiple choice: find the letter that an answer chooses."""
+"""Multiple choice: extract the option letter from an answer."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from roll.types import Prompt, Rollout, describe_content
 __all__ = ["build_choice_verifier", "extract_letter", "get_question", "parse_options", "score_choice"]
 
 MAX_LONE_LENGTH = 40
-"""Maximum number of characters of a line, or of an answer, that consists of a letter with marks around it."""
+"""Maximum number of characters of a line or an answer that consists only of a letter and punctuation."""
 MAX_OPTION_LENGTH = 300
 """Maximum number of characters of an option's text."""
 MAX_LIST_LENGTH = 120
-"""Maximum number of characters of an answer that lists the letters (`A: no. B: no. C.`)."""
+"""Maximum number of characters of an answer that lists several letters (`A: no. B: no. C.`)."""
 NO_LETTER = "no letter"
-"""The result of `score_choice` for a reference that names no letter."""
+"""The result of `score_choice` for a reference without a letter."""
 
 _LABEL_END = r"[.):、][*_]{0,2}"
 _STYLE = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)(?![a-zA-Z])|[${}*_]|\\[,;!() ]")
@@ -59,11 +59,11 @@ class _Patterns:
 def extract_letter(text: str, letters: str, options: Mapping[str, str] | None = None) -> str | None:
     r"""Return the letter that an answer chooses, in upper case; `None` if it chooses no letter or several letters.
 
-    The first match counts, in this order: the last `\boxed{B}` or `\boxed{(B) 5}`; the last `<answer>B</answer>`; an
+    The first match is used, in this order: the last `\boxed{B}` or `\boxed{(B) 5}`; the last `<answer>B</answer>`; an
     answer that is only the letter; the last statement ("the answer is (B)", "choose B", "so, B.", "B is correct",
     "答案:B", "故选B"); the only letter that starts a line (`B. Paris`); the last letter in brackets or in bold; the
     last letter alone on a line; the option whose text the answer repeats. A denied letter (`not (A)`, "option A is
-    wrong") never counts, and a statement of two letters (`C or D`) does not count.
+    wrong") and a statement of two letters (`C or D`) are ignored.
 
     Args:
         text: The answer.
@@ -80,9 +80,9 @@ def extract_letter(text: str, letters: str, options: Mapping[str, str] | None = 
 
 
 def _read_box(content: str, letters: str) -> str | None:
-    """Return the letter that the content of a box or tag chooses, or `None`.
+    """Extract the option letter from the content of a box or tag; return `None` if there is none.
 
-    The letter may be alone, before the text of its option, or in a statement.
+    The letter may stand alone, precede the text of its option, or occur in a statement.
     """
     bare = _STYLE.sub(" ", content).strip()
     return _read_text(bare, letters, is_whole=True)
@@ -129,7 +129,7 @@ def _ends_with_letter(text: str, mention: Mention) -> bool:
 def _find_undenied_letter(mentions: list[Mention]) -> str | None:
     """Return the only letter that is not denied: `C` for `C, not D`.
 
-    Return `None` if no letter is denied, or if not exactly one letter remains.
+    Return `None` if no letter is denied, or if the number of remaining letters is not one.
     """
     # If no letter is denied, the only letter is merely mentioned.
     left = {letter for mention in mentions if not mention.denied for letter in mention.letters}
@@ -230,9 +230,8 @@ def score_choice(text: str, answer: str, letters: str, question: str = "") -> bo
         question: The prompt; an answer may repeat the text of an option that the prompt lists.
 
     Returns:
-        True if both letters are equal, otherwise False; `None` if the answer chooses no letter, `NO_LETTER` if the
-        reference has no
-    letter.
+        True if both letters are equal, otherwise False; `None` if the answer chooses no letter; `NO_LETTER` if the
+        reference contains no letter.
     """
     options = parse_options(question, letters)
     right = extract_letter(answer, letters, options)

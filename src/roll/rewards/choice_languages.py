@@ -1,8 +1,8 @@
 """Statements about an option's letter in German, Spanish, French, Italian and Portuguese.
 
 These patterns are tried in addition to the English and Chinese ones of `roll.rewards.choice_mentions`, once per letter,
-and every repetition is bounded. `A`, `E`, `O` and `Y` are words of these languages, so a letter counts only if a phrase
-ends after it. A doubtful phrase (a question, a condition, a "but") states nothing.
+and every repetition is bounded. `A`, `E`, `O` and `Y` are words of these languages, so a letter is accepted only if a
+phrase ends after it. A phrase that is a question, a condition, or followed by "but" is not a statement.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mentions of option letters in a text, and what the text says about each: stated, denied, or neither.
+"""Find mentions of option letters in a text, and classify each: stated as the answer, denied, or neither.
 
     text ──► letters ──► groups (`A or B` is one) ──► left context, right context ──► Mention
 
@@ -57,7 +57,7 @@ _CONCLUSION = re.compile(
     rf"|故|所以|因此|因而|于是|综上|而是)[,:]?{_MARKS}{_ARTICLE}(?:{_NOUN})?{_MARKS}$",
     re.IGNORECASE,
 )
-"""Words after which a letter is an answer only if the sentence ends directly after it."""
+"""Words after which a letter is treated as the answer only if the sentence ends directly after it."""
 _CHINESE = re.compile(
     rf"(?:(?:答案|正确选项|选项|答|正确的|所以|因此|那么|认为|觉得)(?:应该|应当|应|就|只能|显然)?(?:是|为|选择?|[:】\]])"
     rf"|(?:正确|最佳)?(?:答案|正确选项){_MARKS}|(?<![不没])(?:应该?|故|本题|所以|因此|我)?选择?(?:项|[:]|了)?)"
@@ -166,7 +166,7 @@ def _compile_letter_pattern(letters: str) -> re.Pattern[str]:
 def find_mentions(text: str, letters: str) -> list[Mention]:
     """Return the mentions of option letters, in the order of the text.
 
-    A lower-case letter counts only in brackets, or if the words before it announce an answer and the sentence ends
+    A lower-case letter is accepted only in brackets, or if the words before it announce an answer and the sentence ends
     after it, since `a` is usually an article.
 
     Args:

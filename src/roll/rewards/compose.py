@@ -1,7 +1,7 @@
 """Combine several weighted verifiers into one reward, with gates.
 
-    gates, all at once ──► one below its threshold? ──► 0, and no other verifier runs
-                      └──► the others, all at once ──► sum of weight x value
+    gates, in parallel ──► one below its threshold? ──► 0, and no other verifier runs
+                      └──► the others, in parallel ──► sum of weight x value
 
 A gate is a component like any other: its weighted value is part of the sum; with weight 0 it adds nothing.
 """
@@ -40,7 +40,7 @@ class Component:
 
     @property
     def is_logged_only(self) -> bool:
-        """True if the component is only logged: it changes neither reward nor accuracy."""
+        """True if the component is only logged: it affects neither reward nor accuracy."""
         return self.config.weight == 0 and self.config.gate is None
 
     async def judge(self, rollout: Rollout) -> Judgement:
@@ -116,7 +116,7 @@ class WeightedReward:
         """Names of logged-only components whose failure was already reported."""
 
     async def __call__(self, rollout: Rollout) -> RewardResult:
-        """Run all gates at once, then all other components at once.
+        """Run all gates in parallel, then all other components in parallel.
 
         Raises:
             RewardInfraError: A component failed; the message names the component and the prompt.

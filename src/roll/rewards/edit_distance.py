@@ -11,12 +11,12 @@ from roll.types import Rollout
 __all__ = ["build_edit_distance_verifier", "compute_edit_distance", "compute_similarity"]
 
 MAX_LENGTH = 20_000
-"""Maximum number of characters that are compared: a longer answer is cut, and its lost characters are treated as
-errors."""
+"""Maximum number of characters that are compared: a longer answer is truncated, and its removed characters are treated
+as errors."""
 
 
 def compute_edit_distance(one: str, other: str) -> int:
-    """Return the Levenshtein distance: the least number of insertions, deletions and replacements of characters.
+    """Return the Levenshtein distance: the minimum number of insertions, deletions and replacements of characters.
 
     This is the bit-parallel algorithm of Myers (JACM 46(3), 1999) in the form of Hyyrö (2003): a column of the dynamic
     program is two integers, so the run time is proportional to the product of both lengths, divided by the number of

@@ -1,7 +1,7 @@
-"""One HTTP endpoint of a judge or a reward service: sends requests, and decides which failures a retry may resolve.
+"""One HTTP endpoint of a judge or a reward service: sends requests, and decides which failures are retryable.
 
     post ──► 200: the body
-              ├─ connection, timeout, 408/409/425/429/5xx: `RequestFailure`, which a retry may resolve
+              ├─ connection, timeout, 408/409/425/429/5xx: `RequestFailure`, which is retryable
               └─ any other status: `RejectedRequestError`
 
 Invariants: the key is only in a header, never in a message, log or configuration; the size of a reply is limited.
@@ -33,7 +33,7 @@ class RequestFailure(Exception):
         super().__init__(cause)
         self.cause = cause
         self.wait_s = wait_s
-        """Seconds that the server requires to wait (`Retry-After`)."""
+        """Seconds to wait that the server requires (`Retry-After`)."""
         self.has_reply = has_reply
         """False if the server could not be reached, or did not reply."""
 
@@ -75,7 +75,7 @@ class Endpoint:
         Raises:
             RequestFailure: A retry may succeed.
             RejectedRequestError: A retry cannot succeed.
-            ConfigError: The environment names a proxy of an unsupported kind.
+            ConfigError: The environment configures a proxy of an unsupported type.
         """
         if self._session is None:
             # A limit of 0 means no limit: the caller bounds the number of requests.

@@ -179,7 +179,7 @@ def find_marked_answer(text: str) -> str | None:
 
 
 def is_sentence(text: str) -> bool:
-    """Return whether a text is more than a bare answer: it has a box, or words of a sentence."""
+    """Return whether a text is more than a bare answer: it contains a box, or words of a sentence."""
     return any(pattern.search(text) for pattern in (_SENTENCE, _BOX)) or bool(_WORDS.search(_remove_text(text)))
 
 

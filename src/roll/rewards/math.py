@@ -5,8 +5,8 @@
                  plain numbers? ──────► exact comparison
                  else ────────────────► cleaned ──► shapes ──► values by math-verify (`roll.rewards.mathematics`)
 
-Everything here runs in a worker of the pool: the controller never parses a model's text. A hostile answer
-(`10**10**10`, nested radicals) is usually rejected by its form or its size; the rest costs at most the time limit. The
+Everything here runs in a worker of the pool: the controller never parses a model's text. A malicious answer
+(`10**10**10`, nested radicals) is usually rejected by its form or its size; any other takes at most the time limit. The
 model's text is parsed, never evaluated as Python.
 """
 
@@ -45,7 +45,7 @@ from roll.types import Rollout
 __all__ = ["build_math_verifier", "prepare_worker", "score_math"]
 
 MAX_ANSWER_LENGTH = 1_000
-"""Maximum number of characters of a final answer; a longer one is wrong, unless it equals the reference's text."""
+"""Maximum number of characters of a final answer; a longer one is incorrect, unless it equals the reference's text."""
 MAX_REFERENCE_LENGTH = 2_000
 """Maximum number of characters of a reference that is parsed as mathematics; a longer one is compared as plain text."""
 ALARM_FRACTION = 0.8

@@ -2,8 +2,8 @@
 
 Functions written for verl (`data_source, solution_str, ground_truth, extra_info`) are also supported: see `signatures`.
 
-A coroutine function runs for up to `max_concurrent` answers at once. A function annotated `-> bool` or `-> Judgement`
-also decides whether the task was solved; a plain number does not.
+A coroutine function runs for up to `max_concurrent` answers concurrently. A function annotated `-> bool` or `->
+Judgement` also decides whether the task was solved; a plain number does not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def load_reward(path: str | PickledFunction) -> Callable[..., Any]:
 
 
 def check_reward_functions(data: Iterable[DataConfig]) -> None:
-    """Import all reward functions of the data sources, so that a wrong path is reported before the run starts.
+    """Import all reward functions of the data sources, so that an invalid path is reported before the run starts.
 
     Raises:
         ConfigError: A function cannot be imported.
@@ -117,7 +117,7 @@ def _returns_verdict(function: Callable[..., Any]) -> bool:
 def build_python_verifier(config: PythonReward, pool: WorkerPool) -> Verifier:
     """Build the verifier of the reward `python`, which calls the user's function in the worker pool.
 
-    The function is imported at once, so that a mistake is reported before training.
+    The function is imported immediately, so that a mistake is reported before training.
 
     Raises:
         ConfigError: The function cannot be imported, or does not accept the arguments that it will receive.

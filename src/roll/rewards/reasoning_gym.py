@@ -16,7 +16,7 @@ from roll.types import Rollout
 __all__ = ["build_reasoning_gym_verifier", "extract_answer", "prepare_worker", "score_task"]
 
 MAX_WRONG_SCORE = 0.05
-"""Scores up to this value are treated as incorrect: tasks give 0.01 for an answer in the right format."""
+"""Scores up to this value are treated as incorrect: tasks return 0.01 for an answer in the required format."""
 
 
 def prepare_worker() -> None:
@@ -38,7 +38,7 @@ def _load_task(name: str, options: str) -> Any:
 
 
 def score_task(name: str, options: str, entry: dict[str, Any], text: str) -> float:
-    """Return the task's own score of an answer, between 0 and 1.
+    """Return the score that the task's scorer assigns to an answer, between 0 and 1.
 
     Args:
         name: The task's name.
@@ -50,8 +50,8 @@ def score_task(name: str, options: str, entry: dict[str, Any], text: str) -> flo
 
 
 def build_reasoning_gym_verifier(config: ReasoningGymReward, pool: WorkerPool) -> Verifier:
-    """Build the verifier of the reward `reasoning_gym`. It runs in the worker pool. A task is solved only with the full
-    score.
+    """Build the verifier of the reward `reasoning_gym`. It runs in the worker pool. A task is solved only with the
+    maximum score.
     """
 
     async def judge(rollout: Rollout) -> Judgement:

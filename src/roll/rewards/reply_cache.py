@@ -18,13 +18,13 @@ logger = logging.getLogger(__name__)
 
 
 def compute_content_key(*content: Any) -> str:
-    """Return a digest of plain data. Equal content has the same key in every process."""
+    """Return a digest of plain data. Identical content has the same key in every process."""
     text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=20).hexdigest()
 
 
 class ReplyCache:
-    """Caches the most recently used replies in memory, and all replies in a file in `directory`, if given.
+    """Caches the most recently used replies in memory, and all replies in a file in `directory`, if specified.
 
     If the file cannot be read or written, the run logs a warning and uses only the cache in memory.
 

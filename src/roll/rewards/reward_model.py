@@ -2,7 +2,7 @@
 
     judge ──► Batcher (controller) ──► score_batch (a separate process with the model) ──► values
 
-The model runs outside the controller and outside the workers that verify answers, so neither waits for it.
+The model runs in a process of its own, so that neither the controller nor the workers that verify answers wait for it.
 """
 
 from __future__ import annotations

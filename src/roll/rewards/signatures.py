@@ -3,7 +3,7 @@ arguments are bound by position, otherwise by name.
 
 def reward(text, answer, metadata)                                            by position; names may differ
 def compute_score(data_source, solution_str, ground_truth, extra_info=None)   by name
-def reward(solution_str, answer)                                              by name: any of the seven
+def reward(solution_str, answer)                                              by name: any of these seven
 """
 
 from __future__ import annotations

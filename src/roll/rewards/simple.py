@@ -98,8 +98,8 @@ def compute_overlength_penalty(num_tokens: int, free_tokens: int, full_tokens: i
 def build_repetition_penalty_verifier(config: RepetitionPenalty, pool: WorkerPool) -> Verifier:
     """Build a verifier that penalizes repetition. It runs in the worker pool.
 
-    The value is 0 while the fraction of repeated n-grams is at most `tolerance`, and falls linearly to -1 for a share
-    of 1.
+    The value is 0 while the fraction of repeated n-grams is at most `tolerance`, and falls linearly to -1 for a
+    fraction of 1.
     """
 
     async def judge(rollout: Rollout) -> Judgement:

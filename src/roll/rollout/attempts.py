@@ -5,7 +5,7 @@
 
 Invariants:
     - after an infrastructure error, a rollout is retried up to `max_attempts` and then marked `infra_error`: it never
-      gets a reward of 0 and never enters a baseline; if a retry cannot fix the error, it is marked at once;
+      gets a reward of 0 and is excluded from baselines; if a retry cannot fix the error, it is marked immediately;
     - once a prompt turns out to be malformed, nothing more is generated for it;
     - a request's seed depends only on the run's seed, the draw and the index, not on time, engines or attempts.
 """

@@ -32,7 +32,7 @@ class BatchSpec:
     early_stop: EarlyStopPredicate | None = None
     """Predicate that returns whether a group can no longer pass the filters."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Weights of the domains if they are trained in fixed proportions (`Quotas`); empty if the mix is free."""
+    """Weights of the domains if they are trained in fixed proportions (`Quotas`); empty if the mix is not fixed."""
     num_allocated: int = 0
     """Number of training slots that an earlier process allocated to the domains."""
 

@@ -4,7 +4,7 @@ take.
     admit ──► (start: policy version v) ──► finish ──► take ──► pop_taken (trained)
                          └──────────────► discard (filtered, expired, aborted) ◄──┘
 
-A group that began under policy version v may be trained by the update from version n to n + 1 iff n - v <= A, the
+A group that began under policy version v may be used for the update from version n to n + 1 iff n - v <= A, the
 staleness bound, so its deadline is the update at n = v + A. Each update takes N groups. A take of N groups at version n
 is *admissible* iff every remaining group can still meet its deadline:
 
@@ -12,11 +12,10 @@ is *admissible* iff every remaining group can still meet its deadline:
 
 An admissible take always exists among the live groups if at most N + ⌈αN⌉ groups wait to be taken, ⌈α⌉ = A, and at most
 A N of them wait while others are trained. Proof by induction over n: for every j, the take at n leaves at most j N
-groups with v <= n - A + j. So the take at n + 1 finds at most j N groups with v <= (n + 1) - A + (j - 1), and at most
-(1 + A) N groups in total.
-A step waits until the *finished* groups contain an admissible take. Taking the oldest finished groups is admissible
-if any take is, because it removes the most groups from each of the sets above.
-With A = 0 every live group must be finished: synchronous training.
+groups with v <= n - A + j. Therefore the take at n + 1 finds at most j N groups with v <= (n + 1) - A + (j - 1), and at
+most (1 + A) N groups in total. A step waits until the *finished* groups contain an admissible take. Taking the oldest
+finished groups is admissible if any take is, because it removes the most groups from each of the sets above. With A = 0
+every live group must be finished: synchronous training.
 
 Invariants:
     - a group is admitted once, and is then live until its update is done, or discarded;
@@ -156,12 +155,12 @@ class SampleBuffer:
     def can_take(self) -> bool:
         """Return whether enough groups for the step have finished: N groups, or all groups if there are fewer.
 
-        With `enforce_deadlines`, it must also be possible to train on every other group in time after this step.
+        With `enforce_deadlines`, also require that every remaining group can still meet its deadline after this step.
         """
         return self._has_enough_ready() and (not self._enforce_deadlines or self._find_overfull_deadline() is None)
 
     def list_blocking_groups(self) -> list[LiveGroup]:
-        """Return the running groups for which the step must wait although N groups have finished.
+        """Return the running groups that the step must wait for even if N groups have finished.
 
         These are the oldest of the groups whose deadline could not be met after this step.
         """

@@ -6,14 +6,14 @@
     complete_step(version) ◄── sync ◄── suspend ◄── train ◄──────────────────────── next_batch()
 
 The training loop calls `next_batch`, trains, syncs weights to the engines inside `pause_for_update()`, and calls
-`complete_step`. With α > 0, `complete_step` launches the next groups at once, so that they run during the next step,
-and `next_batch` also launches as many groups as the staleness bound allows; with α = 0, only `next_batch` launches, so
-that no rollout runs between two steps.
+`complete_step`. With α > 0, `complete_step` launches the next groups immediately, so that they run during the next
+step, and `next_batch` also launches as many groups as the staleness bound allows; with α = 0, only `next_batch`
+launches, so that no rollout runs between two steps.
 
-A group that begins during the update from version n to n + 1 has version n. The updates from n + 1 to n + ⌈α⌉ can train
-it, so while a batch is trained, ⌈α⌉ N other groups may be live. For integer α, this equals N + ⌈αN⌉ minus the batch,
-and nothing is launched before `complete_step`. For other α it is more: α = 0.5 would otherwise launch half of the next
-batch only after training, without any benefit for answers of equal length.
+A group that begins during the update from version n to n + 1 has version n. It can be used for the updates from n + 1
+to n + ⌈α⌉, so while a batch is trained, ⌈α⌉ N other groups may be live. For integer α, this equals N + ⌈αN⌉ minus the
+batch, and nothing is launched before `complete_step`. For other α it is more: α = 0.5 would otherwise launch half of
+the next batch only after training, without any benefit if all answers have the same length.
 
 Invariants:
     - every launched draw is either live, deferred, or in the batch that reports its outcome (trained, rejected,
@@ -23,7 +23,7 @@ Invariants:
     - with `wait`, no token of a batch is more than ⌈α⌉ policy versions older than the trainer, and no group is dropped
       because of its age; with `drop`, older groups are stopped and expire;
     - with tail batching and α > 0, a prompt is deferred at most once (`long_rounds`);
-    - in synchronous training, the choice of groups depends on timing only with `first_finished`.
+    - in synchronous training, the selection of groups depends on timing only with `first_finished`.
 """
 
 from __future__ import annotations

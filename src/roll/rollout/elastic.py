@@ -28,7 +28,7 @@ EngineState: TypeAlias = Literal["starting", "serving", "leaving"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ElasticNode:
-    """A live node that is not one of the run's own nodes."""
+    """A live node that is not one of the run's initial nodes."""
 
     node_id: str
     capacity: int
@@ -73,7 +73,7 @@ class RemoveEngine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IgnoreNode:
-    """Leave free devices of a node unused, because the run has the maximum number of engines."""
+    """Leave free devices of a node unused, because the run already has the maximum number of engines."""
 
     node_id: str
 

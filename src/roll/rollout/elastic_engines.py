@@ -9,7 +9,7 @@
 Invariants:
     - an engine id is never used twice;
     - an engine that still starts when its node leaves is canceled;
-    - an engine that does not start is tried again after a backoff, `MAX_START_FAILURES` times per node;
+    - an engine that fails to start is retried after a backoff, `MAX_START_FAILURES` times per node;
     - a message that stays true is logged once.
 """
 
@@ -45,11 +45,11 @@ POLL_INTERVAL_S = 1.0
 MAX_START_FAILURES = 3
 """Number of engines that may fail to start on a node before the node is ignored."""
 START_BACKOFF_S = 10.0
-"""Backoff after an engine that did not start on a node, in seconds; doubled after each."""
+"""Backoff after an engine that failed to start on a node, in seconds; doubled after each failure."""
 
 
 class ElasticNodes(Protocol):
-    """The nodes of a cluster that are not the run's own; implemented in `roll.cluster`."""
+    """The nodes of a cluster that are not the run's initial nodes; implemented in `roll.cluster`."""
 
     async def list_nodes(self) -> Sequence[ElasticNode]:
         """Return the live nodes.
@@ -92,7 +92,7 @@ class ElasticEngines:
         min_engines: Number of engines below which a message is logged.
         max_engines: Maximum number of engines on these nodes.
         first_number: Number in the id of the first engine.
-        on_change: Called with a text whenever an engine joined or left.
+        on_change: Called with a message whenever an engine joined or left.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The connection to one engine: every call ends, even if the engine dies or hangs.
+"""The connection to one engine: every call returns or raises an error, even if the engine dies or hangs.
 
     caller ──► call, a task of the connection ──► engine
        ▲                  │
@@ -70,7 +70,7 @@ class EngineConnection:
     ) -> None:
         self.engine = engine
         self.is_preemptible = is_preemptible
-        """True if the loss of the engine does not count as a failed attempt at its requests."""
+        """True if the loss of the engine is not treated as a failed attempt at its requests."""
         self.lost: EngineDiedError | None = None
         """Error because of which the engine is lost; `None` while it is in use."""
         self.hangs = False

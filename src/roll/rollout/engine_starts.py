@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 1800.0
 """Timeout for starting a new engine, in seconds; the weight sync that follows is not included."""
 CANCEL_TIMEOUT_S = 60.0
-"""How long a new start of an engine waits until the engine's canceled start has ended, in seconds."""
+"""Maximum time that a new start of an engine waits for the engine's canceled start to end, in seconds."""
 DETACH_TIMEOUT_S = 120.0
-"""How long `wait_for_start` waits before it cancels the start, in seconds; doubled after each time."""
+"""Time that `wait_for_start` waits before it cancels the start, in seconds; doubled after each cancellation."""
 
 
 class EngineStarts:
@@ -86,7 +86,8 @@ class EngineStarts:
         self._changed.set()
 
     async def wait_for_start(self, engine_id: str) -> None:
-        """Wait until the start of a detached engine has ended or was postponed; return at once if it does not start."""
+        """Wait until the start of a detached engine has ended or was postponed; return immediately if it is not being
+        started."""
         if engine_id not in self._starting:
             return
         timeout = min(START_TIMEOUT_S, DETACH_TIMEOUT_S * 2 ** self._num_postponed[engine_id])

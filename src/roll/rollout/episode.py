@@ -72,7 +72,7 @@ async def play_episode(
     hosts: EnvHosts | None = None,
     plan: EpisodePlan | None = None,
 ) -> Rollout:
-    """Play an episode with the prompt's environment, until the environment ends it or the turn limit is reached.
+    """Run an episode with the prompt's environment, until the environment ends it or the turn limit is reached.
 
     The episode also ends after a truncated answer, and with the finish reason `context` if the context has no room for
     another answer.
@@ -186,8 +186,8 @@ class _Episode:
     async def receive_replies(self, replies: Sequence[Message], calls: Sequence[Mapping[str, Any]]) -> bool:
         """Add the environment's replies to the next context; return False if there is no room for an answer.
 
-        If the history is a summary and room is short, the model writes a summary first. Replies that are still too long
-        are truncated; if they do not fit even then, the episode ends.
+        If the history is a summary and little room is left, the model first generates a summary. Replies that are still
+        too long are truncated; if they do not fit even then, the episode ends.
         """
         # A text that is far too long is cut before it is tokenized, which would block the event loop of all engines.
         limit = MAX_CHARS_PER_TOKEN * (self.plan.max_context or 0)
@@ -248,7 +248,8 @@ class _Episode:
 
     @property
     def _num_reserved_tokens(self) -> int:
-        """Number of tokens that are reserved for requesting and writing a summary; 0 if the history has no summary."""
+        """Number of tokens that are reserved for requesting and generating a summary; 0 if the history has no
+        summary."""
         history, renderer = self.dialogue.history, self.dialogue.renderer
         if history.kind != "summary":
             return 0
@@ -256,7 +257,7 @@ class _Episode:
         return history.summary_tokens + len(renderer.encode(request).token_ids)
 
     def _count_missing_tokens(self, next_context: NextContext, answer_tokens: int | None = None) -> int:
-        """Return by how many tokens `next_context` and an answer exceed the limit; 0 or less if they fit.
+        """Return the number of tokens by which `next_context` and an answer exceed the limit; 0 or less if they fit.
 
         The answer has `answer_tokens` tokens, by default the minimum; room for a summary is also reserved.
         """

@@ -3,8 +3,8 @@
     reset(seed) ─► recorded answer ─► env.step ─► … ─► recorded answer ─► env.step ─► as recorded? ─► the model's turn
 
 The environment runs again, but the model's answers are the recorded tokens. Observations are processed by the usual
-code, so equal observations give equal tokens. The context at the anchor, and the earlier turns with their rewards and
-states, must equal the record; otherwise the environment is not reproducible.
+code, so identical observations give identical tokens. The context at the anchor, and the earlier turns with their
+rewards and states, must equal the record; otherwise the environment is not reproducible.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from roll.types import History, Message, PromptDraw, count_characters, fill_plac
 __all__ = ["MAX_CHARS_PER_TOKEN", "EpisodePlan", "add_first_observation"]
 
 MAX_CHARS_PER_TOKEN = 16
-"""A text with more characters per token of the context than this is cut before it is tokenized."""
+"""A text with more characters per token of the context than this is truncated before it is tokenized."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,14 +1,14 @@
 """EngineFleet: fault tolerance of inference engines; it replaces engines that died or hang.
 
     serving ──died, hangs, or found dead by a caller──► lost ──► replaced ──► weights are synced ──► serving
-                                                       ▲            │ failed, or died again: after a backoff
-                                                       └────────────┴── six times in a row ──► given up
+                                                       ▲            │ failed, or died again: retried after a backoff
+                                                       └────────────┴── six consecutive times ──► given up
 
 Invariants:
     - an engine that does not serve is either being started by exactly one task of the fleet, or was given up;
     - the other engines take over the work of an engine that was given up; if no engine is left, every waiting request
       raises `error`;
-    - an error that a retry cannot fix (any error except an `InfraError`) is stored as `error` at once;
+    - an error that a retry cannot fix (any error except an `InfraError`) is stored as `error` immediately;
     - only `starts` starts engines; it does not start detached engines.
 """
 

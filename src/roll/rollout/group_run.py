@@ -93,7 +93,7 @@ class GroupRun:
 
     @property
     def num_finished(self) -> int:
-        """Number of the group's rollouts that have ended by themselves; companions are not counted."""
+        """Number of the group's rollouts that have ended without being stopped; companions are not counted."""
         return len(self._done)
 
     @property

@@ -2,7 +2,7 @@
 
 A step never waits for a group whose deadline has come while N other groups are ready: the group is stopped, and its
 prompt is deferred. N deferred prompts are launched together, as a long round, before any new prompt. Their long answers
-then run at the same time, so that the run waits once for all of them instead of once for each.
+are then generated concurrently, so that the run waits once for all of them instead of once for each.
 
 Invariants:
     - a prompt is deferred at most once: the groups of a long round are mandatory, and a step waits for them;
@@ -33,7 +33,7 @@ class LongRounds:
 
     Args:
         batch_size: Groups per step, N.
-        num_pending: Number of draws that were in flight when an earlier process ended; they are launched at once.
+        num_pending: Number of draws that were in flight when an earlier process ended; they are launched immediately.
         enabled: False without tail batching or with α = 0; no group is deferred then.
     """
 

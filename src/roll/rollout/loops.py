@@ -140,7 +140,7 @@ def build_next_request(
     max_new_tokens: int | None = None,
     media: tuple[MediaSpan, ...] = (),
 ) -> GenerationRequest:
-    """Return the request of a turn, with its own id, and a seed derived from the seed of the first turn.
+    """Return the request of a turn, with a unique id and a seed derived from the seed of the first turn.
 
     Args:
         first: Request of the rollout's first turn.

@@ -93,7 +93,7 @@ class LLMProxy:
         self._at_engines: dict[str, EngineConnection] = {}
         self.num_replaced = 0
         self.num_hung_engines = 0
-        """Number of engines that hung; once replaced, they also count in `num_replaced`."""
+        """Number of engines that hung; once replaced, they are also included in `num_replaced`."""
         self.num_reissued = 0
         self.num_continued = 0
         self.num_restarted = 0
@@ -162,7 +162,7 @@ class LLMProxy:
 
         Raises:
             EngineDiedError: The engine of the request died or hung `max_attempts` times; engines on nodes that may
-                leave at any time do not count.
+                leave at any time are not counted.
             NoEngineError: No engine is left.
         """
         # A request that is sent again keeps its number, and so its position in the queue.
@@ -205,7 +205,7 @@ class LLMProxy:
     async def _wait_for_free_engine(
         self, request: GenerationRequest, order: int, session: str, pinned: bool
     ) -> tuple[EngineConnection, Callable[[], None]]:
-        """Wait for a slot at an engine that can take the request at once.
+        """Wait for a slot at an engine that can accept the request immediately.
 
         Returns:
             The connection to the engine, and a function that releases the slot.

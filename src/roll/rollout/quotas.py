@@ -14,10 +14,10 @@ __all__ = ["Quotas"]
 class Quotas:
     """Allocates training slots (groups of a batch) to domains in proportion to their weights.
 
-    The number of slots of each domain always differs from the domain's share by less than the number of domains.
+    The number of slots of each domain always differs from its exact proportion by less than the number of domains.
 
     Args:
-        weights: Weights of the domains, in any unit; empty if the mix is free.
+        weights: Weights of the domains, in any unit; empty if the mix is not fixed.
         num_allocated: Number of slots that were already allocated; the allocation continues from there.
     """
 
@@ -32,15 +32,16 @@ class Quotas:
         return bool(self._shares)
 
     def get_key(self, draw: PromptDraw) -> str | None:
-        """Return the domain whose quota a draw uses; `None` if the domain mix is free."""
+        """Return the domain whose quota a draw uses; `None` if the domain mix is not fixed."""
         return draw.prompt.domain if self._shares else None
 
     def allocate(self, num_slots: int) -> Counter[str]:
-        """Allocate the next `num_slots` slots and return the number for each domain; empty if the mix is free."""
+        """Allocate the next `num_slots` slots and return the number for each domain; empty if the mix is not fixed."""
         return Counter(self.allocate_in_order(num_slots))
 
     def allocate_in_order(self, num_slots: int) -> list[str]:
-        """Allocate the next `num_slots` slots and return the domain of each, in order; empty if the mix is free."""
+        """Allocate the next `num_slots` slots and return the domain of each, in order; empty if the mix is not
+        fixed."""
         domains = []
         for _ in range(num_slots if self._shares else 0):
             due = self._allocated.total() + 1

@@ -5,7 +5,7 @@
     tail batching    short round: rN prompts x rR rollouts, ends with N complete prompts, the rest are deferred;
                      long round, when N prompts are deferred: these, without redundancy (RollPacker, arXiv 2509.21009)
 
-Near the end of a run, a round launches no more prompts than the later rounds can still train: its redundancy shrinks,
+Near the end of a run, a round launches no more prompts than the later rounds can still train: its redundancy decreases,
 and the last rounds of tail batching start with the deferred prompts. So, with D deferred prompts and L rounds left,
 
     D <= L N     before every round, and D = 0 after the last
@@ -32,7 +32,7 @@ from roll.types import PromptDraw
 __all__ = ["CountsByDomain", "Round", "choose_groups", "list_certain_groups", "plan_next_round", "pop_first_draws"]
 
 CountsByDomain: TypeAlias = Mapping[str | None, int]
-"""Number of prompts by domain; if the domain mix is free, the only key is `None`."""
+"""Number of prompts by domain; if the domain mix is not fixed, the only key is `None`."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -144,7 +144,7 @@ def choose_groups(buffer: SampleBuffer, current: Round, num_wanted: int, quota: 
         buffer: Live groups.
         current: The current round.
         num_wanted: Number of groups that the step trains on.
-        quota: Number of groups of each domain; empty if the domain mix is free.
+        quota: Number of groups of each domain; empty if the domain mix is not fixed.
     """
     if not current.is_speculative:
         if len(buffer) == 0:

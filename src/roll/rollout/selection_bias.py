@@ -8,7 +8,7 @@ reward and are longer than the answers chosen instead, so this is a lower bound 
 whole bias, each stopped answer is replaced by the last counted rollout of the same group, which is the most similar
 rollout with a known reward.
 
-A prompt that is deferred and launched again counts once per launch.
+A prompt that is deferred and launched again is counted once per launch.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SelectionBias:
         """Return mean rewards and lengths of counted, finished and launched rollouts; empty if none is counted.
 
         The means over launched rollouts are estimates: a stopped rollout is replaced by the last chosen rollout of its
-        group. The shares of unused and of stopped rollouts are returned as well.
+        group. The fractions of unused and of stopped rollouts are returned as well.
         """
         finished = [*self.counted, *self.unused]
         launched = len(finished) + self.num_stopped

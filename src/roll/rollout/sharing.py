@@ -1,4 +1,4 @@
-"""When engines release devices that they share with trainers, and when they generate on them again.
+"""Rules that decide when engines release devices shared with trainers, and when they generate on them again.
 
     rule              engines that release devices    when                             they generate again
     ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -30,11 +30,11 @@ FIRST_RATIO = 0.4
 RATIO_STEP_UP, RATIO_STEP_DOWN = 0.05, 0.03
 """Changes of the ratio after steps in which the trainer did or did not wait for data."""
 STREAK = 2
-"""Number of equal consecutive steps after which the ratio changes."""
+"""Number of consecutive steps with the same outcome after which the ratio changes."""
 NUM_STEPS = 3
-"""Number of measured steps and switches whose mean the next one is expected to have."""
+"""Number of recent steps and switches whose mean duration predicts the next one."""
 MIN_WAIT_SHARE = 0.02
-"""Fraction of a step; a shorter wait does not count as waiting for data."""
+"""Minimum fraction of a step that the trainer must wait for data for the step to be treated as one with a wait."""
 LENGTH_QUANTILE = 0.9
 """Quantile of past lengths that an unfinished request is expected to reach."""
 MAX_LENGTHS = 8192
@@ -65,7 +65,7 @@ class OverlapState:
         return replace(self, ratio=min(1.0, max(0.0, round(self.ratio + change, 9))), waits=())
 
     def record_generation(self, num_groups: int, engine_s: float) -> OverlapState:
-        """Add the groups that finished in a step, and the seconds of all engines together that it took."""
+        """Add the number of groups that finished in a step, and the total engine-seconds of the step."""
         return replace(self, generated=(*self.generated, (num_groups, engine_s))[-NUM_STEPS:])
 
     @property
@@ -82,7 +82,7 @@ class OverlapState:
         """Return whether engines should generate on the shared devices until the next update.
 
         Args:
-            saved_s: By how much these engines shorten the wait for the next batch, in seconds (`predict_saved_s`).
+            saved_s: Seconds by which these engines shorten the wait for the next batch (`predict_saved_s`).
         """
         if not self.switches_s:
             return True
@@ -118,7 +118,7 @@ def predict_saved_s(num_missing: int, groups_per_engine_s: float, num_kept: int,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundProgress:
-    """How far the rollouts of a synchronous round are."""
+    """Progress of the rollouts of a synchronous round."""
 
     num_done: int
     """Number of rollouts that have finished."""

@@ -1,4 +1,5 @@
-"""Passes finished groups of a step on while its other groups still run, so that their gradients are computed early."""
+"""Passes finished groups of a step on while other groups of the step still run, so that gradients are computed
+early."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from roll.types import Group
 __all__ = ["GroupSource", "collect_batch", "compute_part_size"]
 
 NUM_PARTS = 8
-"""A part has at least one of this many equal shares of a step's groups, so that its micro-batches are well filled."""
+"""A part has at least 1/`NUM_PARTS` of a step's groups, so that its micro-batches are well filled."""
 
 
 class GroupSource(Protocol):
@@ -41,7 +42,7 @@ async def collect_batch(
     Args:
         source: Source of the batch.
         batch_size: Number of groups of a batch.
-        process: Processes the groups, at least `compute_part_size(batch_size)` at once.
+        process: Processes at least `compute_part_size(batch_size)` groups per call.
         is_due: Returns whether to begin, given the number of finished groups that could be passed; called again when
             there are more.
     """

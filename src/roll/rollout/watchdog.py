@@ -1,4 +1,4 @@
-"""Report why a run is stalled: the stage, the engine, the rollouts, and the duration.
+"""Report why a run has stalled: the stage, the engine, the rollouts, and the duration.
 
 It only observes. A rollout that waits for the rest of its group does not block a step, but a rollout that waits for an
 engine, a token or a reward does. If there is no such rollout, the watchdog reports the current phases of the run, such

@@ -4,7 +4,7 @@ The key of an entry depends on the tokens and the loss mask, so after a change o
 may be missing but is never incorrect.
 
     NAME.npy   a row for each loss token, one sample after the other; memory-mapped, not loaded
-    NAME.npz   keys and lengths of the samples, and the checksum of the rows; written last: it marks the rows as complete
+    NAME.npz   keys and lengths of the samples, and the checksum of the rows; written last, when the rows are complete
 
 Names are derived from the keys, so several runs may share one directory.
 """

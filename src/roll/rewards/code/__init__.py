@@ -1,1 +1,2 @@
-"""Code rewards: find programs in answers, run them in sandboxes, judge their results. See docs/code-rewards.md."""
+"""Code rewards: extract programs from answers, run them in sandboxes, and check their results. See
+docs/code-rewards.md."""

@@ -42,7 +42,7 @@ _COMPARATOR_CPU_S = 30.0
 _COMPARATOR_WALL_S = 300.0
 _EXTRA_OUTPUT_BYTES = 2**16
 _ENCODING_FACTOR = 16
-"""Factor by which a value may be longer, when encoded, than an equal expected one: `1` as `["c", 1.0, 0.0]`."""
+"""Maximum ratio of the encoded lengths of a value and of an expected value that equals it: `1` as `["c", 1.0, 0.0]`."""
 
 _NO_MESSAGE_VERDICT = CaseVerdict(verdict="exited", passed=0.0)
 
@@ -53,7 +53,7 @@ class BatchRun(CandidateRun):
     async def run(self, cases: Sequence[tuple[StdinCase | CallCase, float]]) -> list[CaseVerdict]:
         """Run all cases in one sandbox, and return a verdict for each.
 
-        If a case exceeds its time and is ended from outside, the cases after it run in a new sandbox.
+        If a case exceeds its time limit and is killed from outside, the cases after it run in a new sandbox.
         """
         case, limit_s = cases[0]
         if len(cases) == 1 and isinstance(case, StdinCase) and self.task.language == "python":
@@ -101,7 +101,7 @@ class BatchRun(CandidateRun):
     ) -> list[CaseVerdict]:
         """Return the verdicts of the cases that produced a result.
 
-        If a case was ended from outside for exceeding its time, its verdict `timeout` comes last.
+        If a case was killed from outside because it exceeded its time limit, its verdict `timeout` comes last.
         """
         verdicts: list[CaseVerdict] = []
         for (case, limit_s), (head, body), cpu_s in zip(cases, served.frames, served.cpu_s, strict=False):
@@ -131,7 +131,7 @@ class BatchRun(CandidateRun):
         return message._replace(kind="call", args=case.args, kwargs=case.kwargs, **how)
 
     async def _run_directly(self, case: StdinCase, cpu_s: float) -> CaseVerdict:
-        """Run the only case of a Python program without the candidate runner, which saves a third of the time."""
+        """Run the single case of a Python program without the candidate runner, which saves a third of the time."""
         max_bytes = self._compute_max_bytes(case)
         program = PythonCode(
             source=self.code,

@@ -1,13 +1,13 @@
-"""Extract the program from an answer's text. The text is only searched: none of it is parsed or run here.
+"""Extract the program from an answer's text. The text is only searched, not parsed or executed.
 
-1. Of the fenced blocks with the language's tag, the last one that defines a name that the tests use (for
-   tests of input and output, the last one that reads its input); if no block does, the same of blocks without a tag;
-   else the last tagged block, or the last one without a tag (a fence that is never closed ends with the text).
+1. Of the fenced blocks with the language's tag, the last one that defines a name that the tests use (for tests of input
+   and output, the last one that reads its input); if there is none, the same among blocks without a tag; else the last
+   tagged block, or the last one without a tag (a fence that is never closed ends with the text).
 2. Blocks of other languages only: no program.
 3. No fence at all (Python): from the first line that starts like a program, up to the first line of prose after it;
    the whole text if no line does, or in other languages.
 
-A block of an interactive session (`>>> f(1)`) is an example; it counts only if there is no other block, and then
+A block of an interactive session (`>>> f(1)`) is an example; it is used only if there is no other block, and then
 without its prompts.
 """
 

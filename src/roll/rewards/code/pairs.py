@@ -51,7 +51,7 @@ def parse_pairs(tests: Mapping[str, Any]) -> list[Case]:
 
     Args:
         tests: The object, with lists under `inputs` and `outputs`, or under `input` and `output`. If it names a
-            function, the cases call this function; else they run the program.
+            function, the cases call this function; otherwise they run the program.
 
     Raises:
         MalformedTestsError: The cases cannot be used.
@@ -77,8 +77,8 @@ def parse_pair(case: Mapping[str, Any], entry: str | None, location: str) -> Cas
     """Parse one case with an input and an output.
 
     Args:
-        case: `input`, `output` and the type of case (`testtype` or `type`). Without a kind, the case calls a function
-            if it names one, and else passes its input through stdin.
+        case: `input`, `output` and the type of case (`testtype` or `type`). Without a type, the case calls a function
+            if it names one, and otherwise passes its input through stdin.
         entry: The function under test if the case names none. If both are missing, the answer must define one function.
         location: The case's location, for messages.
 

@@ -3,7 +3,7 @@
     answer ──► slot (at most `max_parallel`) ──► a sandbox for the candidate
                                              └─► if the tests are programs: another sandbox for their checker
 
-Invariants: candidate and checker use different pools, so no sandbox's memory ever held both the candidate's and the
+Invariants: candidate and checker use different pools, so no sandbox's memory ever contains both the candidate's and the
 checker's data; an answer holds one slot, and at most two sandboxes.
 """
 

@@ -1,8 +1,8 @@
 """Exchange messages with candidates and checkers; limit and measure the time of each case from outside the sandbox.
 
 A candidate shares its sandbox with the ROLL program that runs the cases, so it may stop that program, or change its
-reports. Therefore the sandbox's agent enforces the limits of each case, by its own clock and by the kernel's count of
-the sandbox's CPU time.
+reports. Therefore the sandbox's agent enforces the limits of each case, using its own clock and the CPU time of the
+sandbox that the kernel measures.
 
     setup ──► first frame ──► [ new limits ──► a case's message ──► its frames ] … ──► end of input
                                 └─► CPU time of the previous case
@@ -23,7 +23,7 @@ from roll_sandbox import ExecutionResult, Job
 __all__ = ["CaseLimiter", "CaseResults", "FrameSplitter", "forward_output", "relay_messages", "serve_cases"]
 
 _GRACE_WALL_S = 1.0
-"""Extra wall time, in which the program inside the sandbox can end a case itself and continue with the next one."""
+"""Extra wall time, so that the program inside the sandbox can end a case itself and continue with the next one."""
 
 
 class CaseLimiter:
@@ -32,7 +32,7 @@ class CaseLimiter:
     Args:
         job: The candidate.
         limits_s: Limits on CPU and wall time of each case, in order.
-        total_s: Limit on the wall time of all cases together.
+        total_s: Limit on the total wall time of all cases.
     """
 
     def __init__(self, job: Job, limits_s: Sequence[tuple[float, float]], total_s: float) -> None:
@@ -91,7 +91,7 @@ async def serve_cases(
         messages: The messages of the cases, as frames.
         limits_s: Limits on CPU and wall time of each case.
         setup_s: Limits on CPU and wall time of the setup.
-        total_s: Limit on the wall time of all cases together.
+        total_s: Limit on the total wall time of all cases.
         frames_per_case: Number of frames that answer a case.
 
     Raises:

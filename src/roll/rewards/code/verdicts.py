@@ -33,7 +33,7 @@ MESSAGE_BYTES = 2**15
 """Maximum size of a message from a sandbox that is parsed in this process; parsing it takes at most a few milliseconds
 and some hundred kilobytes of memory."""
 GRACE_CPU_S = 0.25
-"""Extra CPU time, because the kernel's count includes ROLL's own program."""
+"""Extra CPU time, because the kernel's measurement includes ROLL's program."""
 OUTCOMES = {
     Outcome.MEMORY: "memory",
     Outcome.CPU_TIME: "timeout",
@@ -55,7 +55,7 @@ class CaseVerdict:
     passed: float
     """0 or 1; for a file of tests, the fraction of passed tests."""
     cpu_s: float = 0.0
-    """The kernel's count of CPU time, for all processes in the candidate's sandbox."""
+    """CPU time of all processes in the candidate's sandbox, as measured by the kernel."""
     detail: str = ""
 
 
@@ -91,12 +91,12 @@ def make_outcome_verdict(result: ExecutionResult) -> CaseVerdict:
 
 
 def raise_for_crash(result: ExecutionResult, owner: str) -> None:
-    """Raise an error if a sandbox ended without any message because ROLL's own program failed.
+    """Raise an error if a sandbox ended without any message because ROLL's program failed.
 
     No error is raised if the program exceeded a limit or the compiler crashed, since that is the answer's fault.
 
     Raises:
-        RewardInfraError: ROLL's own program failed.
+        RewardInfraError: ROLL's program failed.
     """
     if result.outcome is Outcome.EXITED and result.exit_code:
         last = "".join(f": {line}" for line in result.stderr.decode(errors="replace").strip().splitlines()[-1:])

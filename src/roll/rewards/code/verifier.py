@@ -3,7 +3,7 @@
     stdin and call cases ──► one sandbox, a process per case ──► outputs ──► compared as text and plain data (`batch`)
     assert, check, pytest ──► candidate's sandbox ◄── plain data ──► checker's sandbox ──► verdicts (`checker_run`)
 
-All data from a candidate's sandbox is only the candidate's claim. The expected results are never in that sandbox.
+All data from a candidate's sandbox is untrusted. The expected results are never in that sandbox.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CodeVerifier:
         Raises:
             MalformedPromptError: The prompt's tests cannot be used.
             UnscorableError: The tests cannot be run with this answer.
-            InfraError: A sandbox, or one of ROLL's own programs, failed.
+            InfraError: A sandbox, or one of ROLL's programs, failed.
         """
         uid = rollout.prompt.uid
         try:
@@ -125,7 +125,7 @@ async def run_cases(
 
     Raises:
         SandboxError: A sandbox failed.
-        RewardInfraError: One of ROLL's own programs crashed.
+        RewardInfraError: One of ROLL's programs crashed.
         BrokenTestsError: The tests cannot be run, independent of the answer.
     """
     ends = asyncio.get_running_loop().time() + config.time_limit_s

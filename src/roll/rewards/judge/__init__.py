@@ -1,11 +1,12 @@
 """A language model as a judge: it scores an answer, or compares it with a reference.
 
     rollout ──► messages ──► cached reply? ──► Judgement
-                              └─ no ─► one request for all equal ones ──► parsed? cache it
+                              └─ no ─► one request for all duplicates ──► parsed? cache it
                                                                            └─ no: retry, with the error
 
-Invariants: equal concurrent requests are sent once; only replies that can be parsed are cached; every failure between
-ROLL and the judge is an `InfraError`, including a `TimeoutError` of the network, and never a reward.
+Invariants: identical concurrent requests are sent once; only replies that can be parsed are cached; every failure
+between ROLL and the judge raises an `InfraError`, including a `TimeoutError` of the network, and is never converted to
+a reward.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Judge:
 
         Raises:
             RewardInfraError: The judge cannot be reached, or none of its replies had the required format.
-            UserError: A setting or the data is wrong.
+            UserError: A setting or the data is invalid.
         """
         answer = rollout.text[-self._config.max_answer_chars :]
         if not answer.strip():
@@ -183,7 +184,7 @@ def build_judge_verifier(config: JudgeReward, judge_model: WorkerPool | JudgeMod
 
     Args:
         config: The judge's prompt and endpoint.
-                judge_model: The run's judge model, if the reward uses it.
+        judge_model: The run's judge model, if the reward uses it.
 
     Raises:
         ConfigError: The environment variable for the API key is not set, or there is no judge.

@@ -5,7 +5,7 @@
                                               ├─ 401/403/404: the user must correct the address, the key or the name
                                               └─ any other: this request cannot be answered
 
-Invariants: never more than `max_concurrent` running requests; a request that waits for a retry uses no slot.
+Invariants: at most `max_concurrent` requests run; a request that waits for a retry uses no slot.
 """
 
 from __future__ import annotations

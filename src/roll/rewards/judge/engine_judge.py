@@ -3,13 +3,13 @@
     messages ──► tokens ──► for each field of the schema: generate text ────────────────► {"reasoning": "…",
                                                                  score the verdicts ───────────►  "score": 7.2, …}
 
-A reply always has the required format: ROLL writes the JSON between the fields, and chooses a verdict among those that
-the schema permits, by the probability of their tokens. So a model that cannot write JSON can be a judge, and no verdict
-needs a retry. The probability-weighted mean over verdicts follows G-Eval (Liu et al., arXiv 2303.16634, equation 1). A
-grammar for the whole reply would instead need a tokenizer inside the engine.
+A reply always has the required format: ROLL inserts the JSON between the fields, and chooses a verdict among those that
+the schema permits, by the probability of their tokens. Therefore even a model that cannot generate JSON can be a judge,
+and no verdict needs a retry. The probability-weighted mean over verdicts follows G-Eval (Liu et al., arXiv 2303.16634,
+equation 1). A grammar for the whole reply would instead need a tokenizer inside the engine.
 
-Invariants: equal requests get equal replies (a request's seed is a digest of its content); a request that does not fit
-the context is rejected, never truncated; every failure of the engines is an `InfraError`.
+Invariants: identical requests get identical replies (a request's seed is a digest of its content); a request that does
+not fit the context is rejected, never truncated; every failure of the engines raises an `InfraError`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from roll.types import Generation, GenerationRequest, Message, SamplingParams
 __all__ = ["EngineChat", "JudgeModel", "JudgeUsage", "VerdictNode", "build_verdict_tree"]
 
 MIN_PROBABILITY_SHARE = 1e-3
-"""If the common prefix of several verdicts has a lower probability than this, the verdicts share it equally."""
+"""If the common prefix of several verdicts has a lower probability than this, the probability is split equally among
+the verdicts."""
 
 
 _TEXT = re.compile(r'(?:[^"\\]|\\.?)*+', re.DOTALL)
@@ -65,7 +66,7 @@ class JudgeModel:
     stop_token_ids: Sequence[int]
     """Tokens that end an answer of the model."""
     max_context: int
-    """Longest request plus reply, in tokens."""
+    """Maximum length of a request plus its reply, in tokens."""
     generate: Callable[[GenerationRequest, float], Awaitable[Generation]]
     """Sends a request to an engine, with a timeout in seconds from its start; raises `InfraError`."""
     usage: JudgeUsage = field(init=False, default_factory=JudgeUsage)

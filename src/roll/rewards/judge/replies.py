@@ -1,4 +1,4 @@
-"""Parse a judge's reply, which may be invalid JSON with the usual mistakes of models."""
+"""Parse a judge's reply, including invalid JSON with common mistakes of models."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def _compute_value(match: re.Match[str]) -> Fraction | None:
 def _is_unit(text: str) -> bool:
     """Return whether the text after a number is a unit or empty.
 
-    The text after 5 is not a unit in `5x` (one adjacent letter) and `5^2`, nor in `5 x`, `5 x^2` and `5 ab`, because
+    Examples of texts without a unit after 5: `5x` (one adjacent letter), `5^2`, `5 x`, `5 x^2` and `5 ab`, because
     words of one or two letters are variables unless they name a unit.
     """
     if re.match(r"[^\W\d_](?![^\W\d_])|\s*\^[\s{]*\d|[²³/]", text):
@@ -198,8 +198,8 @@ def _is_unit(text: str) -> bool:
 def is_same_number(answer: PlainNumber, reference: PlainNumber) -> bool:
     """Return whether an answer equals the reference: exactly, as a percentage, or correctly rounded.
 
-    `50%` equals both `0.5` and `50`. Units count if both numbers have one: 500 m equals 0.5 km. A decimal equals a
-    fraction without finite decimals, such as 1/3, if it has at least four decimals and is rounded correctly. If only
+    `50%` equals both `0.5` and `50`. Units are compared if both numbers have one: 500 m equals 0.5 km. A decimal equals
+    a fraction without finite decimals, such as 1/3, if it has at least four decimals and is rounded correctly. If only
     one number has a word such as `million`, the word is treated as a unit, because the other number may be a count of
     millions.
     """

@@ -1,7 +1,7 @@
 r"""Compare an answer with the reference as text, without interpreting it: `12:30 PM`, `Alice is taller`, `\pm 2`.
 
 Layout is ignored (`$…$`, `\text{…}`, bold, spaces, a full stop at the end, case), and so is the notation of a colon
-between numbers (`3 : 2`) and of a.m. and p.m. (`12:30 p.m.`). A text without any letter, digit or command counts as
+between numbers (`3 : 2`) and of a.m. and p.m. (`12:30 p.m.`). A text without any letter, digit or command is treated as
 empty.
 """
 

@@ -44,10 +44,10 @@ MAX_NESTED_POWER_BASE = 4
 MIN_DECIMALS = 4
 """Minimum number of decimals of a number that stands for a value without finite decimals."""
 MAX_SIGNS = 12
-"""Maximum number of signs in a row."""
+"""Maximum number of consecutive signs."""
 MAX_BARS = 24
 MAX_INTEGRALS = 6
-"""Maximum number of integrals, sums, products and limits together."""
+"""Maximum total number of integrals, sums, products and limits."""
 MAX_LENGTH = 4_000
 """Maximum number of characters of a cleaned text (`½` is 11 of them)."""
 NUM_SAMPLE_POINTS = 3
@@ -68,7 +68,7 @@ _FUNCTIONS = re.compile(
 
 
 def is_too_large(text: str) -> bool:
-    """Return whether a formula is too long, too deeply nested, or has too many or too large terms.
+    """Return whether a formula is too long, too deeply nested, or has too many or too large numbers.
 
     Every pattern is possessive, so the run time is linear in the length.
     """

@@ -38,7 +38,7 @@ _UNEVALUATED_TOKENS = {
     "⌊",
     "⌈",
 }
-"""Tokens with which a formula is a calculation, wherever they occur; fractions of numbers are recognized before."""
+"""Tokens that make a formula a calculation, wherever they occur; fractions of numbers are recognized first."""
 _OPENING = {"(", "[", "{", "|", "\\{", "^", "_", "\\sqrt", "\\binom", "\\log", "\\ln", ","}
 _FACTORS = {"(", "\\sqrt", "\\binom", "\\log", "\\ln"}
 _MODULUS = re.compile(r"\\pmod\s*\{?\s*\d+\s*\}?|\(\s*\\mod\s*\d+\s*\)")
@@ -83,7 +83,7 @@ def _strip_unit(text: str) -> str:
 
 
 def _is_calculation(tokens: list[str]) -> bool:
-    """Return whether the tokens of a formula leave something to compute.
+    """Return whether the tokens of a formula contain an operation that is not evaluated.
 
     Examples are an operator between two operands, two adjacent factors, or a token such as `\\gcd` or `\\lfloor`.
     """

@@ -5,7 +5,7 @@
                                └────────────── the last attempt sends each answer alone
 
 Invariants: every answer gets its own result or an infrastructure error; a failure between ROLL and the service is never
-a reward; an answer that waits for a retry does not occupy a request; never more than `max_concurrent` requests run.
+converted to a reward; an answer that waits for a retry uses no slot; at most `max_concurrent` requests run.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ logger = logging.getLogger(__name__)
 MAX_REQUEST_BYTES = MAX_BODY_BYTES // 2
 """Size at which a batch is split into several requests."""
 MAX_PART_NAMES = 256
-"""Maximum number of different parts in all results of a service; each becomes a metric."""
+"""Maximum number of distinct parts in all results of a service; each becomes a metric."""
 MAX_VERDICT_CHARS = 200
 _ITEM_STATUSES = {400, 413, 422}
-"""Statuses that may concern only one answer of a request, so the others are sent again without it."""
+"""HTTP statuses that may be caused by a single answer of a request; the other answers are then sent again without
+it."""
 _USER_ERRORS = {
     401: "the token is not accepted",
     403: "the token lacks the permission",
@@ -72,7 +73,7 @@ class _Retry:
 
     cause: str
     jitter: float
-    """Drawn once for all answers of the request, so that they wait equally long and form a batch again."""
+    """Drawn once for all answers of the request, so that they wait for the same time and form a batch again."""
     required_s: float = 0.0
     has_reply: bool = True
 
@@ -127,7 +128,8 @@ class RemoteScorer:
         return self._make_judgement(await self._find_result(item), rollout.prompt.uid)
 
     async def _find_result(self, item: bytes) -> ItemResult:
-        """Return the result of an item: from the cache, from an equal item that is being scored, or from a request."""
+        """Return the result of an item: from the cache, from an identical item that is being scored, or from a
+        request."""
         if not self._config.cache_size:
             return await self._request(item)
         key = hashlib.blake2b(self._config.url.encode() + b"\0" + item, digest_size=20).hexdigest()
@@ -267,7 +269,7 @@ class RemoteScorer:
 
 
 def _split_by_size(items: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """Yield the items in parts of at most `MAX_REQUEST_BYTES`; a larger item is a part of its own."""
+    """Yield the items in parts of at most `MAX_REQUEST_BYTES`; a larger item is a separate part."""
     part: list[bytes] = []
     num_bytes = 0
     for item in items:

@@ -3,8 +3,8 @@
     POST <url>/score   {"id", "items": [{"text", "answer", "metadata", …}, …]}
                     ─► {"id", "results": [{"value", "correct", …} or {"error", "kind"}, …]}
 
-Invariants: the results are in the order of the items; a reply with another number of results, another `id`, or a value
-that is not a finite number is invalid as a whole; unknown keys are ignored.
+Invariants: the results are in the order of the items; a reply is rejected as a whole if the number of results or the
+`id` differs, or if a value is not a finite number; unknown keys are ignored.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ItemResult(_Record):
     error: str | None = None
     """The reason why the answer could not be scored."""
     kind: ErrorKind = "infrastructure"
-    """Type of the error: only after `infrastructure`, another attempt may help."""
+    """Type of the error; only `infrastructure` errors are retryable."""
 
 
 class ScoreReply(_Record):

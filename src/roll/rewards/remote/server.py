@@ -61,7 +61,7 @@ class RewardServer:
         lists: The settings of the rewards, by domain.
         pool: The worker pool of the rewards, for `/health`.
         host: The address to listen on.
-        port: The port; 0 selects a free one.
+        port: The port; 0 selects a free port.
         token: The bearer token that clients need; empty if they need none.
         max_pending: Maximum number of answers that are being scored or waiting to be scored.
         drain_s: Seconds in which running requests can finish when the server stops.

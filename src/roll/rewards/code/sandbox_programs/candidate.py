@@ -6,8 +6,8 @@
 A case of kind `stdin` runs the program; `call` calls a function once; `serve` loads the code and then carries out the
 operations in messages (call, read an attribute, …), answering each, until an `end` message or the end of the process.
 
-This code runs under the candidate's UID, so the candidate may change it: everything written to fd 3 is an untrusted
-claim. No expected result is ever in this process.
+This code runs under the candidate's UID, so the candidate may change it: everything written to fd 3 is untrusted. This
+process never contains an expected result.
 
 The code is compiled once and forked for each case. The agent enforces the limits of a case from outside, so the forked
 process is not trusted.

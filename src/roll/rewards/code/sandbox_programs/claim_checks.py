@@ -1,9 +1,9 @@
-"""Check a candidate's claims about two of its objects: a claim counts only if other objects differ.
+"""Check a candidate's claims about two of its objects: a claim is accepted only if other objects differ.
 
-A class may claim that its objects are equal to everything. So for each claim of equality, the candidate also has to
-compare with objects of the same class that are made from slightly different arguments, in random order. At least half
-of them must be unequal, and the answers must be consistent. If no argument can be varied, no claim counts. Members of
-enumerations are compared by the names of class and member, which are plain data.
+A class may claim that its objects are equal to everything. Therefore, for each claim of equality, the candidate is also
+asked to compare objects of the same class that are constructed with slightly different arguments, in random order. At
+least half of them must be unequal, and the answers must be consistent. If no argument can be varied, no claim is
+accepted. Members of enumerations are compared by the names of class and member, which are plain data.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from .outcomes import RemoteObjectBase
 
 _VARIANTS = 4
 _NUM_REPEATS = 3
-"""Number of times that each question is asked: random answers are consistent for fewer than one in a thousand
-candidates."""
+"""Number of times that each comparison is repeated: with random answers, fewer than one in a thousand candidates are
+consistent."""
 _random = random.SystemRandom()
 
 
@@ -62,7 +62,8 @@ def _verify_equality(one, other):
     """Return whether two of the candidate's objects are equal.
 
     If the candidate claims that the objects are equal, slightly changed copies of one object are compared as well. The
-    claim counts only if at least half of the copies are unequal to the other object; otherwise the test is refused.
+    claim is accepted only if at least half of the copies are unequal to the other object; otherwise the test is
+    refused.
     """
     if not _run_comparison("eq", one, other):
         return False
@@ -147,8 +148,8 @@ def is_contained(container, value):
 def compare_order(op, one, other):
     """Compute `<`, `>`, `<=` or `>=` of two of the candidate's objects.
 
-    The answer "true" counts only if the comparison with swapped operands is false or, for `<=` and `>=`, the objects
-    are equal; otherwise the test is refused.
+    The answer "true" is accepted only if the comparison with swapped operands is false or, for `<=` and `>=`, the
+    objects are equal; otherwise the test is refused.
     """
     if not _is_remote(other):
         raise one._make_refusal("an order")

@@ -1,4 +1,4 @@
-"""Compares values that are too long to be compared in ROLL's own process; runs in a checker's sandbox.
+"""Compares values that are too long to be compared in ROLL's process; runs in a checker's sandbox.
 
 host ──► fd 0: the comparison, the expected value, the candidate's (three frames)      host ◄── fd 3: {"same": …}
 """

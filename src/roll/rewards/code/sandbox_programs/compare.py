@@ -1,8 +1,8 @@
 """Compare a candidate's output or return value with the expected one.
 
-The comparison follows the structure of the expected value, so comparing a hostile value takes no longer than comparing
-the correct one. No method of the candidate's classes is ever called: the value is a tree of plain data. Short values
-are compared in ROLL's own process, long ones in a sandbox (`comparator`).
+The comparison follows the structure of the expected value, so comparing a malicious value takes no longer than
+comparing the correct one. No method of the candidate's classes is ever called: the value is a tree of plain data. Short
+values are compared in ROLL's process, long ones in a sandbox (`comparator`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def is_same_value(tree: Any, expected: Any, *, tolerance: float = 0.0, match: st
     """Return whether the candidate's value equals the expected one.
 
     Args:
-        tree: The candidate's value, as `wire.encode` wrote it or as the candidate forged it.
+        tree: The candidate's value, as encoded by `wire.encode` or forged by the candidate.
         expected: Plain data.
         tolerance: Relative or absolute difference that is allowed between floating-point or complex numbers.
         match: `equal`: as `==` compares; `json`: a list matches any sequence, and a string key matches an integer,

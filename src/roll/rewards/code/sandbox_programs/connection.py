@@ -33,7 +33,7 @@ class Connection:
         """Objects that the tests made by calling the candidate's classes, with the arguments of these calls."""
 
     def record_mistake(self, text):
-        """Record that the tests themselves are wrong, and return the error to raise."""
+        """Record a mistake in the tests, and return the error to raise."""
         self.mistake = self.mistake or text
         return BrokenTestsError(text)
 

@@ -4,8 +4,8 @@
     ["X", module, name, [bases]]      a class of the standard library
     ["x", number, name, [bases]]      a class of the candidate, with its number, if it has one
 
-Python lets a class derive from many others, so one exception could match any that a test expects. A claim is accepted
-only if at most one of its classes has two bases, and no class has more.
+A Python class can derive from many others, so a single exception could match any exception that a test expects. A claim
+is accepted only if at most one of its classes has two bases, and no class has more.
 """
 
 from __future__ import annotations

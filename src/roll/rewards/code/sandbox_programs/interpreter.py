@@ -67,7 +67,7 @@ def exit_process(status):
 
 
 def print_traceback(error):
-    """Print the traceback, without ROLL's own frames, to standard error."""
+    """Print the traceback, without ROLL's frames, to standard error."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != FILE:
         trace = trace.tb_next

@@ -1,4 +1,5 @@
-"""Standard library values that are sent by value: a closed list, each as a tag with a few strings and integers.
+"""Standard library values that are sent by value: an allow-list; each is encoded as a tag with a few strings and
+integers.
 
     Decimal, Fraction           ["D", text]  ["F", hex, hex]
     date, time, datetime        ["date", …]  ["time", …, fold, offset]  ["datetime", …, fold, offset]

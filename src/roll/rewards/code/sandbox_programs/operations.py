@@ -1,4 +1,4 @@
-"""The operations that a checker may perform on an object that stays with the candidate: a closed list, by name.
+"""The operations that a checker may perform on an object that stays in the candidate's process: an allow-list, by name.
 
 The candidate's side runs them (`FUNCTIONS`). The checker's side offers an operation if the object's class has
 its method (`METHODS`: the name of the method, and of the operation).
@@ -19,7 +19,7 @@ _IN_PLACE = tuple(f"i{name}" for name in BINARY[:-1])
 _CONVERSIONS = ("int", "float", "complex", "index", "round", "trunc", "floor", "ceil", "bool", "len")
 _OTHERS = ("getitem", "setitem", "delitem", "contains", "iter", "reversed", "next")
 _CLASS_METHODS = ("enter", "exit", "aiter", "anext", "aenter", "aexit")
-"""Special methods without a built-in function that calls only them; they are called through the object's class."""
+"""Special methods that no built-in function calls exclusively; they are called through the object's class."""
 _UNIVERSAL_OPERATIONS = (
     "getattr",
     "setattr",

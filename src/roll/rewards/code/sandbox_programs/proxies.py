@@ -1,10 +1,10 @@
 """The checker's proxies for the candidate's objects.
 
 A proxy forwards operations; a result is plain data or another proxy. It has the methods of the object's class that are
-in a closed list, so `callable`, `with` and iteration work as usual. Operations that decide a test are guarded:
+in an allow-list, so `callable`, `with` and iteration work as usual. Operations that decide a test are guarded:
 
     object == plain value         an error, unless the object derives from a class of plain data: then its content
-    object == object, a < b       the candidate is asked, and must tell the object from others (`claim_checks`)
+    object == object, a < b       the candidate is asked, and must distinguish the object from others (`claim_checks`)
     x in object                   only for objects that a test made by calling a class; others are iterated
     object - 1, object % object   only for objects that a test made: `f(x) - 42` would reveal the expected value
 """
@@ -134,7 +134,7 @@ def _call(self, *args, **kwargs):
 
 
 def _update_arguments(args, after, encode):
-    """Copy the candidate's changes to lists, dicts and sets in its arguments back to the test's own objects.
+    """Propagate the candidate's in-place changes to lists, dicts and sets in its arguments to the test's objects.
 
     `after` holds the arguments as the candidate's function left them.
     """

@@ -8,8 +8,8 @@
 
 `operations` lists the operations. An object that stays here is sent as ["r", number, class, methods, more]. The answer
 to a call also has `args` if the function changed lists, dicts or sets in its arguments, because a caller would see
-these changes. Every message includes the text that was printed since the last message. Awaitables are awaited here at
-once.
+these changes. Every message includes the text that was printed since the last message. Awaitables are awaited here
+immediately.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@
     Decimal, date, range, …             see `library`
     objects that stay                   ["r", number, …], ["x", …], ["k", …]: the two ends agree on these
 
-An instance of a subclass is sent as its base (a named tuple as a tuple), so no method of a candidate's class ever
-reaches a checker. Everything else is `NotPlainError`. Decoded values have types of this list only.
+An instance of a subclass is sent as an instance of its base class (a named tuple as a tuple), so no method of a
+candidate's class ever reaches a checker. All other values raise `NotPlainError`. Decoded values only have types from
+this list.
 """
 
 from __future__ import annotations
