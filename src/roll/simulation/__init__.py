@@ -1,1 +1,1 @@
-"""Simulation of runs in virtual time: the real schedulers run with models of engines, trainers and rewards."""
+"""Simulation of runs in virtual time: the schedulers of real runs, with models of engines, trainers and rewards."""

@@ -43,8 +43,8 @@ def build_zero_logprobs(num_tokens: int) -> FloatArray:
 
 
 _shared_arrays: dict[tuple[str, int], np.ndarray] = {}
-"""One read-only array for each dtype and fill value, as long as the longest request so far; returned arrays are views
-of it.
+"""One read-only array for each dtype and fill value, with the length of the longest request so far; returned arrays are
+views of it.
 """
 
 

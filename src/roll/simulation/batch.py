@@ -8,16 +8,16 @@ The rules of each step are those of vLLM's scheduler (V1):
 
     1. At the boundary between two steps, aborted requests leave.
     2. Each resident request needs room for one more token; while there is not enough, the newest request is preempted:
-    its KV cache is freed, its tokens are kept, and it returns to its old position in the queue.
+    its KV cache is freed, its tokens are kept, and it returns to its previous position in the queue.
     3. The step decodes one token of every decoding request. The rest of `max_batched_tokens` is used for prefill: first
        by requests in prefill, then by waiting ones (lowest priority number first, then first come), as long as there is
        a slot, and room for their whole context, their first token, and a token of every other request. No request is
        admitted at a boundary at which one was preempted.
     4. A prefill's last chunk yields the request's first token (for a preempted one: its next).
 
-A step that prefills is one event; consecutive steps that only decode are also one event, however many they are: this
-`StepSpan` ends at the next finished request or when the KV cache is full, and its duration is a quadratic polynomial
-(`costs`). So the simulation of a request takes O(log n) time, independent of its number of tokens.
+A step that prefills is one event; consecutive steps that only decode are also a single event: this `StepSpan` ends at
+the next finished request or when the KV cache is full, and its duration is a quadratic polynomial (`costs`). Therefore
+the simulation of a request takes O(log n) time, independent of its number of tokens.
 
 Invariants:
     - the state is a function of the calls and their times; no clock is read;
@@ -212,8 +212,7 @@ class ContinuousBatch:
     def complete(self) -> list[SimulatedRequest]:
         """End the current span: count its work and release finished requests.
 
-        Returns:
-            The requests that have all their tokens, in order of arrival.
+        Returns: The requests that have generated all of their tokens, in order of arrival.
         """
         span, self._span = self._span, None
         assert span is not None, "no step is in progress"

@@ -62,7 +62,7 @@ class Calibration:
     device: Device
     num_updates: int
     train_s: float
-    """Median duration of an update, including everything around it except generation and sync."""
+    """Median duration of an update, including all other work of a step except generation and sync."""
     train_error: float
     """Mean absolute relative error of the predicted update times."""
     sync_s: float
@@ -120,7 +120,8 @@ def calibrate(run_path: str | Path, *, base: str = "cpu") -> Calibration:
 
     Args:
         run_path: Directory of the run.
-        base: Name of the device that provides memory, network and other quantities that the run does not record.
+        base: Name of the device that provides memory size, network bandwidth and other quantities that the run does not
+            record.
 
     Raises:
         UserError: The run does not exist, or its trace has too few engine steps.
@@ -341,7 +342,7 @@ def _build_workload(
 
 
 def render_calibration(calibration: Calibration) -> str:
-    """Describe the calibration and how well it reproduces the run."""
+    """Format the calibration and its errors relative to the run."""
     fit = calibration.fit
     lines = [
         f"{fit.num_steps} engine steps in {fit.measured_s:.1f} s; the model predicts {fit.fitted_s:.1f} s "

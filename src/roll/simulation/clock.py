@@ -34,7 +34,7 @@ __all__ = ["DeadlockError", "TimeLimitError", "VirtualTimeLoop", "run"]
 T = TypeVar("T")
 
 MAX_CALLBACKS_PER_INSTANT = 50_000_000
-"""Maximum number of callbacks at the same virtual time; more of them mean that the program is in an endless loop."""
+"""Maximum number of callbacks at the same virtual time; a larger number indicates an endless loop."""
 MAX_LISTED_TASKS = 20
 """Maximum number of waiting tasks that an error lists."""
 PRUNE_THRESHOLD = 100
@@ -63,7 +63,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 
     Args:
         seed: Seed of `random`, and of the schedule with `shuffle`.
-        shuffle: Run callbacks that are ready at the same time in an order drawn from the seed.
+        shuffle: Whether to run callbacks that are ready at the same time in random order, determined by the seed.
         limit_s: Limit on the virtual time, after which the program is ended; it detects programs that wait forever
             while a timer repeats.
     """
@@ -229,7 +229,7 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, shuffle: bool = False, l
     Args:
         main: The program.
         seed: Seed of the loop's `random`, and of the schedule with `shuffle`.
-        shuffle: Run callbacks that are ready at the same time in an order drawn from the seed.
+        shuffle: Whether to run callbacks that are ready at the same time in random order, determined by the seed.
         limit_s: Virtual time after which the program is ended.
 
     Raises:

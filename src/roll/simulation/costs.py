@@ -16,7 +16,7 @@ For a measured engine (`roll simulate --calibrate`), a curve replaces all terms 
 
     step = curve(requests in the step) + further prefilled tokens x seconds + context tokens x seconds + pairs x seconds
 
-The curve is linear between the measured numbers of requests, so it needs no model of the hardware.
+The curve is linear between the measured numbers of requests and requires no model of the hardware.
 """
 
 from __future__ import annotations
@@ -197,10 +197,10 @@ def compute_train_s(
 
 
 def compute_sync_s(model: Model, device: Device, *, colocated: bool, quantized: bool = False) -> float:
-    """Return the duration of a weight sync, in which all engines receive the weights at the same time.
+    """Return the duration of a weight sync, in which all engines receive the weights concurrently.
 
     If trainer and engines are `colocated`, the weights are sent over `link_bandwidth`, otherwise over
-    `network_bandwidth`; if `quantized`, linear weights are sent in 8 bits.
+    `network_bandwidth`; if `quantized`, linear weights are sent with 8 bits per element.
     """
     bandwidth = device.link_bandwidth if colocated else device.network_bandwidth
     saved = model.linear_parameters * (model.element_bytes - 1) if quantized else 0

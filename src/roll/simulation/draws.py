@@ -1,9 +1,10 @@
-"""Draw random quantities as functions of a key: equal keys give equal numbers, in any order and for any caller.
+"""Sample random quantities as functions of a key: identical keys give identical numbers, in any order and for any
+caller.
 
     key (integers) ──hash──► u in (0, 1) ──► quantile function ──► value
 
-So a rollout's length does not depend on the engine that serves it, and a reissued request gets the same result. A part
-of the randomness may be shared (`correlation`): rollouts of one prompt are similar.
+Therefore a rollout's length does not depend on the engine that serves it, and a request that is sent again gets the
+same result. Part of the randomness may be shared (`correlation`), so that rollouts of one prompt are similar.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Estimate the communication time of MoE layers in one update, for each size of `training.parallel.ep`.
 
 Without expert parallelism, FSDP gathers all experts of a layer for every micro-batch, in the forward and in the
-backward pass, and reduces their gradients. With the experts sharded over `ep` ranks, each rank gathers only its own
+backward pass, and reduces their gradients. With the experts sharded over `ep` ranks, each rank gathers only its local
 experts, or none if no other rank has the same experts. Instead, every token is sent to the experts that its router
 chose, and back (an all-to-all each way, arXiv 2006.16668), in the forward pass, its recomputation and the backward
 pass.

@@ -4,8 +4,8 @@
 
 The curve is piecewise linear and never decreases, so it is a sum of ramps, and the model is linear in all unknowns. A
 coefficient that would be negative is set to 0, and the others are fitted again. A span of n steps has weight 1 /
-sqrt(n), as if the noise of steps were independent. Spans that take more than twice as long as the model predicts are
-dropped, because other work disturbed them, and the model is fitted again.
+sqrt(n), assuming that the noise of different steps is independent. Spans that take more than twice as long as the model
+predicts are dropped, because other work disturbed them, and the model is fitted again.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["EngineFit", "fit_engine"]
 KNOTS = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Numbers of requests between which the curve is linear, if there are steps near them."""
 SMOOTHNESS = 0.03
-"""Weight of the penalty on the curve's changes of slope; it matters only where there is almost no data."""
+"""Weight of the penalty on the curve's changes of slope; it only has an effect where there is almost no data."""
 MIN_STEPS = 20
 """Minimum number of recorded engine steps for a fit."""
 MAX_SLOWDOWN = 2.0
 """Maximum ratio of measured to predicted duration; a slower span was disturbed by other work on the machine."""
 NUM_FIT_ROUNDS = 3
-"""Number of rounds of dropping disturbed spans."""
+"""Number of rounds in which disturbed spans are dropped."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

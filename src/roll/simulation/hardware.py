@@ -209,7 +209,7 @@ class Model(Section):
 
     @property
     def query_size(self) -> int:
-        """Width of the queries of all heads together."""
+        """Total width of the queries of all heads."""
         return self.num_heads * self.head_dim
 
 

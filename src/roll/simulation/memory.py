@@ -21,7 +21,7 @@ STATE_BYTES = 12
 MAX_TRAINER_MEMORY_SHARE = 0.9
 """Fraction of a device's memory that a plan may use for a trainer."""
 RESERVED_PROMPT_TOKENS = 1024
-"""Number of prompt tokens for which a sequence must have room in addition to its longest answer. If the model reads
+"""Number of prompt tokens for which a sequence must have room in addition to its longest answer. If the model accepts
 images, all of them may be images."""
 
 

@@ -1,4 +1,4 @@
-"""Read the input of `roll plan`: a workload, a run's configuration, or only a model. Missing parts are assumed.
+"""Read the input of `roll plan`: a workload, a run's configuration, or only a model. Defaults replace missing parts.
 
     workload YAML ───────────────────────────────► SimulationConfig
     run YAML ─ model, rollout, training, devices ─► SimulationConfig + assumed lengths and latencies
@@ -241,7 +241,8 @@ def _build_workload(config: RolloutRunConfig, model_name: str) -> tuple[dict[str
 def _count_passes(config: RolloutRunConfig) -> float:
     """Return the compute per token of a step, in forward passes of the model.
 
-    An update counts 3 (4 with activation checkpointing), and log-probs of the policy or the reference count 1 each.
+    An update is equivalent to 3 forward passes (4 with activation checkpointing), and log-probs of the policy or the
+    reference to 1 each.
     """
     algorithm = getattr(config, "algorithm", None)
     updates = getattr(algorithm, "updates", None) or getattr(config, "updates", None)

@@ -7,13 +7,13 @@
 
 P2 (arXiv 2510.11345): let K be the number of devices, N the samples per step, g the mean generation time of a sample in
 device-seconds, L the time of the longest answer in seconds, and t the training time of a sample in device-seconds. The
-best share beta of devices that train, and the bound of the speed-up over synchronous training, are
+best fraction beta of devices that train, and the bound of the speed-up over synchronous training, are
 
     beta* = N t / (N g + K L / (alpha + 1) + N t)            gain <= 1 + K L / (N (g + t))
 
-The formula proposes candidates, and the simulation, with batching, prefill, preemption and syncs, selects the fastest.
-The simulated gain may exceed the formula's bound, which assumes a constant g: engines that are always full spend less
-time on each answer.
+The formula proposes candidates; the simulation, which includes batching, prefill, preemption and syncs, selects the
+fastest. The simulated gain may exceed the formula's bound, which assumes a constant g: engines whose batches are always
+full spend less time on each answer.
 
 A split is not simulated if training alone takes longer than the best step so far, because no async ratio could make the
 split faster. Large plans are compared at a fraction of their devices and prompts; the best plans are then simulated at
@@ -50,13 +50,14 @@ ASYNC_STEPS = 3
 DIVISORS = (4, 2, 1)
 """Divisors of devices and prompts for comparing plans; the first that leaves at least `MIN_SIZE` of both is used."""
 MIN_SIZE = 32
-"""Minimum number of devices and prompts of a scaled-down plan: with fewer, one long answer would matter too much."""
+"""Minimum number of devices and prompts of a scaled-down plan: with fewer, one long answer would have too much
+influence."""
 NUM_CONFIRMED = 2
 """Number of asynchronous plans that are simulated at full size, in addition to the synchronous plan."""
 MIN_TIME_SHARE = 0.95
-"""Lower bound of an update's duration, as a fraction of its prediction: the number of tokens varies a little."""
+"""Lower bound of an update's duration, as a fraction of its prediction; the number of tokens varies slightly."""
 MIN_GAIN = 1.05
-"""Minimum speed-up for which an asynchronous plan is recommended; a smaller one does not justify the staleness."""
+"""Minimum speed-up for which an asynchronous plan is recommended; a smaller speed-up does not justify the staleness."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,7 +189,8 @@ class _PlanSearch:
     def _search_splits(self, width: int, ratio: float, start: int, synchronous: Candidate | None) -> list[Candidate]:
         """Simulate splits of the devices by hill climbing, and return the candidates.
 
-        The search begins with `start` training devices and moves devices to the bottleneck while that helps.
+        The search begins with `start` training devices and moves devices to the bottleneck while this reduces the step
+        time.
         """
         unit = max(width, self.total // 16 // width * width)
         training = min(max(round(start / unit) * unit, unit), self.total - unit)

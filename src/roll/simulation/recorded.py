@@ -4,8 +4,8 @@
                                       └─────────────► RecordedTurns (rollouts of several turns)
 
 A rollout is identified by its draw and its index, a request also by its turn. A rollout that the recorded run did not
-finish gets the length of a random answer to the same prompt or, if there is none, to any prompt. The choice depends on
-the seed and the request, like every random quantity of a simulation.
+finish gets the length of a random answer to the same prompt or, if there is none, to any prompt. The selection depends
+only on the seed and the request, like every random quantity of a simulation.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class RecordedWorkload(Workload):
     def is_correct(self, rollout: Rollout) -> bool:
         """Return the recorded verdict; for an unrecorded rollout, the verdict of a recorded rollout of the same prompt.
 
-        If no rollout of the prompt was recorded, the verdict is drawn as in a random workload.
+        If no rollout of the prompt was recorded, the verdict is sampled as in a random workload.
         """
         recorded = self.work.rewards.get(rollout.rollout_id)
         if recorded is None:
@@ -137,7 +137,7 @@ class RecordedWorkload(Workload):
     def get_training_s(self, step: int) -> float | None:
         """Return the recorded duration of the update of `step`; the median for steps that were not recorded.
 
-        If `training.duration` is configured, the duration is drawn from it instead.
+        If `training.duration` is configured, the duration is sampled from it instead.
         """
         recorded = self.work.train_s
         if self._given_training or not recorded:

@@ -23,7 +23,7 @@ __all__ = ["Interval", "SimulationResults", "compute_interval", "render_results"
 TOLERANCE = 0.15
 """Relative tolerance within which a simulation reproduces a published ratio."""
 MAX_TOKEN_DIFFERENCE = 0.01
-"""Relative difference in trained tokens per step up to which two variants do the same work."""
+"""Maximum relative difference in trained tokens per step between variants whose step times are comparable."""
 # Two-sided 95 % quantiles of Student's t, by degrees of freedom; beyond the table, the normal quantile is close.
 _STUDENT_T_QUANTILES = (
     12.71,
@@ -93,7 +93,7 @@ class SimulationResults:
         return (self.config.select_variant(variant) if self.config.variants else self.config).placement.num_devices
 
     def get_max_staleness(self, variant: str) -> int:
-        """Return the largest staleness of the rollouts that a variant trained on, in policy versions."""
+        """Return the maximum staleness of the rollouts that a variant trained on, in policy versions."""
         return max(step.max_staleness for run in self.runs[variant] for step in run.steps)
 
     def describe_unequal_work(self, variant: str) -> str:

@@ -64,7 +64,7 @@ class SimulatedEngines(ManagedEngineGroup):
         await super().close()
 
     def schedule_failures(self, failures: Sequence[FailureConfig]) -> None:
-        """Schedule failures; each affects the engine with the failure's index at the time of the failure."""
+        """Schedule failures of engines; an index refers to the list of engines at the time of the failure."""
 
         async def fail_engine(failure: FailureConfig) -> None:
             loop = asyncio.get_running_loop()
@@ -86,7 +86,7 @@ class SimulatedEngines(ManagedEngineGroup):
         ]
 
     async def sync(self, policy_version: int) -> list[str]:
-        """Send weights of `policy_version` to all engines at the same time.
+        """Send weights of `policy_version` to all engines concurrently.
 
         Returns:
             Ids of the engines that died.
@@ -194,7 +194,7 @@ class SimulatedTrainer:
         await asyncio.sleep(max(0.0, seconds - self._training.overhead_s))
 
     def _list_lengths(self, groups: Iterable[Group]) -> list[int]:
-        """Return the number of tokens of each rollout that the trainer computes."""
+        """Return the number of tokens of each rollout that the trainer processes."""
         shared = self._training.share_prefix
         return [
             len(rollout.token_ids) + (len(group.draw.token_ids) if not index or not shared else 0)

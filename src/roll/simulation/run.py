@@ -1,4 +1,4 @@
-"""Simulate one run: training loop and scheduling of real runs, with simulated engines, rewards and trainer.
+"""Simulate one run: the training loop and the scheduling of real runs, with simulated engines, rewards and trainer.
 
 prompts ─► AsyncController ─► RolloutScheduler ─► LLMProxy ─► SimulatedEngine × N      (roll.rollout, unchanged)
              │                    └─► SimulatedReward
@@ -58,7 +58,7 @@ class SimulatedRun:
     num_transitions: int
     num_callbacks: int
     wall_s: float
-    """Real duration of the simulation."""
+    """Wall time of the simulation."""
     recorder: Recorder
 
     @property

@@ -26,7 +26,8 @@ T = TypeVar("T")
 
 
 def find_rejection_reason(group: Group) -> str:
-    """Return why dynamic sampling rejects a group (all rewards are equal); an empty string if the group is accepted."""
+    """Return the reason why dynamic sampling rejects a group (all rewards are equal); an empty string if the group is
+    accepted."""
     values = {rollout.reward.value for rollout in group.scored_rollouts if rollout.reward is not None}
     return "all rewards are equal" if len(values) < 2 else ""
 
@@ -91,7 +92,7 @@ class SimulatedSteps:
             self.recorder.add_step(self._build_record(start, before), start)
 
     async def next_batch(self) -> Batch:
-        """Wait for the next batch; with `stream_training`, compute the gradients of finished groups meanwhile."""
+        """Wait for the next batch; with `stream_training`, compute the gradients of finished groups in the meantime."""
         rollout = self.config.rollout
         with self.recorder.phase("wait for batch"):
             if rollout.scheduling.stream_training:

@@ -1,4 +1,4 @@
-"""Draw the prompts, lengths and latencies of a simulated run as functions of the seed and a key.
+"""Sample the prompts, lengths and latencies of a simulated run as functions of the seed and a key.
 
 All tokens of a simulated prompt are its draw id plus one, so that an engine can distinguish prompts; a generated token
 is 0, so the zeros at the end of a resumed request are the tokens of its partial answer.
@@ -24,7 +24,7 @@ _PROMPT, _ANSWER, _REWARD, _SOLVE_RATE, _VERDICT, _TURN, _TRAINING = range(1, 8)
 
 
 class Workload:
-    """Draws the random quantities of a simulated run: prompts, lengths, latencies and correctness.
+    """Samples the random quantities of a simulated run: prompts, lengths, latencies and correctness.
 
     Args:
         config: The simulation.

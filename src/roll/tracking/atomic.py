@@ -129,9 +129,9 @@ def write_json(path: Path, data: Any) -> None:
 def replace_directory(temporary: Path, final: Path) -> None:
     """Rename the finished directory `temporary` to `final`, durably; an existing `final` is deleted afterwards.
 
-    Both must have the same parent. At every moment `final` is either the complete old directory or the complete new
-    one. On file systems that cannot exchange two names, `final` is missing for an instant, in which the old directory
-    exists under a hidden name in the same parent.
+    Both must have the same parent. At any time `final` is either the complete old directory or the complete new one. On
+    file systems that cannot exchange two names, `final` is missing for a moment, during which the old directory exists
+    under a hidden name in the same parent.
     """
     sync_tree(temporary)
     if not final.exists():

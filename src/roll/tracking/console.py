@@ -1,7 +1,7 @@
 """The display of a run in progress: live, one line per step, or nothing.
 
-A console receives events and is never queried. It writes only to the `Terminal`, and a failure to write (a closed
-terminal, a full pipe) ends the display, never the run.
+A console receives events and is never queried. It writes only to the `Terminal`; if a write fails (a closed terminal, a
+full pipe), the display ends and the run continues.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class RunHeader:
     directory: str
     num_steps: int
     resumed_at: int | None = None
-    """Step after which the run continues."""
+    """Step after which the run resumes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +61,7 @@ class StepView:
 
     @property
     def bottleneck(self) -> tuple[str, float] | None:
-        """The longest phase, and its share of the step between 0 and 1."""
+        """The longest phase, and its fraction of the step's time."""
         if not self.phases or self.duration_s <= 0:
             return None
         name = max(self.phases, key=self.phases.__getitem__)
@@ -74,7 +74,7 @@ class EvaluationView:
 
     step: int
     value: float | None
-    """Value of `measure`; `None` if there were no answers, which is different from 0."""
+    """Value of `measure`; `None` (not 0) if there were no answers."""
     measure: str = "accuracy"
     """`accuracy` if every answer has a verdict, `mean reward` if none has, otherwise `score`: the mean of verdicts,
     and of rewards for answers without a verdict. `loss` for a run without answers.
@@ -120,7 +120,7 @@ class Console:
         pass
 
     def show_note(self, text: str) -> None:
-        """Show a note on the current work before the first step."""
+        """Show a note on the progress before the first step."""
 
     def show_phase(self, name: str) -> None:
         """Show the current phase; an empty name means that no phase is running."""
@@ -148,9 +148,9 @@ class Console:
 
 
 def select_best_and_worst(groups: Sequence[Group]) -> list[AnswerView]:
-    """Return the answer with the highest reward and the answer with the lowest.
+    """Return the answers with the highest and the lowest reward.
 
-    Only one answer is returned if both are the same, and none if no answer was scored.
+    Return one answer if both are the same, and none if no answer was scored.
     """
     scored = [(r.reward, r) for group in groups for r in group.scored_rollouts if r.reward is not None]
     if not scored:

@@ -1,10 +1,11 @@
 """Report the uncertainty of an accuracy: the number of answers and, if there are few, the confidence interval.
 
-Wilson's score interval (Wilson 1927, JASA 22, 209-212, equation 7) of a share s of n trials, for z = 1.96 (95 %):
+Wilson's score interval (Wilson 1927, JASA 22, 209-212, equation 7) of a proportion s of n trials, for z = 1.96 (95 %):
 
     [ s + z^2 / 2n  ±  z sqrt( s (1 - s) / n + z^2 / 4n^2 ) ] / (1 + z^2 / n)
 
-It assumes independent trials: several answers to one prompt contain less information than answers to different prompts.
+The trials are assumed to be independent; several answers to one prompt contain less information than answers to
+different prompts.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _Z = 1.959963984540054
 
 
 def compute_wilson_interval(share: float, num_trials: float) -> tuple[float, float]:
-    """Return the lower and upper bound of the 95 % confidence interval of a share.
+    """Return the lower and upper bound of the 95 % confidence interval of a proportion.
 
     Args:
-        share: Fraction of successes; a tie is half a success.
+        share: Fraction of successes; a tie is treated as half a success.
         num_trials: Number of trials, above 0.
     """
     middle, spread = (

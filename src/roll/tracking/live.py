@@ -4,7 +4,7 @@
 
 Invariants:
     - the run's thread only records events: it never draws, and never waits for the terminal while training;
-    - the display thread sleeps between frames; a frame takes a few milliseconds, so the display takes well under 2 % of
+    - the display thread sleeps between frames; a frame takes a few milliseconds, so the display uses well under 2 % of
       a core;
     - `close` (also at interpreter exit) draws the last frame and shows the cursor again.
 """

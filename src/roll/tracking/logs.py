@@ -1,10 +1,10 @@
-"""Redirect all output except ROLL's own display from the terminal to log files.
+"""Redirect all output except ROLL's display from the terminal to log files.
 
     descriptors 1 and 2 (Python, C++, child processes) ──► logs/<role>-<rank>.log
-    a duplicate of the original descriptor 1            ──► `Terminal`, which only ROLL's console uses
+    a duplicate of the original descriptor 1 ──► `Terminal`, used only by ROLL's console
 
-The file descriptors themselves are redirected, so nothing can write over the display: no logger of a library, no
-`printf` in C++, and no child process. The output of a user's reward function goes to the log as well.
+The file descriptors themselves are redirected, so neither a library's logger, nor `printf` in C++, nor a child process
+can overwrite the display. The output of a user's reward function goes to the log as well.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def redirect_infrastructure_logs(path: Path, *, level: int = logging.INFO) -> It
     """Append standard output, standard error, Python's loggers and warnings to `path` within a `with` block.
 
     Yields:
-        The terminal, for ROLL's own display. If standard output has no file descriptor, as in a notebook, the terminal
+        The terminal, for ROLL's display. If standard output has no file descriptor, as in a notebook, the terminal
         wraps `sys.stdout`.
 
     Raises:
@@ -86,8 +86,8 @@ def redirect_infrastructure_logs(path: Path, *, level: int = logging.INFO) -> It
 def redirect_logs(name: str) -> Iterator[Path]:
     """Write output and logs to a temporary file instead of the terminal within a `with` block.
 
-    ROLL's own warnings are still printed to standard error. If an exception propagates, the file is kept, and the
-    exception names it.
+    ROLL's warnings are still printed to standard error. If an exception propagates, the file is kept, and the exception
+    names it.
 
     Yields:
         The path of the file.
@@ -140,7 +140,7 @@ def _flush() -> None:
 
 @contextlib.contextmanager
 def _enable_line_buffering() -> Iterator[None]:
-    """Keep the order of standard output and error in the log, even if standard output was a pipe."""
+    """Preserve the order of standard output and error in the log, even if standard output was a pipe."""
     stream = sys.stdout
     if not isinstance(stream, io.TextIOWrapper) or _get_descriptor(stream) != 1:
         yield

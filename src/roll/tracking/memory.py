@@ -1,8 +1,8 @@
 """Measure the memory of a process and all its descendants.
 
 Memory is measured as PSS (proportional set size), which counts shared pages once, for example those of forked workers.
-Reading PSS takes milliseconds per gigabyte, reading RSS (resident set size) microseconds. So the sampler watches RSS,
-and reads PSS only when a new peak is possible.
+Reading PSS takes milliseconds per gigabyte, reading RSS (resident set size) microseconds. Therefore the sampler polls
+RSS, and reads PSS only when a new peak is possible.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _INTERVAL_S = 1.0
 """Interval between readings of RSS."""
 _REFRESH_S = 15.0
-"""Maximum interval between readings of PSS, which may grow while RSS does not (when pages are no longer shared)."""
+"""Maximum interval between readings of PSS, which may grow while RSS is constant (when pages are no longer shared)."""
 
 
 def list_process_tree(root: int | None = None) -> list[int]:
@@ -34,7 +34,8 @@ def list_process_tree(root: int | None = None) -> list[int]:
 
 
 def measure_proportional_bytes(process_ids: list[int]) -> int:
-    """Return the summed PSS of processes, with RSS where PSS is not readable; a process that ended counts as 0."""
+    """Return the summed PSS of processes, with RSS where PSS is not readable; a process that has ended is counted as
+    0."""
     return sum(_read_pss_bytes(pid) for pid in process_ids)
 
 

@@ -1,4 +1,4 @@
-"""Descriptions of all metrics from `metrics.yaml`: unit, meaning, and the meaning of bad values."""
+"""Descriptions of all metrics, loaded from `metrics.yaml`: unit, meaning, and interpretation of bad values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MetricMeaning:
     unit: str
     means: str
     bad: str
-    """Meaning of a bad value, and advice; empty if no value is bad."""
+    """Interpretation of a bad value, and advice; empty if no value is bad."""
     also_held_out: bool = False
     """True if `eval/` plus the last part of the name is the same metric on held-out examples."""
 

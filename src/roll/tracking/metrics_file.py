@@ -4,11 +4,12 @@
     {"step": 10, "kind": "evaluation", "eval/accuracy": 0.9, …}
 
 Invariants:
-    - a line is on the disk when `append` returns; a crash leaves at most one incomplete line at the end, which
-      `truncate` drops;
+    - a line is durable when `append` returns; a crash leaves at most one incomplete line at the end, which `truncate`
+      drops;
     - there is one line per step and kind: a step that is recorded again replaces its line;
-    - keys are sorted, and a key that occurred once is in all later lines of that type (`null` without a value). So
-      readers get a stable schema, and equal runs write equal lines (except for durations, rates and memory);
+    - keys are sorted, and a key that occurred once is in all later lines of that type (`null` without a value).
+      Therefore readers get a stable schema, and identical runs write identical lines (except for durations, rates and
+      memory);
     - NaN and infinities are written as `null`, since JSON cannot represent them.
 """
 

@@ -1,4 +1,4 @@
-"""Write rollouts as a Parquet table: one row per attempt, with all data that training needs."""
+"""Write rollouts as a Parquet table: one row per attempt, with all data that is needed for training."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ from roll.types import EngineStepSpan, RolloutId
 __all__ = ["ENGINE_STEPS", "RequestTrace", "RolloutTrace", "Transition", "trace_engine_steps"]
 
 ENGINES, ROLLOUTS, JUDGE = 1_000_000_002, 1_000_000_003, 1_000_000_004
-"""Process numbers in the trace: higher than any real one."""
+"""Process IDs in the trace, above any real process ID."""
 PROCESSES = {ENGINES: "engines: requests", ROLLOUTS: "rollouts"}
 
 
 class Transition(Protocol):
-    """A rollout's change from one state to another: the fields that a trace uses."""
+    """A rollout's change from one state to another, with the fields that a trace uses."""
 
     @property
     def rollout_id(self) -> RolloutId: ...

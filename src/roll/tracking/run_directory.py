@@ -33,11 +33,11 @@ _STEP_FILES = (
     *("trace.json", "summary.json", "reward.png", "loss.png", "rollouts", "tensorboard", "recording"),
     "metrics.jsonl",
 )
-"""Files that training steps write. The last one is moved last: while it exists, files remain to be moved."""
+"""Files that training steps write. The last one is moved last: while it exists, the move is incomplete."""
 
 
 class RunDirectory:
-    """Manages the files and the lock of a run's directory. Use `create` for a new run, `open` for an existing run."""
+    """Manages the files and the lock of a run's directory; `create` it for a new run, `open` it for an existing run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -112,7 +112,7 @@ class RunDirectory:
     def record_resume(self, config: Mapping[str, Any], step: int, overrides: Sequence[str]) -> None:
         """Record that the run continues after `step` with the resolved configuration `config`.
 
-        After a crash between two writes, the history still matches the configuration on disk.
+        The history matches the configuration on disk even after a crash between two writes.
 
         Args:
             config: The configuration, with the overrides applied.
@@ -196,10 +196,10 @@ class RunDirectory:
         return target
 
     def lock(self) -> None:
-        """Lock the run for this process, until `close` or the end of this process.
+        """Lock the run for this process until `close` is called or the process ends.
 
-        The kernel releases the lock however this process ends. Forked children do not inherit the lock, so a worker
-        that outlives a killed controller does not keep the run locked.
+        The kernel releases the lock in whatever way this process ends. Forked children do not inherit the lock, so a
+        worker that outlives a killed controller does not keep the run locked.
 
         Raises:
             RunDirectoryError: Another process holds the lock; the message names the process.

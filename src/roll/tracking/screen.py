@@ -43,7 +43,7 @@ _MIN_ROWS = 20
 _MIN_COLUMNS = 72
 """Minimum number of columns for figures side by side; in a narrower terminal, they are stacked."""
 _HIGH_TRUNCATED_SHARE = 0.5
-"""Fraction of truncated answers above which the share is shown in red; the same as for `alarms.unfinished_above`."""
+"""Fraction of truncated answers above which it is shown in red; the default of `alarms.unfinished_above`."""
 _MIN_SHARE = 0.01
 _NUM_WARNINGS = 2
 
@@ -217,8 +217,8 @@ def _format_label(text: str, style: str = "dim") -> Text:
 def render_sparkline(values: Sequence[float], width: int) -> str:
     """Render `values` as a line of block characters; more than `width` values are averaged in equal intervals.
 
-    The scale is 0 to 1 if all values are in this range, so that noise does not look like progress; otherwise the scale
-    ranges from the lowest to the highest value.
+    The scale is 0 to 1 if all values are in this range, so that noise does not look like progress; otherwise it ranges
+    from the lowest to the highest value.
     """
     if len(values) > width:
         edges = [round(i * len(values) / width) for i in range(width + 1)]
@@ -232,7 +232,7 @@ def render_sparkline(values: Sequence[float], width: int) -> str:
 
 
 def render_stacked_bar(phases: Mapping[str, float], total: float, width: int) -> Text:
-    """Render each phase's share of `total` as a part of one bar, in order; the bar is `width` cells wide."""
+    """Render each phase's fraction of `total` as a segment of one bar, in order; the bar is `width` cells wide."""
     bar = Text()
     scale = max(total, sum(phases.values()), 1e-9)
     begun, seconds_so_far = 0, 0.0

@@ -10,7 +10,7 @@ A `Spans` object belongs to one event loop or thread. Phases of concurrent tasks
 
 Invariants:
     - the time of a phase is the wall time during which at least one phase of that name was open, so overlapping phases
-      are not counted twice and no phase exceeds its step;
+      are not counted twice and no phase is longer than its step;
     - in the trace, spans that overlap without nesting are in different lanes.
 """
 

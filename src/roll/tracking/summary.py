@@ -35,7 +35,7 @@ _SELECTION_FIGURES = ("reward_counted", "reward_launched", "length_counted", "le
 
 
 def count_compared_steps(num_steps: int) -> int:
-    """Return the number of first and of last steps of a run to compare: at most 5, without overlap."""
+    """Return the number of steps at the start and at the end of a run to compare: at most 5, without overlap."""
     return max(1, min(_RECENT_STEPS, num_steps // 2))
 
 
@@ -64,7 +64,7 @@ class Ending:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """Figures of a run, over all of its sessions; `None` for figures that were not measured."""
+    """Statistics of a run, over all of its sessions; `None` for values that were not measured."""
 
     name: str
     directory: str
@@ -81,7 +81,8 @@ class Summary:
     """Number of answers or pairs that the last accuracy is computed from."""
     measure: str = "accuracy"
     """Type of the scores: `accuracy`, `mean reward` without verdicts, or `score`, a mean of verdicts, and of rewards
-    for answers without a verdict; every answer has the same weight. `loss` if examples were measured without answers.
+    for answers without a verdict; every answer has the same weight. `loss` if the loss on examples was measured instead
+    of answers.
     """
     score_before: float | None = None
     score_after: float | None = None
@@ -111,7 +112,7 @@ class Summary:
     """Number of answers in training without a reward because of an infrastructure error."""
     infra_error_share: float | None = None
     timeouts: int = 0
-    """Number of answers in training whose verifier timed out, and which got a reward of 0."""
+    """Number of answers in training whose verifier timed out; their reward is 0."""
     timeout_share: float | None = None
     reward_counted: float | None = None
     """Mean reward of the trained rollouts, if the schedule selects among rollouts (`selection/…` of every step)."""

@@ -1,8 +1,8 @@
 """A trace file for Perfetto (ui.perfetto.dev) and chrome://tracing, valid JSON after every write.
 
 The file is one JSON array, one event per line. An append overwrites the closing `]` with the new events and a new `]`
-in a single `write`, so a process killed between appends leaves a complete file; a file that a full disk truncated is
-repaired when opened.
+in a single `write`, so a process that is killed between appends leaves a complete file; a file that was truncated by a
+full disk is repaired when it is opened.
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ __all__ = ["Tracker"]
 
 logger = logging.getLogger(__name__)
 failure_logger = logging.getLogger("failure")
-"""Logger outside of `roll`, so that failures go only to the log; warnings of `roll` are also shown on the console."""
+"""Logger outside of `roll`, so that failures are written only to the log; warnings of `roll` are also shown on the
+console."""
 
 LOG_ROLE = "controller"
 
@@ -354,7 +355,7 @@ class Tracker:
 
 
 class _WarningHandler(logging.Handler):
-    """Shows ROLL's own warnings on the console within a `with` block."""
+    """Shows ROLL's warnings on the console within a `with` block."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.WARNING)
@@ -379,7 +380,7 @@ def _compute_ratio(metrics: Mapping[str, float], amount: str, seconds: str) -> f
 
 
 def _may_have_logs(error: Exception) -> bool:
-    """Return whether the logs may contain more about the cause of an error than its message."""
+    """Return whether the logs may contain more information on the cause of an error than its message."""
     if isinstance(error, ExceptionGroup) and error.subgroup(UserError):
         return False
     # the messages of these errors state the cause

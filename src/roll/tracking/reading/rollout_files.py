@@ -1,11 +1,11 @@
 """Read untrusted rollout files (`roll.tracking.rollout_table`) in portions.
 
-    rollouts/*.parquet ─ metadata ─► rejected, or portions of tens of MiB ─► columns, rows in full, search results
+    rollouts/*.parquet ─ metadata ─► rejected, or portions of tens of MiB ─► columns, whole rows, search results
 
 Invariants:
     - at most `_PORTION_BYTES` bytes (according to the metadata) or one row are decoded at once;
     - strings stay dictionary-encoded, so that a string shared by a million rows is stored once;
-    - a row is converted to Python values only when its size is known.
+    - a row is converted to Python values only after its size has been checked.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Trackers in addition to `metrics.jsonl`: TensorBoard, Weights & Biases, SwanLab, MLflow, Trackio.
 
-    metrics, tables ──► GuardedSink (a queue, a thread) ──► Sink (one file per tracker, with its own client)
+    metrics, tables ──► GuardedSink (a queue, a thread) ──► Sink (one module per tracker, with its client)
 
 Invariants:
-    - a run never waits for a tracker, and never ends because of one;
+    - a tracker can neither block nor end a run;
     - a tracker receives the content of `metrics.jsonl`, without values that are `null` there;
-    - a resumed run continues the tracker's own run, on whichever machine it is resumed.
+    - a resumed run continues the same run of the tracker, even on a different machine.
 """
 
 from roll.tracking.sinks.base import RolloutTable, Sink, SinkArguments

@@ -47,7 +47,7 @@ class GuardedSink:
         factory: Opens the sink, in the thread; the constructor waits for the result.
         max_waiting: Maximum number of waiting calls; further calls are failures.
         open_limit_s: Timeout for opening the sink.
-        close_limit_s: Timeout for `flush` and `close` together.
+        close_limit_s: Total timeout for `flush` and `close`.
 
     Raises:
         ConfigError: The sink cannot be opened (only in the constructor).
@@ -107,7 +107,7 @@ class GuardedSink:
         self._limit_s = max(0.0, self._limit_s - (time.monotonic() - started))
 
     def close(self) -> None:
-        """Close the sink; calling this twice is safe. A sink that does not close in time is abandoned, which counts
+        """Close the sink; calling this twice is safe. A sink that does not close in time is abandoned, which is counted
         as a failure.
         """
         if self._thread.is_alive():

@@ -13,7 +13,7 @@ from roll.version import __version__
 __all__ = ["MlflowSink"]
 
 _BATCH_SIZE = 100
-"""Maximum number of parameters that MLflow accepts in one call; it accepts a thousand metrics."""
+"""Maximum number of parameters that MLflow accepts in one call; for metrics, the maximum is 1,000."""
 _MAX_PARAMETER_LENGTH = 6000
 
 
@@ -50,7 +50,7 @@ class MlflowSink:
             self._client.log_batch(self._id, metrics=values[start : start + 10 * _BATCH_SIZE])
 
     def log_table(self, step: int, table: RolloutTable) -> None:
-        """Write the table as an artifact in MLflow's own table format."""
+        """Write the table as an artifact in MLflow's table format."""
         content = {"columns": list(table.columns), "data": [list(row) for row in table.rows]}
         self._client.log_dict(self._id, content, f"{table.name}/step-{step:06d}.json")
 
