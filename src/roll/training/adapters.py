@@ -1,8 +1,8 @@
 """Several LoRA adapters of one base model in one trainer, each with its own weights, gradients and optimizer state.
 
-The network contains one adapter. The states of the others are stored here, and are swapped in when another adapter is
-used. Adapters are small, so a copy costs little compared with a forward pass, and the rest of the trainer handles only
-one adapter. With several ranks, each rank swaps its own shards.
+The network contains one adapter. The states of the others are stored here and are swapped in when they are used.
+Adapters are small, so a copy is cheap compared with a forward pass, and the rest of the trainer handles only one
+adapter. With several ranks, each rank swaps its own shards.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class AdapterState:
     """The stored state of an adapter that is currently not in the network."""
 
     weights: Mapping[str, Tensor]
-    """This rank's part of each trained weight, by name; missing weights are 0."""
+    """This rank's part of each trained weight, by name; weights without an entry are 0."""
     gradients: Mapping[str, Tensor] = field(default_factory=dict)
     optimizer: Mapping[str, WeightState] = field(default_factory=dict)
     """AdamW's moments and counts by name; empty for a new adapter."""

@@ -217,7 +217,7 @@ class Ranks:
 
         Args:
             sharded: This rank's part, from weights that are sharded over `tp`.
-            whole: This rank's part, from weights that are replicated over `tp`; counted once.
+            whole: This rank's part, from weights that are replicated over `tp`; it is added once.
         """
         tp = self.share.tp
         # A weight that every tp rank has must count once.

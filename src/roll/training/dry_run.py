@@ -3,10 +3,10 @@
     config.json ─ on the meta device ─► network ─ sharded as in a run ─► fake tensors
                 ─ one training step ─► peak memory, and every collective
 
-The training code itself runs, with its shapes, dtypes, placements and collectives; a fake process group returns at once
-without transferring data. So a laptop can check a layout for a hundred accelerators: whether the model can be sharded
-this way, and how much memory and communication each rank needs. Only tensors count as memory, not kernel workspaces,
-collective buffers or fragmentation. Offloaded tensors, and tensors computed only from them, count as host memory.
+The training code itself runs, with its shapes, dtypes, placements and collectives; a fake process group returns
+immediately without transferring data. So a laptop can check a layout for a hundred accelerators: whether the model can
+be sharded, and how much memory and communication each rank needs. Only tensors are counted, not kernel workspaces,
+collective buffers or fragmentation. Offloaded tensors, and tensors computed only from them, are counted as host memory.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class DryRun:
 
 @dataclass(frozen=True, kw_only=True)
 class _Loss:
-    """A stand-in loss that depends on every output of the network, and takes no memory itself."""
+    """A stand-in loss that depends on every output of the network and allocates no memory."""
 
     needs: LossRequirements
 
@@ -98,7 +98,7 @@ def dry_run(spec: TrainerSpec, batch: TrainingBatch | None, needs: LossRequireme
 
     Args:
         spec: The spec of the rank. The model needs `config.json` and no weights.
-        batch: The samples of all ranks, with arbitrary tokens of the vocabulary; `None` to run no step.
+        batch: The samples of all ranks, with arbitrary tokens of the vocabulary; `None` to skip the step.
         needs: The outputs that the loss needs.
 
     Raises:
@@ -297,7 +297,7 @@ class _MemoryTracker(TorchDispatchMode):
         self._on_host: set[int] = set()
         """The storages in host memory."""
         self._placed: bool | None = None
-        """True if new tensors count as host memory; `None`: a new tensor does if all operands do."""
+        """True if new tensors are counted as host memory; with `None`, a new tensor is if all operands are."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         on_host = self._is_on_host((args, kwargs)) if self._placed is None else self._placed

@@ -3,8 +3,8 @@
     pairs of a token and an expert ─ sorted by expert ─► up, gate, down ─ times the router's weight ─► back in order
 
 `transformers` stacks a layer's experts in 3-D tensors (biases: 2-D), whose first dimension is the expert. On a CPU and
-in float64, one matmul per expert is written into the result. The results are bitwise equal to `grouped_mm`, and
-the speed is the same. Accelerators use the `grouped_mm` kernel.
+in float64, one matmul per expert is written into the result. The results are bitwise equal to those of `grouped_mm`, at
+the same speed. Accelerators use the `grouped_mm` kernel.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Offloading and onloading of a rank's states, to free a device's memory for another role between phases.
+"""Offload and onload a rank's states, to free device memory for another role between phases.
 
 parameters    the network: all that a forward pass and a weight sync need
 optimizer     all that only updates need: master weights that are separate from the network, AdamW's moments, and

@@ -29,7 +29,7 @@ _STATE_NAMES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
 
 
 class WeightState(NamedTuple):
-    """AdamW's state of one weight: this rank's part of the moments, and the number of updates."""
+    """AdamW's state for one weight: this rank's part of the moments, and the number of updates."""
 
     moments: Mapping[str, Tensor]
     num_updates: int

@@ -3,11 +3,12 @@
 The optimizer always works on *master* weights in float32. With a bfloat16 network on one rank, the network has a
 bfloat16 copy that is written once per step, and the bfloat16 gradients of all micro-batches are summed in float32:
 nothing is cast inside the forward pass. With FSDP the shards are the master weights, and FSDP gathers them as bfloat16.
-Masters are initialized from the checkpoint rounded to the compute dtype, so that they equal the engines' weights.
+Master weights are initialized from the checkpoint, rounded to the compute dtype, so that they equal the engines'
+weights.
 
-If they are offloaded, masters and summed gradients are separate from the network, in host memory; a gradient is moved
-there as soon as it is complete. FSDP's own `CPUOffloadPolicy` is not used: it also keeps frozen weights on the host and
-moves them to the device for every pass, it waits for each gradient, and a single rank has no FSDP.
+If they are offloaded, master weights and summed gradients are separate from the network, in host memory; a gradient is
+moved there as soon as it is complete. FSDP's `CPUOffloadPolicy` is not used: it also keeps frozen weights on the host
+and moves them to the device for every pass, it waits for each gradient, and a single rank does not use FSDP.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class MasterWeights:
     Args:
         parameters: The network's trainable parameters by name: DTensor shards, or plain tensors in any dtype.
         precision: The dtypes. Parameters whose dtype is not `precision.master` have separate master weights.
-        copies: The names of tied parameters that the gradient norm counts in another pipeline stage.
-        memory: Host memory for masters and gradients; by default they are on the device.
+        copies: The names of tied parameters that the gradient norm includes in another pipeline stage.
+        memory: Host memory for master weights and gradients; by default they are on the device.
     """
 
     def __init__(

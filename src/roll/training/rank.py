@@ -71,7 +71,7 @@ class TrainerRank(ABC, Generic[B, L]):
         self.ranks = Ranks(spec, self.device)
         self._random_states = RandomStates((spec.seed + self.ranks.stream) % 2**64, self.device)
         self.num_steps = 0
-        """The number of optimizer steps that moved the weights."""
+        """The number of optimizer steps that changed the weights."""
         self.num_nonfinite = 0
         """The number of consecutive steps with a non-finite loss or gradients."""
         self._has_gradients = False
@@ -84,7 +84,7 @@ class TrainerRank(ABC, Generic[B, L]):
 
         Raises:
             ValueError: No token of the batch is in the loss, or a sample lacks an input of the loss.
-            TrainingDivergedError: Gradients were not finite `training.max_nonfinite_steps` times in a row.
+            TrainingDivergedError: Gradients were not finite in `training.max_nonfinite_steps` consecutive steps.
             UnsupportedError: The role is not trained, or the back-end cannot continue after a failed step.
             HalfUpdatedError: The optimizer failed.
         """
@@ -136,7 +136,7 @@ class TrainerRank(ABC, Generic[B, L]):
 
         Raises:
             ValueError: There is no gradient.
-            TrainingDivergedError: Gradients were not finite `training.max_nonfinite_steps` times in a row.
+            TrainingDivergedError: Gradients were not finite in `training.max_nonfinite_steps` consecutive steps.
             UnsupportedError: The role is not trained, or the back-end cannot scale gradients or set `params`.
             HalfUpdatedError: The optimizer failed.
         """

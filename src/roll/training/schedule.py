@@ -13,7 +13,7 @@ __all__ = ["Schedule"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """The learning rate schedule of one trainer, counted in its own optimizer steps.
+    """The learning rate schedule of one trainer, counted in the optimizer steps of this trainer.
 
     A step of the run may contain several optimizer steps (`algorithm.updates`), or none while only critics warm up.
     """
@@ -23,7 +23,7 @@ class Schedule:
     num_updates: int
     """The number of optimizer steps of the whole run; the decay would reach 0 at this step."""
     num_warmup: int = 0
-    """The number of optimizer steps over which the rate rises."""
+    """The number of warmup steps, over which the rate increases."""
     shape: Literal["constant", "linear", "cosine"] = "constant"
 
     @classmethod
@@ -51,10 +51,11 @@ class Schedule:
         )
 
     def compute_rate(self, update: int) -> float:
-        """Return the learning rate of optimizer step `update` (0, 1, …); only steps that changed the weights count.
+        """Return the learning rate of optimizer step `update` (0, 1, …); steps that did not change the weights are not
+        counted.
 
-        The rate rises linearly to the peak over `num_warmup` steps (the first step has the rate peak / num_warmup).
-        Then it is constant, or decays linearly or along a half cosine such that it would reach 0 at `num_updates`.
+        The rate increases linearly to the peak over `num_warmup` steps (the rate of the first step is peak /
+        num_warmup). Then it is constant, or decays linearly or along a half cosine and would reach 0 at `num_updates`.
         """
         if update < self.num_warmup:
             return self.peak * (update + 1) / self.num_warmup

@@ -39,9 +39,9 @@ class TrainerSpec:
     """(Policy only) Hugging Face model directories of teachers, frozen and in the compute dtype, for divergences over
     the whole vocabulary. A sample selects its teacher by index."""
     value_head_learning_rate: float | None = None
-    """(Policy only) The peak learning rate of the value head on its own network. If `None`, there is no value head."""
+    """(Policy only) The peak learning rate of the policy's value head. If `None`, there is no value head."""
     quantization: Quantization = "none"
-    """(Policy only) The format of its linear weights for the engines."""
+    """(Policy only) The format of the linear weights that are sent to engines."""
     schedule: Schedule | None = None
     """The learning rate schedule; by default that of `training` with one update per step."""
     seed: int = 0
@@ -55,7 +55,7 @@ class TrainerSpec:
     media_dir: Path | None = None
     """The run's media store (`roll.media.MediaStore`), for models that read images; `None` for text only."""
     device: str | None = None
-    """`cpu`, `cuda`, …; by default the accelerator, if there is one."""
+    """`cpu`, `cuda`, …; by default the accelerator, if available."""
 
     @classmethod
     def for_frozen_model(

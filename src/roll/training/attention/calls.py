@@ -43,7 +43,7 @@ class Prefixes:
     owners: Tensor
     """The index of each segment's prefix [B]."""
     overlap: bool
-    """True if an entry of the row may be in several prefixes, or in a prefix and in a segment."""
+    """True if an entry of the row may be in several prefixes, or both in a prefix and in a segment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
     projections ─ (a norm per head) ─► attention.c, which rotates inputs and gradients ─► projection
 
-RoPE in HF models takes ten passes over memory, forward and backward. A module is recognized by its results, as in
-`network.fused`: the replacement must give the same results as the module on random inputs. Calls that are not plain
+In HF models, RoPE takes ten passes over memory, forward and backward. A module is recognized by its outputs, as in
+`network.fused`: the replacement must give the same outputs as the module on random inputs. Calls that are not plain
 attention over a whole row (windows, caps, rows split over ranks) are computed by the module itself.
 """
 
@@ -24,7 +24,7 @@ __all__ = ["build_fused_attention"]
 
 TOLERANCE = 2.0**-5
 """Largest norm of the difference, relative to the norm of the result. The module rounds between its passes, and large
-scores amplify the errors. A different type of RoPE differs by half or more."""
+scores amplify the errors. The results of a different type of RoPE differ by 0.5 or more."""
 
 
 def build_fused_attention(module: Any) -> Callable[..., Any] | None:

@@ -1,4 +1,4 @@
-"""Attention by plain matmuls on batches of sequences, in two ways with the same result:
+"""Attention as plain matmuls on batches of sequences; both implementations give the same result:
 
     dense      one product for a whole batch; saves its weights for the backward pass: small sequences
     blocked    tile by tile within the cache; recomputes weights in the backward pass: any length, CPU

@@ -5,9 +5,9 @@ run any command. Entries that are not tensors are pickles as well.
 
     .metadata ──► an unpickler whose only classes are stand-ins of this module ──► checked ──► DCP's own records
 
-Invariants: no class or function that a file names is imported. Each of the dozen names that DCP writes has a
-stand-in, which is created for each file; any other name is an error. An index may name only whole tensors, in files of
-its own directory.
+Invariants: no class or function that a file names is imported. Each of the dozen names that DCP writes has a stand-in,
+which is created for each file; any other name raises an error. An index may name only whole tensors, in files of its
+own directory.
 """
 
 from __future__ import annotations

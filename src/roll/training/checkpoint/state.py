@@ -5,11 +5,11 @@
     moment1_codes/<name>, moment1_scales/<name>, …          the same in 8 bits
     buffer/<layer>       biases of MoE routers; absent from older checkpoints
     updates              number of updates of each weight, in the order of the names
-    counters             optimizer steps so far, steps in a row with non-finite gradients
+    counters             optimizer steps so far, consecutive steps with non-finite gradients
     rng/<stream>         random states, by random stream (`Ranks.stream`)
 
-Each rank saves its own shards, and any number of ranks can load them. Ranks that did not exist when saving get new
-random states, derived from the seed, the stream and the step.
+Each rank saves its own shards, and any number of ranks can load them. Ranks that did not exist when the state was saved
+get new random states, derived from the seed, the stream and the step.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 _DTYPES = {"updates": torch.int64, "counters": torch.int64, "rng": torch.uint8}
-"""Dtypes of entries, by the first part of their names; a weight has a floating-point dtype."""
+"""Dtypes of entries, by the first part of their names; the dtype of a weight is any floating-point dtype."""
 _MAX_COUNT = 2**53
 """Upper bound of a plausible count."""
 

@@ -82,7 +82,7 @@ class DeepSpeedBackend(LanguageModelRank):
         call = None if self._engine is None else self._predict
         self._passes = PassRunner(spec, self.network, self.ranks, self.device, self._random_states, call=call)
         self._inside_step = False
-        """True if gradients have been added since the last update; if a micro-batch fails, they are left over."""
+        """True if gradients have been added since the last update; after a failed micro-batch, they remain."""
 
     def weights(self) -> WeightSource:
         adapted, is_first = self.spec.model.lora is not None, self.ranks.is_first
@@ -183,7 +183,7 @@ class DeepSpeedBackend(LanguageModelRank):
     def _update(self, loss: float, rate: float, params: OptimParams) -> tuple[float, bool]:
         """Run an optimizer step; return the gradient norm and whether the step was applied.
 
-        From stage 1 on DeepSpeed itself skips a step with non-finite gradients. At stage 0, DeepSpeed does not check
+        From stage 1 on, DeepSpeed itself skips a step with non-finite gradients. At stage 0, DeepSpeed does not check
         gradients, so the base class checks them.
         """
         engine = self._engine

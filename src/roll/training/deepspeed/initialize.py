@@ -1,6 +1,7 @@
 """Import, configure and start DeepSpeed for a network.
 
-AdamW is PyTorch's: DeepSpeed's own versions are compiled at first use, which takes minutes, and round differently.
+PyTorch's AdamW is used: DeepSpeed's implementations are compiled at first use, which takes minutes, and round
+differently.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ def _list_projection_weights(network: Any) -> list[nn.Parameter]:
 
 
 def get_local_rank(spec: TrainerSpec, device: torch.device) -> int:
-    """Return the local rank that DeepSpeed's own launcher would set: the index of the rank's device."""
+    """Return the local rank that DeepSpeed's launcher would set: the index of the rank's device."""
     return spec.rank % spec.node_ranks if device.index is None else device.index
 
 

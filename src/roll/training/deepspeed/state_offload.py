@@ -3,7 +3,7 @@
     parameters    the network's weights                         DeepSpeed moves them
     optimizer     gradients and their buffer                    DeepSpeed moves them
                   masters and AdamW's moments    stages 1, 2    DeepSpeed moves them
-                                                 stage 3        moved here: DeepSpeed supports only its own AdamW
+                                                 stage 3        moved here: DeepSpeed supports only its AdamW
 
 DeepSpeed onloads all offloaded states at once, so states that must stay offloaded are hidden from DeepSpeed. Otherwise
 the optimizer's states would be onloaded together with the weights for a weight sync, and stay on the device while

@@ -2,8 +2,8 @@
 
     *.c ─ the C compiler, once per machine and version ─► $ROLL_CACHE/native/fused-<hash>.so ─► ctypes
 
-Without a compiler, or where the library cannot be built or loaded, PyTorch's own operations are used, which are slower
-but equivalent. The library shares PyTorch's OpenMP runtime and its threads.
+Without a compiler, or where the library cannot be built or loaded, PyTorch's operations are used, which are slower but
+equivalent. The library shares PyTorch's OpenMP runtime and its threads.
 
 The compiler is called directly: `torch.utils.cpp_extension` takes as long, needs ninja, and a build that is killed
 leaves a lock file on which every later build waits forever.

@@ -96,8 +96,8 @@ def _materialize(network: nn.Module, device: torch.device) -> None:
 def _set_parallel_attributes(parameters: dict[str, nn.Parameter], placement: WeightPlacement) -> None:
     """Set Megatron's attributes of parameters that are sharded over tp or shared with another pipeline stage.
 
-    The gradient norm counts sharded parameters on every rank, and all other parameters once. Megatron itself sets these
-    attributes only when it initializes weights.
+    The gradient norm includes sharded parameters from every rank, and all other parameters once. Megatron itself sets
+    these attributes only when it initializes weights.
     """
     copies = () if placement.pipeline_split is None else placement.pipeline_split.copies
     for location in placement.locations.values():

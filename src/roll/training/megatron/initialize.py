@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 SUPPORTED_DEVICE_TYPES = ("cuda",)
-"""Device types that Megatron supports; tests add a CPU with stand-ins."""
+"""Device types that Megatron supports; tests add `cpu` with stand-ins."""
 
 
 @contextlib.contextmanager

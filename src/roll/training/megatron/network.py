@@ -1,6 +1,6 @@
 """A decoder of Megatron layers with the interface of an HF model, so that the trainer's networks can wrap it.
 
-    ids [1, N] ─ embedding ─► [1, n, H] ─ layers, whose attention is the trainer's own ─► norm ─► [1, n, H]
+    ids [1, N] ─ embedding ─► [1, n, H] ─ layers with the trainer's attention ─► norm ─► [1, n, H]
 
 Of N tokens of a row, each tp rank has n = N / tp between attention and MLP (sequence parallel). Rotary angles are
 computed as in the HF model.

@@ -81,7 +81,8 @@ def _build_tiled_forward(original_forward: Callable[[Tensor], Tensor], num_token
 def _create_recompute_contexts() -> tuple[
     contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]
 ]:
-    """Return two context managers: one for a checkpointed layer's first run, and one for its recomputation."""
+    """Return two context managers: one for the first forward pass of a checkpointed layer, and one for its
+    recomputation."""
     return contextlib.nullcontext(), _mark_recomputing()
 
 

@@ -37,7 +37,7 @@ class _Storage:
     num_unread: int = 0
     """The number of views that the backward pass has not read yet."""
     on_device: Tensor | None = None
-    """The copy on the device, while some views have been read by the backward pass and others have not."""
+    """The copy on the device, while the backward pass has read some views and not others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

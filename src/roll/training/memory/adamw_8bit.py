@@ -3,9 +3,9 @@
     row of a weight ─ blocks of up to 256 ─ largest magnitude: the block's scale, float32
                                           └ moment / scale ─► index of the nearest of 256 values
 
-The values are densest where most moments are: they cover seven decades, and each decade has more values than the next
-smaller decade. Blocks lie within rows, so sharding a weight by rows does not change them. In bitsandbytes, blocks cross
-rows, and the update on a CPU consists of PyTorch operations and takes ten times as long.
+The values are densest in the range of most moments: they cover seven decades, and each decade has more values than the
+next smaller decade. Blocks lie within rows, so sharding a weight by rows does not change them. In bitsandbytes, blocks
+cross rows, and the update on a CPU consists of PyTorch operations and is ten times slower.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     last layer done, gradient of the first ─► … > in use now + MAX_FREE_SHARE x most in use so far? ─► malloc_trim
 
 glibc extends its heaps for a tensor if no free piece is large enough. The piece that a freed tensor leaves is often too
-small for the next tensor of the same size, because `posix_memalign` requests up to 96 bytes more. So a pass with many
-live tensors fragments the heap: the free pieces took up to twice the memory of the tensors. The kernel clears every
-page before it is used again, so memory is returned only when too much of it is free.
+small for the next tensor of the same size, because `posix_memalign` requests up to 96 bytes more. Therefore a pass with
+many live tensors fragments the heap: in measurements, the free pieces took up to twice the memory of the tensors. The
+kernel clears every page before it is used again, so memory is returned only when too much of it is free.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""QLoRA (arXiv 2305.14314): frozen weights in 4 bits (NF4) under LoRA adapters.
+"""QLoRA (arXiv 2305.14314): LoRA adapters on frozen weights in 4 bits (NF4).
 
     weight ─ blocks of 64 ─ largest magnitude: the block's scale ─ their mean, and 8 bits for the difference from it
                           └ weight / scale ─► index of the nearest of 16 values (NormalFloat): 4.1 bits in all

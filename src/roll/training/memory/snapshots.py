@@ -3,8 +3,8 @@
     keep(v)     trained weights of this rank ─ copy ─► host memory
     activate(v) current weights ─► host memory;  version v ─► network  ─ forward passes ─►  current weights back
 
-A copy has the compute dtype, so a pass through version v gives the same bits as when v was current. Current weights are
-restored bit for bit. With LoRA a copy contains only the adapters.
+A copy has the compute dtype, so a pass through version v is bitwise identical to one when v was current. Current
+weights are restored bitwise. With LoRA a copy contains only the adapters.
 """
 
 from __future__ import annotations

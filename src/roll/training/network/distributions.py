@@ -40,7 +40,8 @@ __all__ = [
 ]
 
 BLOCK_ELEMENTS = 2**23
-"""Number of logits in a block on an accelerator, where several float32 copies of it exist at once: 32 MiB each."""
+"""Number of logits in a block on an accelerator, where several float32 copies of it, 32 MiB each, exist at the same
+time."""
 
 
 Softcaps: TypeAlias = tuple[float | None, float | None]

@@ -8,17 +8,17 @@
 All operands are in e4m3, with a scale for each token, output or input, or one scale for the whole matrix. The recipes
 and their names are torchao's. Each token has its own scales, so its log-prob does not depend on the other sequences in
 its row. With one scale for all tokens (`tensorwise`), packing a sequence with others changed log-probs of SmolLM2-135M
-by up to 2.5, which would make importance ratios meaningless.
+by up to 2.5, which makes importance ratios meaningless.
 
 Scales are computed from the current values, and are powers of two: scaling by them is exact, unless a value is about
-2^14 times smaller than the largest value with the same scale. So results hardly depend on which part of a matrix a rank
-has. Kernels without row-wise scales suffice, because multiplying their rounded results by the scales is exact.
+2^14 times smaller than the largest value with the same scale. Therefore results hardly depend on how a matrix is
+sharded. Kernels without row-wise scales suffice, because multiplying their rounded results by the scales is exact.
 
-Sums are float32, results bfloat16. Autograd saves the same tensors as without FP8: several projections share an input,
-and its 8-bit copies would take more memory than one 16-bit tensor.
+Products are accumulated in float32, and results are bfloat16. Autograd saves the same tensors as without FP8: several
+projections share an input, and the 8-bit copies would take more memory than one 16-bit tensor.
 
 torchao itself replaces modules and adds a tensor subclass, which conflicts with weights that are not loaded yet,
-shards of DTensors, fused kernels and peft. Here, only `forward` changes.
+DTensor shards, fused kernels and peft. Here, only `forward` is replaced.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ SIZE_MULTIPLE = 16
 _MIN_MAGNITUDE = 1e-12
 """Lower bound of the magnitude from which a scale is computed, to avoid a division by 0."""
 _EXPONENT_MASK = 0x7F800000
-"""Mask of a positive float32 that leaves the largest power of two below it."""
+"""Bit mask that rounds a positive float32 down to a power of two."""
 _ROUTER_NAMES = ("gate", "router")
-"""Names of layers that choose experts, which are not quantized."""
+"""Names of router layers, which are not quantized."""
 _E4M3_FORMATS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
-"""The e4m3 formats to try, in this order; the second is that of AMD's MI300."""
+"""The e4m3 formats to try, in this order; the second is the format of AMD's MI300."""
 
 
 class _Fp8Support(NamedTuple):

@@ -1,15 +1,15 @@
 """Fused kernels for a CPU in bfloat16: RMSNorm and SwiGLU, each in one pass over memory, and attention with RoPE.
 
 PyTorch computes a norm or a gate on a CPU as five to fifteen operations, each of which reads and writes the whole
-tensor; together with the softmax over the vocabulary, these operations took a third of a training step.
+tensor; together with the softmax over the vocabulary, these operations took a third of the time of a training step.
 
     HF module ─ equivalent to a known module ─► its `forward` replaced by the fused function
               ─ anything else ─► left as it is
 
-A module is recognized by its results: the replacement must give the same results as the module on random inputs. So a
-norm that adds 1 to its weight, or a gate with another activation, is never mistaken for a plain norm or gate. Adapters
-keep working, because only code between the projections is replaced. Calls in another dtype or on another device are
-computed by the module itself.
+A module is recognized by its outputs: the replacement must give the same outputs as the module on random inputs.
+Therefore a norm that adds 1 to its weight, or a gate with another activation, is never mistaken for a plain norm or
+gate. Adapters keep working, because only code between the projections is replaced. Calls in another dtype or on another
+device are computed by the module itself.
 """
 
 from __future__ import annotations

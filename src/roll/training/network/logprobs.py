@@ -2,10 +2,10 @@
 
     logprob_m = z_m[target_m] - logsumexp(z_m),    z_m = W h_m / temperature
 
-The vocabulary projection runs in chunks of vocabulary entries, so that the gradient of an entry's weights is one
-product and is never summed over chunks. Logits are kept for the backward pass only if all of them fit in
+The vocabulary projection runs in chunks of vocabulary entries, so that the gradient of an entry's weights is computed
+by one matmul and is never summed over chunks. Logits are kept for the backward pass only if all of them fit in
 `MAX_KEPT_BYTES`. Otherwise they are recomputed, so memory does not grow with vocabulary x predictions. The softmax is
-taken in float32 (float64 for a float64 model).
+computed in float32 (float64 for a float64 model).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 CHUNK_ELEMENTS = 2**25
-"""Number of logits that exist at once, in the model's dtype: 64 MiB in bfloat16."""
+"""Number of logits that exist at the same time, in the model's dtype: 64 MiB in bfloat16."""
 
 MAX_KEPT_BYTES = 512 * 2**20
 """Maximum size in bytes of a micro-batch's logits that are kept. Recomputing larger ones takes about two fifths of the
@@ -235,8 +235,8 @@ def split_into_blocks(logits: Tensor, start: int, max_elements: int | None = Non
 
 
 def has_small_cache(device: torch.device) -> bool:
-    """Return whether blocks of logits should fit into a processor's cache. A dry run replaces this function to get the
-    result of an accelerator.
+    """Return whether blocks of logits should fit into a CPU cache. A dry run patches this function to return the result
+    for an accelerator.
     """
     return device.type == "cpu"
 

@@ -2,10 +2,10 @@
 
     three short sequences, two of them with a common prefix
         ─ each alone, by the model's own attention  ─► log-probs ┐
-        ─ packed                                    ─► log-probs ┴ equal? or which part differs
+        ─ packed ─► log-probs ┴ equal? if not, which part differs
 
-So an unsupported architecture is rejected before training because of its results, not its name. The sequences are
-shorter than sliding windows, and a configuration is checked only once.
+Therefore an unsupported architecture is rejected before training, based on its outputs and not on its name. The
+sequences are shorter than sliding windows, and a configuration is checked only once.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
 With `vpp`, each stage has that many model chunks: stage r of p has the chunks r, p + r, 2p + r, … Layers and parameters
 keep their names: modules of other stages are replaced by modules without weights (`model_chunks`).
 
-`roll.config.staging` decides the number of layers per chunk. The vocabulary projection weighs as much as several
-layers: its size, divided by the number of weights that a token uses in one layer.
+`roll.config.staging` decides the number of layers per chunk. The vocabulary projection is treated as several layers:
+its size divided by the number of weights that a token uses in one layer.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PipelineSplit:
 
     @property
     def copies(self) -> frozenset[str]:
-        """The names of weights that an earlier stage also has; the gradient norm counts these weights only in that
+        """The names of weights that an earlier stage also has; the gradient norm includes these weights only in that
         stage.
         """
         return frozenset(name for name, stages in self.stages_by_weight.items() if self.stage.number in stages[1:])

@@ -3,13 +3,13 @@
     router ─ logits ─ top-k ─► experts, and weights by which their results are summed
                        └─ or recorded experts, with newly computed weights
 
-Router scores differ in their last digits between passes, kernels and precisions, so two passes may choose different
-experts, and then compute different functions. With replay, the forward pass of an update uses the experts of the pass
+Router scores differ in the last digits between passes, kernels and precisions, so two passes may choose different
+experts and thus compute different functions. With replay, the forward pass of an update uses the experts of the pass
 that computed the denominator of its ratio (R2 of arXiv 2512.01374), or those that the engine chose during generation
 (R3, arXiv 2510.11370). The experts' weights, and thus the gradients, come from the current router.
 
-Choices are counted as if prefixes were not shared: a token counts once for each sample that contains it. Therefore the
-counts do not depend on packing.
+Choices are counted as if prefixes were not shared: a token is counted once for each sample that contains it. Therefore
+the counts do not depend on packing.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ class _AuxiliaryLoss(torch.autograd.Function):
 
 
 class _ReplayMode(TorchFunctionMode):
-    """Replaces a router's top-k result by recorded experts [N, k]; entries of -1 keep the router's own choice."""
+    """Replaces a router's top-k result by recorded experts [N, k]; entries of -1 keep the router's choice."""
 
     def __init__(self, chosen: Tensor, num_experts: int) -> None:
         super().__init__()

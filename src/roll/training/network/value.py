@@ -1,4 +1,4 @@
-"""The critic's network: a packed row of tokens in, the values of the states before chosen tokens out."""
+"""The critic's network: maps a packed row of tokens to the values of the states before selected tokens."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def compute_values(head: nn.Linear, hidden: Tensor) -> Tensor:
 
 
 class ValueNetwork(nn.Module):
-    """A critic's own network: V(s_t) = w h_t + b on the backbone of an HF causal language model; w and b start at 0.
+    """The network of a critic: V(s_t) = w h_t + b on the backbone of an HF causal language model; w and b start at 0.
 
     h_t is the hidden state from which the policy would predict token t; it depends on all earlier tokens, but not on
     token t. The vocabulary projection is removed; embeddings that are tied to it stay. Parameters are named as in HF's
     token classification models, but there is no dropout. The backbone of a vision-language model includes its vision
     tower.
 
-    If the model is an HF sequence classifier, the network is a reward model: it uses the classifier's own head, without
-    a bias. The score of a sequence is the value of the state after its last token, so samples end with a dummy token.
+    If the model is an HF sequence classifier, the network is a reward model: it uses the classifier's head, without a
+    bias. The score of a sequence is the value of the state after its last token, so samples end with a dummy token.
 
     Args:
         model: An HF model loaded with the attention `roll_packed`: a causal language model, or a classifier that reads

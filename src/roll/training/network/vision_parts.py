@@ -1,4 +1,4 @@
-"""The parts of a vision-language model: which of them are trained, and with which learning rate.
+"""The parts of a vision-language model, which can be frozen or trained with different learning rates.
 
 tower            the vision transformer
 projector        the layers between the tower and the decoder (connector, merger)

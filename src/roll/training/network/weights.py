@@ -1,4 +1,5 @@
-"""The trainer's side of a weight sync: a stream of all weights under HF names, in the engine's dtype, LoRA merged."""
+"""The trainer's side of a weight sync: a stream of all weights under HF names, in the engine's dtype and with LoRA
+merged."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
     b   [ prompt | turn | other ]    ─►      |prompt + turn|      other
     c   [ prompt | summary ]                 |prompt|             summary
 
-A block's members are in the tree's depth-first order. So one number per member defines the whole tree: the number of
-leading tokens that it shares with the previous member.
+A block's members are in the tree's depth-first order. Therefore one number per member defines the whole tree: the
+number of leading tokens that it shares with the previous member.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ __all__ = [
 ]
 
 MIN_SHARED_TOKENS = 32
-"""Minimum number of tokens that are worth sharing. A common prefix is computed once if it is a context
-(`prefix_length`), or if it is at least this much longer than the prefix that is shared already: a shorter segment costs
-more in attention than it saves. A common prefix that is longer than a context by less than this is cut back to the
-context."""
+"""Minimum number of tokens that are shared. A common prefix is computed once if it is a context (`prefix_length`), or
+if it is longer by at least this number than the prefix that is already shared: a shorter segment costs more in
+attention than it saves. A common prefix that exceeds a context by less is truncated to the context."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@
 A *block* shares computation: it is one sample, or samples of a unit whose common prefixes are computed once (`blocks`).
 An *atomic group* stays in one micro-batch: it is one block, or all blocks of a unit or sequence that must not be split.
 Groups are distributed over the smallest number of micro-batches that keeps each within the token budget: the largest
-group first, each into the emptiest micro-batch. So micro-batches, and thus ranks, have about the same load.
+group first, each into the emptiest micro-batch. Therefore micro-batches, and thus ranks, have about the same load.
 """
 
 from __future__ import annotations

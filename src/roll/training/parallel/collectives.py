@@ -1,8 +1,8 @@
 """Differentiable collectives over dimension 0 of plain tensors. Each rank's gradient is a share of the whole gradient.
 
-Between hosts, gloo gathers into a second buffer as large as the result, and sums whole tensors where a rank needs only
-one part of the sum. Here ranks send the parts to each other directly: a sum sends half as much, and the second buffer
-is at most one part.
+Between hosts, gloo gathers into a second buffer as large as the result, and reduces whole tensors although a rank needs
+only one part of the sum. Here ranks send the parts to each other directly: a sum transfers half as much data, and the
+second buffer has at most the size of one part.
 """
 
 from __future__ import annotations
@@ -157,9 +157,7 @@ def all_reduce_(value: Tensor, group: ProcessGroup, *, largest: bool = False) ->
 
 
 def uses_point_to_point(group: ProcessGroup, device_type: str) -> bool:
-    """Return whether collectives on tensors of this device use point-to-point messages instead of gloo's own
-    collectives.
-    """
+    """Return whether collectives on this device use point-to-point messages instead of gloo's collectives."""
     return device_type == "cpu" and "cpu:gloo" in dist.get_backend_config(group)
 
 

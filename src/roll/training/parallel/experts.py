@@ -1,12 +1,12 @@
 """Expert parallelism: sharding of MoE experts over the `ep` ranks, in place. Tokens are sent to their experts and back.
 
     own tokens ─ the router's choice ─► one row to every rank that has a chosen expert ─ all-to-all ─►
-        there: products of its experts, times the router's weights, summed by token
-    own tokens ◄─ the sums of each rank, summed ◄─ all-to-all ─
+        there: outputs of its experts, times the router's weights, summed by token
+    own tokens ◄─ the sums of all ranks, added ◄─ all-to-all ─
 
-Every rank has its own tokens: different samples (dp_shard), different slices of a row (cp), or different tokens between
-attention and MLP (tp). So ranks of any of these dimensions may be `ep` ranks. No token is dropped, even if the load is
-uneven. A token is sent to a rank once, even if several of its experts are there.
+Every rank has different tokens: different samples (dp_shard), different slices of a row (cp), or different tokens
+between attention and MLP (tp). Therefore ranks of any of these dimensions may be `ep` ranks. No token is dropped, even
+if the load is uneven. A token is sent to a rank once, even if several of its experts are on that rank.
 """
 
 from __future__ import annotations

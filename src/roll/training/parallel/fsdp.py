@@ -3,13 +3,13 @@
     forward    shards ─ gathered ─► buffer ─ copied ─► weights; the buffer is freed
     backward   gradients ─ copied ─► buffer ─ summed over ranks ─► shards; the buffer is freed
 
-Buckets are the layers, the embeddings, the vocabulary projection, and the rest. On a host, computation does not overlap
+Buckets are the layers, the embeddings, the vocabulary projection, and the rest. On a CPU, computation does not overlap
 with collectives, so the next bucket is not prefetched and needs no buffer. On an accelerator FSDP prefetches, so that
 collectives overlap with kernels.
 
 The backward pass does not gather embeddings, because their gradient does not depend on their values. A projection's
-weights are used outside its module, because log-probs are computed from parts of them. So the module's `forward`
-returns the hidden states unchanged, only to trigger the gathering of the weights. They are freed once the gradient of
+weights are used outside its module, because log-probs are computed from parts of them. Therefore the module's `forward`
+returns the hidden states unchanged and only triggers the gathering of the weights. They are freed once the gradient of
 the hidden states is known. Tied embeddings and projection are gathered from the first use to the last gradient.
 """
 
@@ -118,7 +118,7 @@ def get_projection_dtype(projection: Any) -> torch.dtype:
 def set_first_backward_layer(network: nn.Module, layer: nn.Module) -> None:
     """Set the layer with which FSDP begins the next backward pass.
 
-    By default FSDP gathers the layer that ran last, which is the wrong layer if a rank has several model chunks.
+    By default FSDP gathers the layer that ran last, which is incorrect if a rank has several model chunks.
     """
     if isinstance(network, FSDPModule) and isinstance(layer, FSDPModule):
         network.set_modules_to_backward_prefetch([layer])

@@ -8,9 +8,9 @@
 `pipeline_schedule` decides in which order a rank computes its chunks. Rows may differ in length: every rank packs the
 whole batch, so all ranks know the shape of each message. Each process group is used in one direction only, and messages
 between two ranks arrive in the order in which they were sent. Before a stage sends a message, it waits until its
-messages from two actions earlier have arrived. So a stage may wait for a slower stage, but two stages never wait for
-each other. If stages have several chunks and a backward pass follows, hidden states are sent without waiting, because
-they are kept for the backward pass anyway.
+messages from two actions earlier have arrived. Therefore a stage may wait for a slower stage, but two stages never wait
+for each other. If stages have several chunks and a backward pass follows, hidden states are sent without waiting,
+because they are kept for the backward pass anyway.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ One model chunk per stage, 1F1B (arXiv 1806.03377): a stage runs as many forward
     stage 2          F0 B0 F1 B1 F2 B2 F3 B3
 
 Several chunks per stage, interleaved 1F1B (arXiv 2104.04473, section 2.2): stage r of p has the chunks r, p + r,
-2p + r, … of the model. At the beginning and end of a step, stages wait for these smaller pieces of work, so less time
-is idle. With chunks a and b:
+2p + r, … of the model. At the beginning and end of a step, stages wait for these shorter passes, so the bubble is
+smaller. With chunks a and b:
 
     stage 0    Fa0 Fa1 Fb0 Fb1 Fa2 Bb0 Fa3 Bb1 Fb2 Ba0 …
     stage 1        Fa0 Fa1 Fb0 Bb0 Fb1 Bb1 Fa2 Ba0 Fa3 …
@@ -16,7 +16,7 @@ is idle. With chunks a and b:
 Micro-batches run in rounds, one chunk after the other. A round with fewer micro-batches than stages would leave gaps,
 so a remainder is spread over the other rounds: their sizes differ by at most one, the larger ones first. All stages use
 one common order of forward passes, and one of backward passes, so messages arrive in the order in which they are
-received. Stages differ only in how far forward passes are ahead.
+received. Stages differ only in the number of forward passes that they run ahead.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def build_schedule(
 
 
 def compute_bubble_fraction(num_micro_batches: int, num_stages: int, num_chunks: int) -> float:
-    """Return the fraction of time for which stages are idle in a step of `num_micro_batches` micro-batches.
+    """Return the fraction of time in which stages are idle in a step of `num_micro_batches` micro-batches.
 
     All chunks are assumed to take the same time, and backward passes twice the time of forward passes.
     """

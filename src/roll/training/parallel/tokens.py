@@ -1,4 +1,4 @@
-"""Sequence and context parallelism: splitting of a row's tokens over ranks, and collectives for their results.
+"""Sequence and context parallelism: split a row's tokens over ranks, and gather their results.
 
 Context parallelism is that of DeepSpeed-Ulysses (arXiv 2309.14509): before attention, ranks exchange slices of tokens
 for heads (all-to-all), so that each rank attends over whole rows. Ring attention is not implemented.
@@ -99,7 +99,7 @@ class TokenShare:
         return all_to_all(parts, self.cp).reshape(size * length, heads // size, width)
 
     def gather_heads(self, local_heads: Tensor) -> Tensor:
-        """Return a tensor of all heads [H, ...], gathered from each rank's own heads."""
+        """Return a tensor of all heads [H, ...], gathered from the local heads of each rank."""
         for group in (self.cp, self.tp):
             local_heads = local_heads if group is None else all_gather(local_heads, group)
         return local_heads
