@@ -13,6 +13,7 @@ from roll.config.cluster import ClusterConfig, RoleDevices
 from roll.inference import EngineSpec
 from roll.protocols import TrainerGroup, WorkerPool
 from roll.registry import Registry
+from roll.rollout.elastic_engines import ElasticNodes
 from roll.rollout.engine_group import EngineGroup
 
 if TYPE_CHECKING:
@@ -41,6 +42,18 @@ class Cluster(Protocol):
 
     async def start_engines(self, specs: Sequence[EngineSpec], role: str) -> EngineGroup:
         """Start one engine per spec on the role's devices."""
+        ...
+
+    def open_elastic_nodes(self, spec: EngineSpec, role: str) -> ElasticNodes | None:
+        """Return the nodes that join and leave during the run, for further engines of a role.
+
+        Args:
+            spec: Describes every engine on these nodes, except for its id and its log.
+            role: The role of the engines.
+
+        Returns:
+            The nodes; `None` if the run uses none.
+        """
         ...
 
     async def start_pool(self, num_workers: int) -> WorkerPool:

@@ -100,6 +100,9 @@ class LocalCluster:
             {spec.engine_id: partial(build_engine, set_media_dir(spec, self.media_dir)) for spec in specs}
         )
 
+    def open_elastic_nodes(self, spec: EngineSpec, role: str) -> None:
+        """Return `None`, because no node can join this cluster."""
+
     async def start_pool(self, num_workers: int) -> WorkerPool:
         from roll.cluster.pool import LocalWorkerPool
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorUnschedulableError, RayActorError, RayTaskError
 
 __all__ = ["await_answer"]
 
@@ -19,7 +19,7 @@ async def await_answer(reference: Any, build_death_error: Callable[[], Exception
     """
     try:
         return await reference
-    except RayActorError as error:
+    except (RayActorError, ActorUnschedulableError) as error:  # the latter if the actor's node has left the cluster
         raise build_death_error() from error
     except RayTaskError as error:
         # Ray wraps the error of a call, but callers distinguish errors by type, as with a trainer in this process.

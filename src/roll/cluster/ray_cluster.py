@@ -36,9 +36,10 @@ from roll.cluster.engines import ManagedEngineGroup
 from roll.cluster.pool import LocalWorkerPool
 from roll.cluster.ray_devices import CUDA_VISIBLE_DEVICES, KEEP_CUDA_VISIBLE_DEVICES, list_reserved_devices
 from roll.cluster.ray_engines import RayEngine
+from roll.cluster.ray_nodes import RayNodes, build_label_selector
 from roll.cluster.ray_pool import RayWorkerPool
 from roll.cluster.ray_trainer import RayTrainerGroup
-from roll.config.cluster import ClusterConfig, RoleDevices
+from roll.config.cluster import ClusterConfig, ElasticConfig, RoleDevices
 from roll.errors import InfraError, PlacementError
 from roll.inference import EngineSpec
 from roll.process_environment import find_socket_directory
@@ -73,9 +74,12 @@ def open_ray(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDi
     if is_owner:
         _connect(config, per_node)
     kind = "GPU" if accelerators else "CPU"
+    elastic = config.elastic
     group = placement_group(
         [{kind: float(per_node)}] * placement.num_nodes,
         strategy="STRICT_SPREAD" if placement.num_nodes > 1 else "PACK",
+        # Trainers must not run on nodes that may leave.
+        bundle_label_selector=[build_label_selector(elastic)] * placement.num_nodes if elastic else [],
     )
     # `wait` returns False instead of raising, and a group that is still pending would take the devices later.
     if not group.wait(PLACEMENT_TIMEOUT_S):
@@ -83,14 +87,32 @@ def open_ray(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDi
         remove_placement_group(group)
         raise PlacementError(
             f"the Ray cluster could not reserve {placement.num_nodes} x {per_node} {kind} within "
-            f"{PLACEMENT_TIMEOUT_S:g} s (it has {available:g} in all): lower cluster.num_nodes or "
-            "cluster.devices_per_node, or wait until other jobs end."
+            f"{PLACEMENT_TIMEOUT_S:g} s (it has {available:g} in all{_describe_excluded_nodes(config)}): lower "
+            "cluster.num_nodes or cluster.devices_per_node, or wait until other jobs end."
         )
     for module in list_loaded_modules():  # workers cannot import the pipeline's file, which may define a loss
         ray.cloudpickle.register_pickle_by_value(module)
     devices = list_reserved_devices(group, placement.num_nodes, per_node, PLACEMENT_TIMEOUT_S) if accelerators else None
     media_dir = None if run is None else run.media_dir
-    return RayCluster(roles, placement, group, devices=devices, is_owner=is_owner, run=run, media_dir=media_dir)
+    return RayCluster(
+        roles,
+        placement,
+        group,
+        devices=devices,
+        is_owner=is_owner,
+        run=run,
+        media_dir=media_dir,
+        elastic=elastic,
+        max_devices_per_node=config.devices_per_node,
+    )
+
+
+def _describe_excluded_nodes(config: ClusterConfig) -> str:
+    """Return which nodes the reservation excludes, for a message."""
+    if config.elastic is None:
+        return ""
+    key, value = next(iter(build_label_selector(config.elastic).items()))
+    return f", including nodes with the label {key}={value.removeprefix('!')}, which only elastic engines use"
 
 
 def _connect(config: ClusterConfig, per_node: int) -> None:
@@ -187,6 +209,9 @@ class RayCluster:
     """True if this process started the Ray cluster."""
     run: RunDirectory | None = None
     media_dir: Path | None = None
+    elastic: ElasticConfig | None = None
+    max_devices_per_node: int | None = None
+    """The number of devices that elastic engines use of a node; `None` for all."""
 
     @property
     def _threads(self) -> int | None:
@@ -198,12 +223,7 @@ class RayCluster:
 
     def _build_options(self, slot: PlacementSlot, threads: int | None, role: str, index: int) -> dict[str, Any]:
         """Return the Ray options of an actor on a placement slot."""
-        environment = {name: os.environ[name] for name in _PROPAGATED_VARIABLES if name in os.environ}
-        environment[START_DIRECTORY_VARIABLE] = os.getcwd()
-        if self.run:
-            environment[ACTOR_LOG] = str(self.run.get_log_path(role, index).absolute())
-        if threads:
-            environment["OMP_NUM_THREADS"] = str(threads)
+        environment = self._build_environment(threads, role, index)
         if self.devices is not None:
             names = [self.devices[slot.node][device] for device in slot.local_devices]
             environment |= {**KEEP_CUDA_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES: ",".join(names)}
@@ -215,6 +235,16 @@ class RayCluster:
             ),
             "runtime_env": {"env_vars": environment},
         }
+
+    def _build_environment(self, threads: int | None, role: str, index: int) -> dict[str, str]:
+        """Return the environment variables that an actor needs on any node."""
+        environment = {name: os.environ[name] for name in _PROPAGATED_VARIABLES if name in os.environ}
+        environment[START_DIRECTORY_VARIABLE] = os.getcwd()
+        if self.run:
+            environment[ACTOR_LOG] = str(self.run.get_log_path(role, index).absolute())
+        if threads:
+            environment["OMP_NUM_THREADS"] = str(threads)
+        return environment
 
     async def start_trainer(self, spec: TrainerSpec, role: str) -> RayTrainerGroup:
         threads = spec.training.num_threads or self._threads
@@ -234,6 +264,20 @@ class RayCluster:
             factories[spec.engine_id] = partial(RayEngine, own, options)
         return await ManagedEngineGroup.start(factories, concurrently=True)
 
+    def open_elastic_nodes(self, spec: EngineSpec, role: str) -> RayNodes | None:
+        """See `Cluster.open_elastic_nodes`."""
+        if self.elastic is None:
+            return None
+        name = f"{self.roles[role].log_name}_actor"
+        return RayNodes(
+            set_media_dir(spec, self.media_dir),
+            self.elastic,
+            self.group,
+            has_accelerators=self.devices is not None,
+            max_devices_per_node=self.max_devices_per_node,
+            build_environment=lambda threads, index: self._build_environment(threads, name, index),
+        )
+
     async def start_pool(self, num_workers: int) -> WorkerPool:
         """Start a worker pool on the controller's machine, or on all machines if there are several."""
         if self.placement.num_nodes == 1:
@@ -244,7 +288,8 @@ class RayCluster:
 
     def choose_transport(self, engine_kind: str) -> str:
         """Return `shared_memory` for a single machine without accelerators, else `broadcast`."""
-        return "shared_memory" if self.placement.num_nodes == 1 and self.devices is None else "broadcast"
+        is_single = self.placement.num_nodes == 1 and self.elastic is None
+        return "shared_memory" if is_single and self.devices is None else "broadcast"
 
     async def close(self) -> None:
         """Free the devices, and stop the Ray cluster if this process started it."""

@@ -13,6 +13,7 @@ from roll.errors import short
 __all__ = [
     "EXTENSION_PATTERN",
     "FUNCTION_PATTERN",
+    "LABEL_PATTERN",
     "NAME_PATTERN",
     "PATTERN_DESCRIPTIONS",
     "Section",
@@ -31,9 +32,12 @@ EXTENSION_PATTERN = r"^(?:\w[\w.-]*|(?:\w+(?:\.\w+)*|[^:]+\.py):\w+)$"
 """Pattern of a key that names an implementation: a registered name, or an import path as in `FUNCTION_PATTERN`."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """Pattern of a name that becomes a directory name."""
+LABEL_PATTERN = r"^[^=\s!]+=[^=\s!]+$"
+"""Pattern of a label of Ray nodes."""
 PATTERN_DESCRIPTIONS = {
     FUNCTION_PATTERN: "(`package.module:function` or `path/to/file.py:function`)",
     EXTENSION_PATTERN: "(a name, `package.module:Name` or `path/to/file.py:Name`)",
+    LABEL_PATTERN: "(`key=value`, such as `market=spot`)",
     NAME_PATTERN: "of letters (A to Z, a to z), digits, '.', '_' and '-' that begins with a letter or a digit",
 }
 """Descriptions of patterns, for messages."""

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator
 
-from roll.config.base import Section, option
+from roll.config.base import LABEL_PATTERN, Section, option
 from roll.config.sharing import SharingRule
 
-__all__ = ["ClusterConfig", "DeviceMapping", "Devices", "RoleDevices"]
+__all__ = ["ClusterConfig", "DeviceMapping", "Devices", "ElasticConfig", "RoleDevices"]
 
 MAX_DEVICES = 100_000
 """Maximum number of devices of a role, so that a typing error cannot create a huge list."""
@@ -86,6 +86,36 @@ class DeviceMapping(Section):
     )
 
 
+class ElasticConfig(Section):
+    """Additional engines on Ray nodes that join and leave during a run, such as spot machines.
+
+    The engines of `cluster.device_mapping.actor_infer` do not count here. Trainers and all other roles run only on the
+    nodes that the run reserved at its start.
+    """
+
+    min_engines: int = option(
+        0,
+        "Number of elastic engines for which the run waits before its first step. With fewer engines during the run, "
+        "it logs a warning and continues.",
+        ge=0,
+    )
+    max_engines: int = option(..., "Maximum number of elastic engines; further nodes are ignored.", ge=1, examples=[4])
+    min_engines_timeout_s: float = option(
+        600.0,
+        "How long the run waits for `min_engines` before its first step; then it starts with the engines it has.",
+        unit="s",
+        ge=0,
+    )
+    node_label: str | None = option(
+        None,
+        "Ray label, as `key=value`, of the nodes that get elastic engines; no other role runs on these nodes. By "
+        "default, every node that the run did not reserve gets engines, and the run reserves no node with the label "
+        "`ray.io/market-type=spot`.",
+        pattern=LABEL_PATTERN,
+        examples=["market=spot"],
+    )
+
+
 class ClusterConfig(Section):
     """Where the roles run: in this process (`local`), or in one Ray actor per rank and engine (`ray`)."""
 
@@ -112,3 +142,36 @@ class ClusterConfig(Section):
         "groups. `auto`: on accelerators, `colocated` in synchronous runs, and `elastic_overlap` in asynchronous runs "
         "in which some engines share no devices; otherwise `disaggregated`.",
     )
+    elastic: ElasticConfig | None = option(
+        None,
+        "Additional engines on Ray nodes that join and leave during the run; needs `type: ray` and an `address`.",
+        examples=[{"max_engines": 4}],
+    )
+
+    def find_elastic_problem(self) -> str | None:
+        """Return why `elastic` is impossible with the other keys, and what to do; `None` if it is possible."""
+        if (elastic := self.elastic) is None:
+            return None
+        if elastic.min_engines > elastic.max_engines:
+            return (
+                f"cluster.elastic.min_engines {elastic.min_engines} is above cluster.elastic.max_engines "
+                f"{elastic.max_engines}: lower min_engines, or raise max_engines"
+            )
+        needs = "cluster.elastic needs a Ray cluster that nodes can join, but"
+        if self.type != "ray":
+            return (
+                f"{needs} cluster.type is {self.type}: set cluster.type to ray and cluster.address to the address of a "
+                "cluster, or remove cluster.elastic"
+            )
+        if self.address is None or self.address == "local":
+            return (
+                f"{needs} cluster.address is {self.address or 'null'}, which starts a private cluster: start one with "
+                "`ray start --head` and set cluster.address to its address (`auto` on its nodes), or remove "
+                "cluster.elastic"
+            )
+        if self.address.startswith("ray://"):
+            return (
+                f"cluster.elastic cannot observe nodes through Ray Client, but cluster.address is {self.address}: run "
+                "`roll train` on a node of the cluster (or with `ray job submit`), and set cluster.address to auto"
+            )
+        return None

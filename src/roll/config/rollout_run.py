@@ -54,6 +54,12 @@ class RolloutRunConfig(RunConfig):
                 "key, or use the pipeline rlvr or agentic"
             )
         self._check_sharing()
+        transport = self.weight_sync.transport
+        if self.cluster.elastic is not None and transport in ("in_process", "shared_memory"):
+            raise ValueError(
+                f"weight_sync.transport is '{transport}', which reaches engines on one machine only, but "
+                "cluster.elastic adds engines on other nodes: set weight_sync.transport to auto, broadcast or store"
+            )
         context, answer = self.inference.max_context, self.rollout.max_new_tokens
         if context is not None and context <= answer:
             raise ValueError(
@@ -170,6 +176,11 @@ class RolloutRunConfig(RunConfig):
             for name, (is_needed, reason, alternative) in required.items()
             if is_needed
         ]
+
+    @property
+    def supports_elastic_engines(self) -> bool:
+        """True if engines may join and leave during the run (`cluster.elastic`)."""
+        return True
 
     @property
     def supports_stream_training(self) -> bool:

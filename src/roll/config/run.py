@@ -73,6 +73,17 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_elastic_engines(self) -> Self:
+        if self.cluster.elastic is not None and not self.supports_elastic_engines:
+            raise ValueError(
+                f"cluster.elastic adds engines that generate rollouts, but the pipeline {self.pipeline} trains without "
+                "rollouts: remove cluster.elastic"
+            )
+        if (problem := self.cluster.find_elastic_problem()) is not None:
+            raise ValueError(problem)
+        return self
+
+    @model_validator(mode="after")
     def _check_router_replay(self) -> Self:
         training = getattr(self, "training", None)
         if isinstance(training, TrainingConfig) and training.router_replay != "none" and not hasattr(self, "algorithm"):
@@ -145,6 +156,11 @@ class RunConfig(Section):
     def roles(self) -> dict[str, RoleDevices]:
         """The roles of this run by name, with their devices; a pipeline adds its own."""
         return {"actor_train": RoleDevices(kind="trainer", devices=self.cluster.device_mapping.actor_train)}
+
+    @property
+    def supports_elastic_engines(self) -> bool:
+        """True if engines may join and leave during the run (`cluster.elastic`)."""
+        return False
 
     @property
     def starts_engines(self) -> bool:

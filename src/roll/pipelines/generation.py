@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from roll.agents.agent_loop import open_agent_loop
@@ -28,12 +29,13 @@ from roll.protocols import InferenceEngine, Reward, WorkerPool
 from roll.rewards.compose import WeightedReward
 from roll.rewards.opening import open_rewards
 from roll.rollout import LLMProxy, RolloutScheduler, Router
+from roll.rollout.elastic_engines import ElasticEngines, ElasticNodes
 from roll.rollout.engine_group import EngineGroup
 from roll.rollout.episode_start import EpisodePlan
 from roll.rollout.lifecycle import FINAL_STATES
 from roll.rollout.loops import RolloutLoop, load_user_loop
 from roll.tracking import RunDirectory, Spans, Tracker
-from roll.tracking.rollout_trace import RolloutTrace
+from roll.tracking.rollout_trace import RolloutTrace, trace_engine_change
 from roll.tracking.wait_phases import WaitPhases
 
 __all__ = ["GenerationParts", "StartedRoles", "build_episode_plan", "open_generation", "start_roles"]
@@ -48,6 +50,8 @@ class StartedRoles:
     judge: JudgeRole | None
     max_context: int
     """Context length of the engines."""
+    elastic_nodes: ElasticNodes | None = None
+    """Nodes for further engines that join and leave during the run."""
 
 
 async def start_roles(
@@ -93,7 +97,14 @@ async def start_roles(
         starting.append(progress.await_start("judge", start_judge(config, cluster, run, emit)))
     engines, pool, *others = await start_concurrently(stack, *starting)
     judge = others.pop() if config.judge is not None else None
-    return StartedRoles(engines=engines, pool=pool, judge=judge, max_context=prepared.max_context), before or others
+    roles = StartedRoles(
+        engines=engines,
+        pool=pool,
+        judge=judge,
+        max_context=prepared.max_context,
+        elastic_nodes=cluster.open_elastic_nodes(replace(specs[0], sleeps=False), "actor_infer"),
+    )
+    return roles, before or others
 
 
 def _do_nothing(*_: object, **__: object) -> None:
@@ -112,6 +123,8 @@ class GenerationParts:
     """The run's judge, if rewards use one."""
     renderer: ChatRenderer
     wait_phases: WaitPhases
+    elastic_engines: ElasticEngines | None = None
+    """Engines on nodes that join and leave; `None` if the run uses no such nodes."""
     retries: RetryCounter = field(default_factory=RetryCounter)
 
     def collect_metrics(self) -> dict[str, float]:
@@ -180,6 +193,7 @@ async def open_generation(
         judge=roles.judge,
         renderer=renderer,
         wait_phases=WaitPhases(tracker.spans if tracker else Spans()),
+        elastic_engines=_build_elastic_engines(config, roles, proxy, stack, tracker),
     )
     if tracker is not None:
         _register_listeners(generation, tracker, stack, traced=config.tracking.trace_rollouts)
@@ -200,6 +214,29 @@ def _build_proxy(
         router=Router(scheduling.routing_policy, scheduling.max_kv_used),
         restart_aborted=scheduling.interrupted_turns == "restart",
     )
+
+
+def _build_elastic_engines(
+    config: RolloutRunConfig, roles: StartedRoles, proxy: LLMProxy, stack: AsyncExitStack, tracker: Tracker | None
+) -> ElasticEngines | None:
+    """Return the engines on nodes that join and leave, which `ElasticEngines.start` starts and `stack` closes.
+
+    Return `None` if the run uses no such nodes.
+    """
+    elastic, nodes = config.cluster.elastic, roles.elastic_nodes
+    if elastic is None or nodes is None:
+        return None
+    engines = ElasticEngines(
+        nodes,
+        proxy.transitions,
+        min_engines=elastic.min_engines,
+        max_engines=elastic.max_engines,
+        min_timeout_s=elastic.min_engines_timeout_s,
+        first_number=config.num_engines,
+        on_change=partial(trace_engine_change, tracker.spans.add_event) if tracker else _do_nothing,
+    )
+    stack.push_async_callback(engines.close)
+    return engines
 
 
 def build_episode_plan(config: RolloutRunConfig, max_context: int) -> EpisodePlan:

@@ -69,9 +69,16 @@ class ServedPolicy:
             async with run_session(self.run, self.close):
                 self.run.tracker.note("syncing the weights to the engines")
                 await self.sync()
+                await self._start_elastic_engines()
                 yield
         finally:
             watchdog.cancel()
+
+    async def _start_elastic_engines(self) -> None:
+        """Start using nodes that join, and wait for the configured minimum; engines on nodes need synced weights."""
+        if (elastic := self.generation.elastic_engines) is not None:
+            elastic.start()
+            await self.run.stop.run_unless_stopped(elastic.wait_for_min())
 
     @asynccontextmanager
     async def enter_training(self) -> AsyncIterator[None]:
@@ -182,8 +189,11 @@ class ServedPolicy:
         return self.generation.wait_phases.measure_wait(name)
 
     def get_counts(self) -> Mapping[str, int]:
-        """Return the counts of replaced engines and reissued requests."""
-        return self.generation.proxy.get_counters()
+        """Return the counts of engine changes and reissued requests."""
+        counters = self.generation.proxy.get_counters()
+        if (elastic := self.generation.elastic_engines) is not None:
+            counters |= {"serving": self.generation.proxy.num_serving_engines, **elastic.get_counters()}
+        return counters
 
     def collect_metrics(self) -> dict[str, float]:
         """Return the metrics of a step's generation."""

@@ -91,6 +91,7 @@ class ElasticEngines:
         transitions: Adds and removes the engines.
         min_engines: Number of engines below which a message is logged.
         max_engines: Maximum number of engines on these nodes.
+        min_timeout_s: Time that `wait_for_min` waits at most, in seconds.
         first_number: Number in the id of the first engine.
         on_change: Called with a message whenever an engine joined or left.
     """
@@ -102,13 +103,14 @@ class ElasticEngines:
         *,
         min_engines: int,
         max_engines: int,
+        min_timeout_s: float = 0.0,
         first_number: int = 0,
         on_change: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.num_joined = self.num_drained = self.num_lost = 0
         self._nodes = nodes
         self._transitions = transitions
-        self._min_engines, self._max_engines = min_engines, max_engines
+        self._min_engines, self._max_engines, self._min_timeout_s = min_engines, max_engines, min_timeout_s
         self._next_number = first_number
         self._on_change = on_change
         self._members: dict[str, _Member] = {}
@@ -138,8 +140,9 @@ class ElasticEngines:
         """Start observing the nodes; engines get weights, so weights must have been pushed before."""
         self._watch = asyncio.create_task(self._observe(), name="elastic-engines")
 
-    async def wait_for_min(self, timeout_s: float) -> None:
+    async def wait_for_min(self) -> None:
         """Wait until the minimum number of engines serves, or until the timeout; then the run continues without."""
+        timeout_s = self._min_timeout_s
         if self.num_serving >= self._min_engines:
             return
         logger.warning(
@@ -294,18 +297,21 @@ class ElasticEngines:
             member.state = "leaving"
             member.task.cancel()  # removes the member
         elif change.reason == "drain":
-            member.state = "leaving"
-            member.task = asyncio.create_task(self._drain(engine_id, member), name=f"drain-{engine_id}")
+            self._drain(engine_id, member)
         elif not member.is_lost:
             was_leaving, member.state, member.is_lost = member.state == "leaving", "leaving", True
             self._transitions.mark_lost(engine_id, f"its node {member.node_id[:8]} left the cluster")
             if not was_leaving:
                 member.task = asyncio.create_task(self._remove_lost(engine_id, member), name=f"remove-{engine_id}")
 
-    async def _drain(self, engine_id: str, member: _Member) -> None:
-        node, where = self._observed.get(member.node_id), self._describe(member.node_id)
-        left = "" if node is None or node.seconds_left is None else f", which is shut down in {node.seconds_left:.0f} s"
+    def _drain(self, engine_id: str, member: _Member) -> None:
+        node, where = self._observed[member.node_id], self._describe(member.node_id)
+        left = "" if node.seconds_left is None else f", which is shut down in {node.seconds_left:.0f} s"
         logger.warning("engine %s leaves node %s%s; its requests continue on other engines", engine_id, where, left)
+        member.state = "leaving"
+        member.task = asyncio.create_task(self._remove_drained(engine_id, where), name=f"drain-{engine_id}")
+
+    async def _remove_drained(self, engine_id: str, where: str) -> None:
         await self._retire(engine_id)
         self.num_drained += 1
         self._report(f"engine {engine_id} left node {where}")

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from roll.types import EngineStepSpan, RolloutId
 
-__all__ = ["ENGINE_STEPS", "RequestTrace", "RolloutTrace", "Transition", "trace_engine_steps"]
+__all__ = ["ENGINE_STEPS", "RequestTrace", "RolloutTrace", "Transition", "trace_engine_change", "trace_engine_steps"]
 
 ENGINES, ROLLOUTS, JUDGE = 1_000_000_002, 1_000_000_003, 1_000_000_004
 """Process IDs in the trace, above any real process ID."""
@@ -114,6 +114,16 @@ def trace_engine_steps(engines: Iterable[Any], emit: Callable[..., None]) -> Non
         take = getattr(engine, "take_steps", None)
         for span in take() if take is not None else ():
             _emit(span, lane, emit)
+
+
+def trace_engine_change(emit: Callable[..., None], text: str) -> None:
+    """Emit an instant event with this text, when an engine has joined or left.
+
+    Args:
+        emit: Called with the fields of an event; adds the time to the event.
+        text: Text of the event.
+    """
+    emit(name=text, ph="i", s="p", pid=ENGINES, tid=0)
 
 
 def _emit(span: EngineStepSpan, lane: int, emit: Callable[..., None]) -> None:

@@ -143,6 +143,7 @@ class WeightSync:
             self._num_pushes += adapter is None
             self._adapter = adapter
             self.versions[adapter] = policy_version
+            self._discard_removed_engines()
             async with self._weights_on_device():
                 report = await self._sync(
                     tuple(self._engines.list_awake()), policy_version, due, pause_generation, on_dead
@@ -182,6 +183,13 @@ class WeightSync:
             if report.dead_engines:
                 raise report.dead_engines[engine.engine_id]
             return report
+
+    def _discard_removed_engines(self) -> None:
+        """Discard the probe results of engines that are no longer in the group; engine ids are not used again."""
+        for engine_id in self._probed.keys() - {engine.engine_id for engine in self._engines.engines}:
+            del self._probed[engine_id]
+            if self._probe_checker is not None:
+                self._probe_checker.discard_logprobs(engine_id)
 
     @asynccontextmanager
     async def _lock_weights(self) -> AsyncIterator[None]:

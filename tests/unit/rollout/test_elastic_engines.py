@@ -63,6 +63,7 @@ class World:
             self.proxy.transitions,
             min_engines=least,
             max_engines=most,
+            min_timeout_s=100.0,
             first_number=own,
             on_change=self.said.append,
         )
@@ -252,15 +253,15 @@ def test_elastic_the_run_waits_for_the_minimum_and_goes_on_below_it(caplog: pyte
         world = World(least=1)
         world.elastic.start()
         loop.call_later(20.0, world.nodes.join, "a")
-        await world.elastic.wait_for_min(100.0)
+        await world.elastic.wait_for_min()
         assert 20.0 <= loop.time() < 30.0 and world.elastic.num_serving == 1
-        await world.elastic.wait_for_min(100.0)
+        await world.elastic.wait_for_min()
         world.nodes.kill("a")
         await asyncio.sleep(20.0)
         assert await asyncio.gather(*world.ask(1))
         before = loop.time()
-        await world.elastic.wait_for_min(50.0)
-        assert loop.time() == before + 50.0
+        await world.elastic.wait_for_min()
+        assert loop.time() == before + 100.0
         await world.end()
 
     with caplog.at_level(logging.WARNING):
@@ -269,8 +270,8 @@ def test_elastic_the_run_waits_for_the_minimum_and_goes_on_below_it(caplog: pyte
     assert [text.split(": ")[0].split(" (")[0] for text in said] == [
         "the run waits up to 100 s for nodes",
         "0 of 1 elastic engines serve",
-        "the run waits up to 50 s for nodes",
-        "0 of 1 elastic engines serve after 50 s",
+        "the run waits up to 100 s for nodes",
+        "0 of 1 elastic engines serve after 100 s",
     ]
 
 
