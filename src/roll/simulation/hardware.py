@@ -1,19 +1,17 @@
-"""Descriptions of devices and models, by name or from a YAML file in the format of `devices.yaml` or `models.yaml`."""
+"""Sizes of models, by name or from a YAML file in the format of `models.yaml`; the devices of `roll.config.devices`."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import ValidationError, field_validator, model_validator
+from pydantic import model_validator
 
 from roll.config.base import Section, expand_path, option
-from roll.config.document import Document, read
-from roll.config.problems import describe_errors, format_problems
-from roll.errors import ConfigError, ModelError
+from roll.config.devices import Device, MeasuredEngine, load_device, load_entry, read_shipped_entries
+from roll.errors import ModelError
 from roll.models import (
     CATALOGUE,
     ModelDescription,
@@ -22,69 +20,12 @@ from roll.models import (
     describe_model,
     find_config,
 )
-from roll.registry import did_you_mean, format_search_directory
 
-__all__ = ["Device", "MeasuredEngine", "Model", "load_device", "load_model_sizes", "read_shipped_entries"]
+__all__ = ["MODELS_FILE", "Device", "MeasuredEngine", "Model", "is_known_model", "load_device", "load_model_sizes"]
 
-_DIRECTORY = Path(__file__).parent
+MODELS_FILE = Path(__file__).parent / "models.yaml"
+"""File of the known models, which is part of ROLL."""
 MODEL_SOURCES = ", a config.json, a model directory or a hub id (owner/name)"
-
-
-class MeasuredEngine(Section, strict=False):
-    """An engine whose step times were measured on this device; written by `roll simulate --calibrate`."""
-
-    model: str = option(..., "Name of the model that the engine served.")
-    tensor_parallel: int = option(..., "Number of devices of the engine.", ge=1)
-    curve: tuple[tuple[float, float], ...] = option(
-        ..., "Pairs of a number of requests, ascending, and the seconds of an engine step with this number."
-    )
-    prefill_token_s: float = option(..., "Time for each additional prefilled token.", unit="seconds")
-    context_token_s: float = option(..., "Time for each token of context.", unit="seconds")
-
-    @field_validator("curve")
-    @classmethod
-    def _check_curve(cls, curve: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
-        ascending = all(before < after for (before, _), (after, _) in itertools.pairwise(curve))
-        if not curve or not ascending or min(seconds for _, seconds in curve) < 0:
-            raise ValueError(
-                "must be pairs [number of requests, seconds], with ascending numbers and no negative seconds"
-            )
-        return curve
-
-
-class Device(Section):
-    """One accelerator, or one CPU worker slot.
-
-    Rates are peak rates; an efficiency is the fraction of a peak rate that is reached in practice.
-    """
-
-    name: str = option(..., "Name of the device.")
-    flops: float = option(..., "Peak operations per second of dense bfloat16 matmuls.", gt=0)
-    memory_bandwidth: float = option(..., "Peak memory bandwidth, bytes per second.", gt=0)
-    memory_bytes: float = option(..., "Size of the memory.", unit="bytes", gt=0)
-    link_bandwidth: float = option(
-        ..., "Bandwidth to the other devices of the machine, in one direction; bytes per second.", gt=0
-    )
-    network_bandwidth: float = option(
-        ..., "Bandwidth to other machines, per device, in one direction; bytes per second.", gt=0
-    )
-    compute_efficiency: float = option(..., "Fraction of `flops` that an engine reaches with large batches.", gt=0)
-    bandwidth_efficiency: float = option(..., "Fraction of `memory_bandwidth` that decoding reaches.", gt=0)
-    training_efficiency: float = option(
-        ..., "Fraction of `flops` that training reaches (model FLOPs utilization).", gt=0
-    )
-    step_overhead_s: float = option(
-        ..., "Overhead of every engine step: kernel launches and the engine's scheduling.", unit="seconds", ge=0
-    )
-    request_overhead_s: float = option(
-        ..., "Host overhead of every engine step for each request that decodes in it.", unit="seconds", ge=0
-    )
-    collective_latency_s: float = option(..., "Latency of one small all-reduce within a machine.", unit="seconds", ge=0)
-    sync_overhead_s: float = option(..., "Overhead of every weight sync, for any size.", unit="seconds", ge=0)
-    measured: MeasuredEngine | None = option(
-        None, "Measured times that replace the roofline model, for one model and tensor-parallel size."
-    )
-    sources: dict[str, str] = option({}, "Source of each number, by key; `roll plan` prints it.")
 
 
 class Tower(Section):
@@ -213,16 +154,9 @@ class Model(Section):
         return self.num_heads * self.head_dim
 
 
-T = TypeVar("T", Device, Model)
-
-
-def load_device(name: str) -> Device:
-    """Return a device by name, or the device that a YAML file describes.
-
-    Raises:
-        ConfigError: No device or file has this name, or a quantity is missing or is not a positive number.
-    """
-    return _load_entry(Device, "device", name, "devices.yaml")
+def is_known_model(name: str) -> bool:
+    """Return whether `models.yaml` has the sizes of a model."""
+    return name in read_shipped_entries(MODELS_FILE)
 
 
 def load_model_sizes(name: str) -> Model:
@@ -246,10 +180,10 @@ def load_model_sizes(name: str) -> Model:
 @functools.lru_cache(maxsize=64)
 def _read_model(name: str, changed_at: int) -> Model:
     """Return the sizes of a model; results are cached by name and by `changed_at`, the file's modification time."""
-    if name in read_shipped_entries("models.yaml") or Path(name).suffix in {".yaml", ".yml"}:
-        return _load_entry(Model, "model", name, "models.yaml")
+    if is_known_model(name) or Path(name).suffix in {".yaml", ".yml"}:
+        return load_entry(Model, "model", name, MODELS_FILE, MODEL_SOURCES)
     if "/" not in name and name not in CATALOGUE and not Path(name).exists():
-        return _load_entry(Model, "model", name, "models.yaml")  # raises with the known names
+        return load_entry(Model, "model", name, MODELS_FILE, MODEL_SOURCES)  # raises with the known names
     if name in CATALOGUE:
         return _build_model(name, describe_model(name), None)
     directory = find_config(name)
@@ -283,31 +217,3 @@ def _build_model(name: str, description: ModelDescription, width: int | None) ->
         has_untied_lm_head=description.has_untied_lm_head,
         tower=None if description.tower is None else Tower(**asdict(description.tower)),
     )
-
-
-@functools.cache
-def read_shipped_entries(file: str) -> dict[str, dict[str, Any]]:
-    """Return the entries, by name, of `devices.yaml` or `models.yaml`, which are part of ROLL."""
-    return read(_DIRECTORY / file).tree
-
-
-def _load_entry(kind: type[T], label: str, name: str, file: str) -> T:
-    shipped = read_shipped_entries(file)
-    if name in shipped:
-        document = Document(name=name, tree={"name": name} | shipped[name])
-    elif Path(name).suffix in {".yaml", ".yml"}:
-        if not Path(name).exists():
-            where = format_search_directory(name)
-            raise ConfigError(f"{label} file '{name}' cannot be read: it does not exist{where}.")
-        written = read(name)
-        document = Document(name=name, tree={"name": Path(name).stem} | written.tree, origins=written.origins)
-    else:
-        raise ConfigError(
-            f"unknown {label} '{name}'.{did_you_mean(name, list(shipped))} Known: {', '.join(shipped)}; or "
-            "name a YAML file "
-            f"with the same keys{MODEL_SOURCES if label == 'model' else ''}."
-        )
-    try:
-        return kind.model_validate(document.tree)
-    except ValidationError as error:
-        raise ConfigError(format_problems(describe_errors(error, document, kind))) from None

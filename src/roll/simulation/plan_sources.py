@@ -25,7 +25,7 @@ from roll.preflight.machine import inspect_machine
 from roll.registry import format_search_directory
 from roll.simulation.data_lengths import measure_examples, measure_prompts
 from roll.simulation.experts import choose_expert_parallel
-from roll.simulation.hardware import Device, Model, load_device, load_model_sizes, read_shipped_entries
+from roll.simulation.hardware import Device, Model, is_known_model, load_device, load_model_sizes
 from roll.simulation.memory import TrainerSettings, find_memory_problem
 
 __all__ = ["Constant", "PlanSource", "read_plan_source"]
@@ -98,7 +98,7 @@ def read_plan_source(
     """
     if num_devices is not None and not 1 <= num_devices <= MAX_DEVICES:
         raise ConfigError(f"--devices must be between 1 and {MAX_DEVICES:,}, got {num_devices}.")
-    if Path(source).suffix in {".yaml", ".yml"} and source not in read_shipped_entries("models.yaml"):
+    if Path(source).suffix in {".yaml", ".yml"} and not is_known_model(source):
         tree = read(source).tree
         if "device" in tree and "data" not in tree:
             return _read_workload(source, overrides, device_name, num_devices)
@@ -356,7 +356,7 @@ def _list_device_constants(device: Device) -> list[Constant]:
 
 
 def _describe_model_origin(name: str) -> str:
-    if name in read_shipped_entries("models.yaml"):
+    if is_known_model(name):
         return "published: the model's config.json"
     if Path(name).suffix in {".yaml", ".yml"}:
         return f"given: {name}"

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from roll.config.devices import DEVICES_FILE, read_shipped_entries
 from roll.errors import ConfigError
 from roll.simulation.costs import compute_engine_costs, compute_kv_capacity, compute_sync_s, compute_train_s
-from roll.simulation.hardware import Device, Model, load_device, load_model_sizes, read_shipped_entries
+from roll.simulation.hardware import MODELS_FILE, Device, Model, load_device, load_model_sizes
 
 TOY = Model(
     name="toy",
@@ -82,14 +83,14 @@ def test_simulation_costs_a_quantised_sync_sends_a_byte_less_of_every_linear_wei
     assert compute_sync_s(small, CHIP, colocated=False, quantized=True) == pytest.approx(0.5 + sent / 10e9)
 
 
-@pytest.mark.parametrize("name", read_shipped_entries("devices.yaml"))
+@pytest.mark.parametrize("name", read_shipped_entries(DEVICES_FILE))
 def test_simulation_costs_every_device_that_comes_along_is_complete(name: str) -> None:
     found = load_device(name)
     assert 0 < found.compute_efficiency < 1 and 0 < found.bandwidth_efficiency < 1 and 0 < found.training_efficiency < 1
     assert found.network_bandwidth <= found.link_bandwidth <= found.memory_bandwidth
 
 
-@pytest.mark.parametrize("name", read_shipped_entries("models.yaml"))
+@pytest.mark.parametrize("name", read_shipped_entries(MODELS_FILE))
 def test_simulation_costs_every_models_parameters_agree_with_its_sizes(name: str) -> None:
     m = load_model_sizes(name)
     attention = m.hidden_size * m.head_dim * (2 * m.num_heads + 2 * m.num_kv_heads)
@@ -99,9 +100,9 @@ def test_simulation_costs_every_models_parameters_agree_with_its_sizes(name: str
 
 
 def test_simulation_costs_the_devices_and_models_of_the_issue_are_there() -> None:
-    assert {"h200", "h100", "h800", "h20", "a100", "cpu"} <= set(read_shipped_entries("devices.yaml"))
+    assert {"h200", "h100", "h800", "h20", "a100", "cpu"} <= set(read_shipped_entries(DEVICES_FILE))
     assert {"qwen3-8b", "qwen2.5-7b", "qwen2.5-14b", "qwen2.5-32b", "smollm2-135m"} <= set(
-        read_shipped_entries("models.yaml")
+        read_shipped_entries(MODELS_FILE)
     )
 
 
