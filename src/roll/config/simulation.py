@@ -15,6 +15,8 @@ from roll.config.inference import Quantization
 from roll.config.overrides import apply_overrides
 from roll.config.problems import describe_errors, format_problems
 from roll.config.rollout import RolloutConfig
+from roll.config.sharing import find_sharing_problem
+from roll.config.simulated_placement import SimulatedPlacement
 from roll.errors import ConfigError
 
 __all__ = [
@@ -28,28 +30,6 @@ __all__ = [
     "SimulationConfig",
     "load_simulation",
 ]
-
-
-class SimulatedPlacement(Section):
-    """Number of devices that generate and that train."""
-
-    generation: int = option(8, "Number of devices that generate.", ge=1)
-    training: int = option(0, "Number of devices that train; 0: colocated with generation, in turns.", ge=0)
-
-    @property
-    def is_colocated(self) -> bool:
-        """True if training and generation share devices."""
-        return self.training == 0
-
-    @property
-    def num_training_devices(self) -> int:
-        """Number of devices that train."""
-        return self.training or self.generation
-
-    @property
-    def num_devices(self) -> int:
-        """Number of all devices."""
-        return self.generation + self.training
 
 
 class SimulatedEngineConfig(Section):
@@ -247,12 +227,8 @@ class SimulationConfig(Section):
                 f"placement.generation {generation} must be a multiple of engine.tensor_parallel {width}, the number "
                 "of devices of each engine"
             )
-        if self.rollout.scheduling.async_ratio > 0 and self.placement.is_colocated:
-            raise ValueError(
-                f"rollout.scheduling.async_ratio is {self.rollout.scheduling.async_ratio:g}, but training and "
-                "generation share devices and cannot overlap: set placement.training"
-            )
-        if self.rollout.scheduling.stream_training:
+        self._check_sharing()
+        if self.streams_training:
             self._check_streaming()
         num_engines = generation // width
         for failure in self.failures:
@@ -264,9 +240,46 @@ class SimulationConfig(Section):
                     raise ValueError(f"paper names the variant '{variant}', but `variants` has no such entry")
         return self
 
+    def _check_sharing(self) -> None:
+        """Raise `ValueError` if the simulated devices cannot be shared by the rule."""
+        place, ahead = self.placement, self.rollout.scheduling.async_ratio
+        if ahead > 0 and place.is_colocated and place.sharing is None:
+            raise ValueError(
+                f"rollout.scheduling.async_ratio is {ahead:g}, but training and generation share devices: set "
+                "placement.training, or placement.sharing to colocated"
+            )
+        if place.training % self.engine.tensor_parallel and place.overlaps:
+            raise ValueError(
+                f"placement.sharing {place.sharing} releases whole engines, but placement.training {place.training} is "
+                f"not a multiple of engine.tensor_parallel {self.engine.tensor_parallel}"
+            )
+        problem = find_sharing_problem(
+            place.rule,
+            async_ratio=ahead,
+            num_engines=self.num_engines,
+            num_shared=self.num_released_engines,
+            num_ranks=place.num_training_devices,
+        )
+        if problem:
+            raise ValueError(problem.replace("cluster.sharing", "placement.sharing"))
+        if self.failures and (place.overlaps or (place.is_colocated and place.sharing is not None)):
+            raise ValueError("failures are not simulated with placement.sharing: remove one of the two")
+
+    @property
+    def streams_training(self) -> bool:
+        """True if the trainer computes gradients of finished groups while others are generated."""
+        return self.rollout.scheduling.stream_training or self.placement.sharing == "stream_training"
+
+    @property
+    def num_released_engines(self) -> int:
+        """Number of engines that release their devices to the trainer."""
+        return self.placement.training // self.engine.tensor_parallel if self.placement.overlaps else 0
+
     def _check_streaming(self) -> None:
         """Raise `ValueError` if the simulation cannot train groups while others are generated."""
-        key = "rollout.scheduling.stream_training"
+        key = (
+            "placement.sharing" if self.placement.sharing == "stream_training" else "rollout.scheduling.stream_training"
+        )
         if self.placement.is_colocated:
             raise ValueError(f"{key} needs devices that only train: set placement.training")
         if self.training.num_updates > 1:

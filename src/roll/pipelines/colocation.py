@@ -19,8 +19,11 @@ from typing import Literal, Protocol, TypeAlias
 from roll.config.rollout_run import RolloutRunConfig
 from roll.config.sharing import SharingRule
 from roll.inference import get_engine_capabilities
-from roll.protocols import StateKind, TrainerGroup
-from roll.rollout.sharing import OverlapState, predict_saved_s
+from roll.protocols import InferenceEngine, StateKind
+from roll.rollout import Batch, LLMProxy
+from roll.rollout.buffer import SampleBuffer
+from roll.rollout.sharing import OverlapState, StreamStart, compute_overlap_start, measure_round, predict_saved_s
+from roll.rollout.streaming import compute_part_size
 
 __all__ = ["ALL_STATE_KINDS", "SharedDevices", "list_released_engines", "resolve_sharing_rule"]
 
@@ -56,14 +59,12 @@ def list_released_engines(config: RolloutRunConfig, rule: SharingRule) -> list[i
     return list(range(config.num_engines)) if rule == "colocated" else config.find_shared_engines()
 
 
-class ReleasableEngines(Protocol):
-    """Interface of engines that release their devices; `EngineTransitions` implements it."""
+class OffloadableTrainer(Protocol):
+    """A trainer whose states can be moved to host memory; `TrainerGroup` implements it."""
 
-    async def release(self, engine_ids: Collection[str]) -> None: ...
+    async def offload(self, states: Sequence[StateKind]) -> None: ...
 
-    async def reacquire(self, engine_ids: Collection[str]) -> None: ...
-
-    async def serve(self, engine_ids: Collection[str], synced: Collection[str]) -> None: ...
+    async def onload(self, states: Sequence[StateKind]) -> None: ...
 
 
 class SharedDevices:
@@ -83,8 +84,8 @@ class SharedDevices:
 
     def __init__(
         self,
-        policy: TrainerGroup,
-        trainers: Sequence[TrainerGroup],
+        policy: OffloadableTrainer,
+        trainers: Sequence[OffloadableTrainer],
         engine_ids: Collection[str],
         rule: SharingRule = "colocated",
     ) -> None:
@@ -96,31 +97,52 @@ class SharedDevices:
         self.overlap = OverlapState()
         self._policy = policy
         self._trainers = trainers
-        self._engines: ReleasableEngines | None = None
+        self._proxy: LLMProxy | None = None
+        self._buffer: SampleBuffer | None = None
         self._pause_pushes: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
-        self._phase_began_s = self._measured_s = asyncio.get_running_loop().time()
+        self._phase_began_s = self._measured_s = self._get_time_s()
         self._generation_s = 0.0
         """Seconds since `_measured_s` in which the engines generated on the devices."""
         self._switch_s = 0.0
         """Duration of the last switch to training, in seconds, and of the switch back as far as it is done."""
         self._num_finished = 0
+        self._stream_start = StreamStart()
 
-    def attach_engines(
-        self, engines: ReleasableEngines, pause_pushes: Callable[[], AbstractAsyncContextManager[object]]
+    def attach(
+        self,
+        proxy: LLMProxy,
+        buffer: SampleBuffer | None,
+        pause_pushes: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     ) -> None:
-        """Set the engines that run on these devices, and a context that excludes weight syncs."""
-        self._engines = engines
+        """Set the engines and the groups that they generate.
+
+        Args:
+            proxy: Proxy of all engines of the policy.
+            buffer: Groups of the run; `None` if the engines only evaluate.
+            pause_pushes: Context that excludes weight syncs.
+        """
+        self._proxy = proxy
+        self._buffer = buffer
         self._pause_pushes = pause_pushes
+
+    @property
+    def proxy(self) -> LLMProxy:
+        """Proxy of all engines of the policy."""
+        assert self._proxy is not None, "engines must be attached first"
+        return self._proxy
+
+    def list_kept_engines(self) -> list[InferenceEngine]:
+        """Return the serving engines that do not share the devices."""
+        return [engine for engine in self.proxy.serving_engines if engine.engine_id not in self.engine_ids]
 
     async def switch_to_training(self) -> None:
         """Release the devices of the engines, then onload the trainers for training or a checkpoint."""
-        assert self._engines is not None, "engines must be attached first"
-        began_s = asyncio.get_running_loop().time()
+        began_s = self._get_time_s()
         # In this order: trainers need the memory that engines release.
-        await self._engines.release(self.engine_ids)
+        await self.proxy.transitions.release(self.engine_ids)
         async with self._pause_pushes():  # the sync of a single engine offloads the policy's weights when it ends
             await asyncio.gather(*(trainer.onload(ALL_STATE_KINDS) for trainer in self._trainers))
-            now_s = asyncio.get_running_loop().time()
+            now_s = self._get_time_s()
             self._generation_s += began_s - self._phase_began_s
             self.phase, self._phase_began_s, self._switch_s = "training", now_s, now_s - began_s
 
@@ -129,14 +151,13 @@ class SharedDevices:
 
         The engines generate after a weight sync and `serve`.
         """
-        assert self._engines is not None, "engines must be attached first"
-        began_s = asyncio.get_running_loop().time()
+        began_s = self._get_time_s()
         self.phase, self.is_reserved = "generation", False
         # The policy's weights stay: the weight sync that follows reads them.
         offloaded = ((each, ("optimizer",) if each is self._policy else ALL_STATE_KINDS) for each in self._trainers)
         await asyncio.gather(*(trainer.offload(states) for trainer, states in offloaded))
-        await self._engines.reacquire(self.engine_ids)
-        self._switch_s += asyncio.get_running_loop().time() - began_s
+        await self.proxy.transitions.reacquire(self.engine_ids)
+        self._switch_s += self._get_time_s() - began_s
 
     async def serve(self, synced: Collection[str]) -> None:
         """Let the engines generate on the devices again.
@@ -144,34 +165,46 @@ class SharedDevices:
         Args:
             synced: Ids of all engines that got the current weights.
         """
-        assert self._engines is not None, "engines must be attached first"
-        await self._engines.serve(self.engine_ids, synced)
+        await self.proxy.transitions.serve(self.engine_ids, synced)
         self.overlap = self.overlap.record_switch(self._switch_s)
-        self._phase_began_s = asyncio.get_running_loop().time()
+        self._phase_began_s = self._get_time_s()
 
-    def record_generation(self, num_finished: int, num_kept: int) -> None:
-        """Measure the pace of generation since the last call; must be called in the phase `training`.
+    @staticmethod
+    def _get_time_s() -> float:
+        return asyncio.get_running_loop().time()
 
-        Args:
-            num_finished: Number of groups that have finished since the start of the run.
-            num_kept: Number of engines that do not share the devices.
-        """
-        now_s = asyncio.get_running_loop().time()
-        engine_s = num_kept * (now_s - self._measured_s) + len(self.engine_ids) * self._generation_s
-        self.overlap = self.overlap.record_generation(num_finished - self._num_finished, engine_s)
-        self._num_finished, self._measured_s, self._generation_s = num_finished, now_s, 0.0
-
-    def should_generate(self, num_missing: int, num_kept: int) -> bool:
-        """Return whether engines should generate on the devices until the next update.
-
-        Args:
-            num_missing: Number of groups of the next batch that have not finished.
-            num_kept: Number of engines that do not share the devices.
-        """
-        if self.rule != "elastic_overlap":
+    def is_stream_due(self, num_groups: int) -> bool:
+        """Return whether the trainer should begin with finished groups, for which engines release the devices."""
+        if self.phase == "training" or self._buffer is None:
             return True
+        if self.rule == "elastic_overlap":
+            size = self._buffer.batch_size
+            return num_groups >= compute_overlap_start(self.overlap.ratio, size, compute_part_size(size))
+        if self.rule != "stream_training":
+            return False
+        capacities = [engine.load().kv_capacity for engine in self.list_kept_engines()]
+        capacity = sum(size or 0 for size in capacities) if all(capacities) else None
+        return self._stream_start.is_due(measure_round(self._buffer), capacity)
+
+    def record_stream(self, batch: Batch, *, wait_s: float, step_s: float) -> None:
+        """Record a batch of which groups could be passed to the trainer early; see `ServedPolicy.record_stream`."""
+        self._stream_start.end_round(len(rollout.token_ids) for group in batch.groups for rollout in group.rollouts)
+        self.overlap = self.overlap.record_step(wait_s=wait_s, step_s=step_s)
+
+    def should_return(self) -> bool:
+        """Return whether engines generate on the devices after this weight sync; reserve the devices if not."""
+        if self.phase == "generation":
+            return False
+        if self.rule != "elastic_overlap" or self._buffer is None:
+            return True
+        num_kept, num_shared, now_s = len(self.list_kept_engines()), len(self.engine_ids), self._get_time_s()
+        engine_s = num_kept * (now_s - self._measured_s) + num_shared * self._generation_s
+        self.overlap = self.overlap.record_generation(self._buffer.num_finished - self._num_finished, engine_s)
+        self._num_finished, self._measured_s, self._generation_s = self._buffer.num_finished, now_s, 0.0
         pace = self.overlap.groups_per_engine_s
-        return self.overlap.should_generate(predict_saved_s(num_missing, pace, num_kept, len(self.engine_ids)))
+        saved_s = predict_saved_s(self._buffer.num_missing, pace, num_kept, num_shared)
+        self.is_reserved = not self.overlap.should_generate(saved_s)
+        return not self.is_reserved
 
     @asynccontextmanager
     async def onload_for_sync(self) -> AsyncIterator[None]:

@@ -9,15 +9,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from roll.pipelines.colocation import SharedDevices
 from roll.pipelines.generation import GenerationParts
 from roll.pipelines.run import Run, run_session
 from roll.rollout import AsyncController, Batch, SamplingPlan
-from roll.rollout.sharing import StreamStart, compute_overlap_start, measure_round
-from roll.rollout.streaming import compute_part_size
 from roll.rollout.watchdog import Watchdog
 from roll.tracking.rollout_trace import trace_engine_steps
 from roll.weights import SyncReport, WeightSync
@@ -44,8 +42,6 @@ class ServedPolicy:
     """Sampling settings of rollouts."""
     devices: SharedDevices | None = None
     """Devices that engines and trainers use alternately."""
-    stream_start: StreamStart = field(default_factory=StreamStart)
-    """Decides when the rule `stream_training` releases the devices."""
     evaluation: asyncio.Task[None] | None = None
     """Background evaluation of an asynchronous run."""
 
@@ -53,7 +49,8 @@ class ServedPolicy:
         """Attach the engines to the shared devices; allow individual engines to sleep only between weight syncs."""
         self.generation.proxy.transitions.between_syncs = self.weights.pause_pushes
         if self.devices is not None:
-            self.devices.attach_engines(self.generation.proxy.transitions, self.weights.pause_pushes)
+            buffer = self.controller.buffer if self.controller is not None else None
+            self.devices.attach(self.generation.proxy, buffer, self.weights.pause_pushes)
 
     @asynccontextmanager
     async def open_session(self, stall_s: float) -> AsyncIterator[None]:
@@ -90,7 +87,7 @@ class ServedPolicy:
     async def release_devices(self) -> None:
         """Switch the shared devices to training; the engines on them do not generate until the next `sync`."""
         if self.devices is not None and self.devices.phase == "generation":
-            if not self._list_kept_engines(self.devices):  # an evaluation would wait for the engines for ever
+            if not self.devices.list_kept_engines():  # an evaluation would wait for the engines for ever
                 await self._finish_evaluation()
             with self.run.spans.phase("offload"):
                 await self.devices.switch_to_training()
@@ -101,18 +98,7 @@ class ServedPolicy:
         Args:
             num_groups: Number of finished groups that are certain to be in the next batch.
         """
-        devices, controller = self.devices, self.controller
-        if devices is None or controller is None or devices.phase == "training":
-            return True
-        if devices.rule == "elastic_overlap":
-            size = controller.buffer.batch_size
-            return num_groups >= compute_overlap_start(devices.overlap.ratio, size, compute_part_size(size))
-        if devices.rule != "stream_training":
-            return False
-        kept = self._list_kept_engines(devices)
-        capacities = [engine.load().kv_capacity for engine in self.generation.proxy.engines if engine.engine_id in kept]
-        capacity = sum(size or 0 for size in capacities) if all(capacities) else None
-        return self.stream_start.is_due(measure_round(controller.buffer), capacity)
+        return self.devices is None or self.devices.is_stream_due(num_groups)
 
     def record_stream(self, batch: Batch, *, wait_s: float, step_s: float) -> None:
         """Record a batch whose groups were passed to the trainer while others were generated.
@@ -122,9 +108,8 @@ class ServedPolicy:
             wait_s: Seconds in which the trainer waited for groups after it had begun.
             step_s: Seconds from the start of the collection of this batch to its end.
         """
-        self.stream_start.end_round(len(rollout.token_ids) for group in batch.groups for rollout in group.rollouts)
         if self.devices is not None:
-            self.devices.overlap = self.devices.overlap.record_step(wait_s=wait_s, step_s=step_s)
+            self.devices.record_stream(batch, wait_s=wait_s, step_s=step_s)
 
     async def wake(self) -> None:
         """Let all engines generate again, and sync the weights to those that have slept since the last sync."""
@@ -139,7 +124,7 @@ class ServedPolicy:
         evaluated weights has died.
         """
         await self._finish_evaluation()
-        devices = self.devices if self._returns_devices() else None
+        devices = self.devices if self.devices is not None and self.devices.should_return() else None
         if devices is not None:
             with self.run.spans.phase("offload"):
                 await devices.switch_to_generation()
@@ -151,23 +136,6 @@ class ServedPolicy:
             if devices is not None:
                 await devices.serve(report.engines)
         return report
-
-    def _returns_devices(self) -> bool:
-        """Return whether engines generate on the shared devices after this sync; reserve the devices if not."""
-        devices, controller = self.devices, self.controller
-        if devices is None or devices.phase == "generation":
-            return False
-        if controller is None:
-            return True
-        num_kept = len(self._list_kept_engines(devices))
-        devices.record_generation(controller.buffer.num_finished, num_kept)
-        devices.is_reserved = not devices.should_generate(controller.buffer.num_missing, num_kept)
-        return not devices.is_reserved
-
-    def _list_kept_engines(self, devices: SharedDevices) -> list[str]:
-        """Return the ids of serving engines that do not share devices with trainers."""
-        serving = self.generation.proxy.serving_engine_ids
-        return [engine_id for engine_id in serving if engine_id not in devices.engine_ids]
 
     async def _finish_evaluation(self) -> None:
         """Wait for the evaluation in progress; cancel it if every engine with the evaluated weights has died."""

@@ -124,9 +124,9 @@ class LLMProxy:
         return len(self._at_engines)
 
     @property
-    def serving_engine_ids(self) -> list[str]:
-        """Ids of the engines that may get requests."""
-        return [engine.engine_id for engine in self._router.serving_engines]
+    def serving_engines(self) -> list[InferenceEngine]:
+        """Engines that may get requests."""
+        return self._router.serving_engines
 
     @property
     def num_serving_engines(self) -> int:

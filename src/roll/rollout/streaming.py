@@ -10,7 +10,7 @@ from typing import Protocol
 from roll.rollout.batch import Batch
 from roll.types import Group
 
-__all__ = ["GroupSource", "collect_batch", "compute_part_size"]
+__all__ = ["GroupSource", "StreamedEngines", "collect_batch", "compute_part_size"]
 
 NUM_PARTS = 8
 """A part has at least 1/`NUM_PARTS` of a step's groups, so that its micro-batches are well filled."""
@@ -24,6 +24,16 @@ class GroupSource(Protocol):
     async def wait_for_certain_groups(self, known: Collection[int], count: int) -> list[Group]: ...
 
 
+class StreamedEngines(Protocol):
+    """Engines that may share devices with the trainer; `ServedPolicy` implements it."""
+
+    def is_stream_due(self, num_groups: int) -> bool: ...
+
+    async def release_devices(self) -> None: ...
+
+    def record_stream(self, batch: Batch, *, wait_s: float, step_s: float) -> None: ...
+
+
 def compute_part_size(batch_size: int) -> int:
     """Return the smallest number of groups that are passed on together, of a step with `batch_size` groups."""
     return -(-batch_size // NUM_PARTS)
@@ -31,9 +41,9 @@ def compute_part_size(batch_size: int) -> int:
 
 async def collect_batch(
     source: GroupSource,
+    engines: StreamedEngines,
     batch_size: int,
     process: Callable[[list[Group]], Awaitable[None]],
-    is_due: Callable[[int], bool] = lambda num_groups: True,
 ) -> Batch:
     """Return the next batch; meanwhile, call `process` with finished groups that are certain to be in it.
 
@@ -41,11 +51,12 @@ async def collect_batch(
 
     Args:
         source: Source of the batch.
+        engines: Engines that generate the batch; they release shared devices before the first call of `process`.
         batch_size: Number of groups of a batch.
         process: Processes at least `compute_part_size(batch_size)` groups per call.
-        is_due: Returns whether to begin, given the number of finished groups that could be passed; called again when
-            there are more.
     """
+    clock = asyncio.get_running_loop().time
+    began_s, first_s, busy_s = clock(), 0.0, 0.0
     passed: set[int] = set()
     count = compute_part_size(batch_size)
     has_begun = False
@@ -59,12 +70,18 @@ async def collect_batch(
             finally:
                 waiting.cancel()
             if groups and not has_begun:
-                has_begun = is_due(len(groups))
+                has_begun = engines.is_stream_due(len(groups))
                 count = compute_part_size(batch_size) if has_begun else len(groups) + 1
             if groups and has_begun:
+                await engines.release_devices()
+                since_s = clock()
+                first_s = first_s or since_s
                 passed.update(group.draw.draw_id for group in groups)
                 await process(groups)
-        return collecting.result()
+                busy_s += clock() - since_s
+        batch, ended_s = collecting.result(), clock()
+        engines.record_stream(batch, wait_s=ended_s - first_s - busy_s if first_s else 0.0, step_s=ended_s - began_s)
+        return batch
     finally:
         collecting.cancel()
         await asyncio.wait({collecting})

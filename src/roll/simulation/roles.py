@@ -13,7 +13,7 @@ import numpy as np
 from roll.cluster.engines import ManagedEngineGroup
 from roll.config.simulation import EnvironmentLatencyConfig, FailureConfig, SimulationConfig
 from roll.errors import EngineDiedError
-from roll.protocols import InferenceEngine
+from roll.protocols import InferenceEngine, StateKind
 from roll.rollout.loops import Generate, Renderer, build_next_request, join_turns
 from roll.simulation.batch import BatchTotals
 from roll.simulation.costs import compute_train_s
@@ -91,7 +91,7 @@ class SimulatedEngines(ManagedEngineGroup):
         Returns:
             Ids of the engines that died.
         """
-        engines = self.engines
+        engines = self.list_awake()
         found = await asyncio.gather(*(self.send_weights(e, policy_version) for e in engines), return_exceptions=True)
         dead = []
         for engine, result in zip(engines, found, strict=True):
@@ -179,6 +179,7 @@ class SimulatedTrainer:
         self._further_overhead_s = (config.training.num_updates - 1) * config.training.overhead_s
         """Overhead of a step's updates after the first one."""
         self._num_devices = config.placement.num_training_devices
+        self._switch_s = config.placement.switch_s
         self._model = model
         given = config.training.efficiency
         self._device = device if given is None else device.model_copy(update={"training_efficiency": given})
@@ -187,6 +188,14 @@ class SimulatedTrainer:
     async def update(self, step: int, groups: Iterable[Group]) -> None:
         """Update the weights of step `step` with the gradients of `groups` and of all groups that were accumulated."""
         await asyncio.sleep(self._compute_duration_s(step, self._list_lengths(groups)) + self._further_overhead_s)
+
+    async def onload(self, states: Sequence[StateKind]) -> None:
+        """Take the devices from the engines, which is half of a switch."""
+        await asyncio.sleep(self._switch_s / 2)
+
+    async def offload(self, states: Sequence[StateKind]) -> None:
+        """Return the devices to the engines, which is half of a switch."""
+        await asyncio.sleep(self._switch_s / 2)
 
     async def accumulate(self, step: int, groups: Iterable[Group]) -> None:
         """Compute the gradients of `groups` for the update of step `step`."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from roll.config.simulation import SimulationConfig
 from roll.errors import ConfigError
+from roll.pipelines.colocation import SharedDevices
 from roll.pipelines.online.loop import train
 from roll.pipelines.state import RunState
 from roll.rollout.attempts import SamplingPlan
@@ -158,12 +159,14 @@ async def _run_simulation(config: SimulationConfig, seed: int, recorder: Recorde
             settings = replace(settings, update_s=workload.sync_s)
     engines = SimulatedEngines(config.num_engines, settings, workload.count_answer_tokens)
     controller, proxy = _build_controller(config, seed, workload, engines, recorder, state)
+    trainer = SimulatedTrainer(config, model, device, workload)
+    devices = _build_shared_devices(config, proxy, controller, trainer)
     steps = SimulatedSteps(
         config=config,
         controller=controller,
         engines=engines,
-        policy_engines=SimulatedPolicyEngines(engines, proxy, controller, recorder, state),
-        trainer=SimulatedTrainer(config, model, device, workload),
+        policy_engines=SimulatedPolicyEngines(engines, proxy, controller, recorder, state, devices),
+        trainer=trainer,
         recorder=recorder,
         state=state,
     )
@@ -176,6 +179,20 @@ async def _run_simulation(config: SimulationConfig, seed: int, recorder: Recorde
     loop = asyncio.get_running_loop()
     assert isinstance(loop, clock.VirtualTimeLoop), "a simulated run needs virtual time"
     return loop.num_callbacks
+
+
+def _build_shared_devices(
+    config: SimulationConfig, proxy: LLMProxy, controller: AsyncController, trainer: SimulatedTrainer
+) -> SharedDevices | None:
+    """Return the devices that engines and trainer share; `None` if their switches take no time and need no rule."""
+    place = config.placement
+    if not place.overlaps and (not place.is_colocated or (place.sharing is None and not place.switch_s)):
+        return None
+    names = [engine.engine_id for engine in proxy.engines]
+    released = names[-config.num_released_engines :] if place.overlaps else names
+    devices = SharedDevices(trainer, [trainer], released, place.rule)
+    devices.attach(proxy, controller.buffer)
+    return devices
 
 
 def _build_controller(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from roll.config.simulation import SimulationConfig
-from roll.pipelines.online.protocols import CollectedBatch, Engines, UpdateOutcome
+from roll.pipelines.colocation import SharedDevices
+from roll.pipelines.online.protocols import CollectedBatch, UpdateOutcome
 from roll.pipelines.state import RunState
 from roll.rollout.batch import Batch
 from roll.rollout.controller import AsyncController
@@ -41,22 +42,49 @@ class SimulatedPolicyEngines:
     controller: AsyncController
     recorder: Recorder
     state: RunState
+    devices: SharedDevices | None = None
+    """Devices that engines and trainer share; `None` if switches are not simulated."""
 
     async def wake(self) -> None:
-        """Do nothing, because the engines never sleep."""
+        """Do nothing, because no checkpoint is saved between two steps."""
 
-    def enter_training(self) -> AbstractAsyncContextManager[None]:
-        """Return a context manager that does nothing."""
-        return nullcontext()
+    @asynccontextmanager
+    async def enter_training(self) -> AsyncIterator[None]:
+        """Return a context manager within which the trainer may compute; engines release shared devices on entry."""
+        await self.release_devices()
+        yield
+
+    async def release_devices(self) -> None:
+        """Switch the shared devices to training."""
+        if self.devices is not None and self.devices.phase == "generation":
+            with self.recorder.phase("switch"):
+                await self.devices.switch_to_training()
+
+    def is_stream_due(self, num_groups: int) -> bool:
+        """Return whether the trainer should begin with finished groups."""
+        return self.devices is None or self.devices.is_stream_due(num_groups)
+
+    def record_stream(self, batch: Batch, *, wait_s: float, step_s: float) -> None:
+        """Record a batch of which groups could be passed to the trainer early."""
+        if self.devices is not None:
+            self.devices.record_stream(batch, wait_s=wait_s, step_s=step_s)
 
     async def push(self) -> Mapping[str, float]:
-        """Sync the new weights to every engine."""
+        """Sync the new weights to every engine that is awake."""
+        devices = self.devices if self.devices is not None and self.devices.should_return() else None
+        if devices is not None:
+            with self.recorder.phase("switch"):
+                await devices.switch_to_generation()
         with self.recorder.phase("sync"):
-            await self.proxy.wait_for_replacements()
+            if self.devices is None:
+                await self.proxy.wait_for_replacements()
             async with self.controller.pause_for_update():
                 dead = await self.engines.sync(self.state.policy_version)
             self.proxy.start_replacing(dead)
-            await self.proxy.wait_for_replacements()
+            if self.devices is None:
+                await self.proxy.wait_for_replacements()
+        if devices is not None:
+            await devices.serve({engine.engine_id for engine in self.engines.engines})
         return {}
 
 
@@ -67,7 +95,7 @@ class SimulatedSteps:
     config: SimulationConfig
     controller: AsyncController
     engines: SimulatedEngines
-    policy_engines: Engines
+    policy_engines: SimulatedPolicyEngines
     trainer: SimulatedTrainer
     recorder: Recorder
     state: RunState
@@ -93,11 +121,18 @@ class SimulatedSteps:
 
     async def next_batch(self) -> Batch:
         """Wait for the next batch; with `stream_training`, compute the gradients of finished groups in the meantime."""
-        rollout = self.config.rollout
+        size, engines = self.config.rollout.prompts_per_step, self.policy_engines
         with self.recorder.phase("wait for batch"):
-            if rollout.scheduling.stream_training:
-                return await collect_batch(self.controller, rollout.prompts_per_step, self._stream)
+            if self.config.streams_training or self._overlaps:
+                return await collect_batch(self.controller, engines, size, self._stream)
             return await self.controller.next_batch()
+
+    @property
+    def _overlaps(self) -> bool:
+        """True if finished groups of asynchronous runs are trained early."""
+        training = self.config.training
+        is_elastic = self.config.placement.sharing == "elastic_overlap"
+        return is_elastic and training.num_updates == 1 and training.duration is None
 
     async def run_unless_stopped(self, work: Awaitable[T]) -> T:
         """Return the result of `work`; no signal stops a simulation."""

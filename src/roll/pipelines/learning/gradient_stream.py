@@ -16,7 +16,6 @@ complete batch. If they differ, it discards the parts and trains on the complete
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +35,7 @@ from roll.pipelines.learning.state import LearningState
 from roll.pipelines.run import Run
 from roll.protocols import LossFn
 from roll.rollout import Batch
-from roll.rollout.streaming import GroupSource, collect_batch
+from roll.rollout.streaming import GroupSource, StreamedEngines, collect_batch
 from roll.types import (
     BatchCounts,
     FloatArray,
@@ -55,16 +54,6 @@ logger = logging.getLogger(__name__)
 
 WEIGHTED_METRICS = ("policy/loss_scale",)
 """Metrics that are summed with the weights of the loss; all others are means over tokens."""
-
-
-class StreamedEngines(Protocol):
-    """Engines that may share devices with the trainer; `ServedPolicy` implements it."""
-
-    def is_stream_due(self, num_groups: int) -> bool: ...
-
-    async def release_devices(self) -> None: ...
-
-    def record_stream(self, batch: Batch, *, wait_s: float, step_s: float) -> None: ...
 
 
 class StreamedSource(GroupSource, Protocol):
@@ -132,22 +121,7 @@ class GradientStream:
         Canceling this call leaves gradients in the trainer, which the next call discards.
         """
         await self._discard()
-        clock, computed_s, first_s = asyncio.get_running_loop().time, 0.0, None
-        began_s = clock()
-
-        async def process(groups: Sequence[Group]) -> None:
-            nonlocal computed_s, first_s
-            await self._engines.release_devices()
-            since_s = clock()
-            first_s = since_s if first_s is None else first_s
-            await self._add(groups)
-            computed_s += clock() - since_s
-
-        batch = await collect_batch(self._source, self._rollout.prompts_per_step, process, self._engines.is_stream_due)
-        ended_s = clock()
-        wait_s = 0.0 if first_s is None else ended_s - first_s - computed_s
-        self._engines.record_stream(batch, wait_s=wait_s, step_s=ended_s - began_s)
-        return batch
+        return await collect_batch(self._source, self._engines, self._rollout.prompts_per_step, self._add)
 
     async def complete_step(self, version: int, trained: Collection[RolloutId]) -> None:
         """Finish the step, as `AsyncController.complete_step` does."""
