@@ -17,7 +17,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 NUM_STEPS = 5
 
 
-def train(directory: Path, source: Path, sharing: str, **scheduling: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def train(
+    directory: Path, source: Path, sharing: str, **scheduling: Any
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the metrics and the weights of five steps with one rank on the devices of one of two engines."""
     config = tiny_config(source, num_steps=NUM_STEPS)
     rollout = {**config["rollout"], "prompts_per_step": 6, "scheduling": scheduling}
