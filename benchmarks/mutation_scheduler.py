@@ -397,8 +397,8 @@ BUGS = (
     Bug(
         "an engine whose devices are released still has requests",
         "transitions.py",
-        '            await self._fleet.detach(engine_id)\n            await self._drain(engine_id, "abort")',
-        "            await self._fleet.detach(engine_id)",
+        '        await self._drain(engine_id, "abort")  # an engine',
+        "        # an engine",
     ),
     Bug(
         "an engine that wakes while its devices are to be released keeps its requests",

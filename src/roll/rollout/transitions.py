@@ -238,7 +238,7 @@ class EngineTransitions:
             released.was_serving = not self._fleet.is_detached(engine_id)
         if released.was_serving:
             await self._fleet.detach(engine_id)
-            await self._drain(engine_id, "abort")
+        await self._drain(engine_id, "abort")  # an engine that is suspended may also have requests
         if released.is_asleep or engine_id in self._asleep:
             return
         try:

@@ -195,6 +195,23 @@ def test_rollout_transition_released_engine_that_cannot_sleep_is_paused() -> Non
     within(main)
 
 
+def test_rollout_transition_released_engine_that_was_suspended_with_requests_leaves_them_to_others() -> None:
+    async def main() -> None:
+        world = World("a", "b")
+        asked = world.ask(2)
+        await asyncio.sleep(2.5)
+        await world.move.suspend("a", "keep")
+        await world.release("a")
+        assert not world.violations and world.group.engines[0].asleep
+        assert {answer.engine_id for answer in await asyncio.gather(*asked)} == {"b"}
+        await world.serve("a")
+        assert world.proxy.num_serving_engines == 1
+        await world.move.resume("a")
+        assert world.proxy.num_serving_engines == 2
+
+    within(main)
+
+
 def test_rollout_transition_release_whose_caller_is_gone_continues_and_can_be_repeated() -> None:
     async def main() -> None:
         world = World("a", "b")
