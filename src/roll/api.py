@@ -76,14 +76,15 @@ def resume(
 ) -> Summary:
     """Continue an interrupted run from its newest checkpoint.
 
-    During the run, the working directory is the directory in which the run was started. Relative paths in the
-    configuration and in `overrides` are resolved against it. A finished run is not changed.
+    Relative paths in the configuration and in `overrides` are resolved against the directory in which the run was
+    started, which is the working directory during the run. A finished run is not changed.
 
     Args:
         run: The run directory.
-        overrides: Changes to the run's configuration, such as `training.num_steps=80`; later continuations keep them.
-        data: The rows with which the run was started, if they were passed as Python objects. A run does not save such
-            rows, but compares them with the checkpoint.
+        overrides: Changes to the run's configuration, such as `training.num_steps=80`; they also apply when the run is
+            resumed again.
+        data: The rows with which the run was started, if they were passed as Python objects. Such rows are not saved,
+            but are checked against the checkpoint.
         held_out: See `data`.
         reward: The functions with which the run was started, if they were passed as Python objects.
         on_step: See `train`.
@@ -121,7 +122,7 @@ def replay(
     held_out: Rows | None = None,
     reward: Reward | None = None,
 ) -> Summary:
-    """Run a recorded run again, without engines or without a trainer, in a new run directory.
+    """Replay a recorded run, without engines or without a trainer, in a new run directory.
 
     Args:
         run: Run directory of a run that was trained with `tracking.record_rollouts`.
@@ -207,7 +208,7 @@ def check(
 def export(
     source: str | Path, target: str | Path, *, adapter: bool = False, to_hub: str | None = None, public: bool = False
 ) -> str:
-    """Export a trained model as a Hugging Face directory, with a model card that has the run's metrics.
+    """Export a trained model as a Hugging Face directory, with a model card that lists the run's metrics.
 
     Args:
         source: A run directory, or a checkpoint of one.

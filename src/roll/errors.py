@@ -1,13 +1,13 @@
 """The hierarchy of errors, and functions that format values and errors for messages.
 
 Every error that ROLL raises on purpose derives from `RollError`. Each class also inherits the built-in exception that
-it refines, so code outside ROLL may catch either. A message says what failed, the value seen, and what to change.
+it refines, so code outside ROLL may catch either. A message states what failed, the invalid value, and what to change.
 
     RollError
     ├── UserError (ValueError)          the user can fix it: the command prints only the message and exits with 2
     │   ├── ConfigError                 a configuration file, an override, or a combination of values
     │   ├── HubError                    the Hugging Face hub rejects a request, or cannot be reached
-    │   ├── DataError                   a prompt source: missing, malformed (with its line), empty
+    │   ├── DataError                   a prompt source: missing, malformed (with the line), or empty
     │   ├── ModelError                  a model that cannot be found, loaded, or used here
     │   ├── PlacementError              a device mapping that this cluster cannot satisfy
     │   └── RunDirectoryError           a run directory that exists, is missing, or cannot be written
@@ -29,7 +29,7 @@ it refines, so code outside ROLL may catch either. A message says what failed, t
     ├── LossError (RuntimeError)        a user-defined loss failed; names it
     ├── CallbackError (RuntimeError)    a callback of the user failed; names it
     ├── TrainingDivergedError (ArithmeticError)  non-finite loss or gradients, repeatedly
-    └── AlarmError                      an alarm that the user set stopped the run; everything is saved
+    └── AlarmError                      an alarm that the user configured stopped the run; its state is saved
 """
 
 from __future__ import annotations
@@ -188,11 +188,11 @@ class CallbackError(RollError, RuntimeError):
 
 
 class TrainingDivergedError(RollError, ArithmeticError):
-    """Loss or gradients were not finite for too many steps in a row."""
+    """Loss or gradients were not finite for too many consecutive steps."""
 
 
 class AlarmError(RollError):
-    """An alarm stopped the run after a step; everything up to that step is saved. Exit code 3."""
+    """An alarm stopped the run after a step; the state after this step is saved. Exit code 3."""
 
 
 def find_raise_location(error: BaseException) -> str:

@@ -1,6 +1,6 @@
 """Implementations that users add to a registry without changing this package.
 
-    hf                         a name of the registry itself
+    hf                         a built-in name of the registry
     fast                       a name that an installed package registers as an entry point of the registry's group
     engines/mine.py:MyEngine   a file of the user, or `package.module:MyEngine`
 

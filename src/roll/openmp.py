@@ -1,18 +1,19 @@
 """Keep OpenMP's threads from spinning while other programs use this machine's cores.
 
-A parallel region ends at a barrier, where threads spin for a while before they sleep. On an idle machine that is fast:
-a model's step is thousands of short regions, and waking threads for each makes a decoding step up to twice as slow. On
-a machine with shared cores it is slow: a thread spins on a core that the thread it waits for needs. With one busy
-program on two cores, decoding took 3.4 times as long as alone, and 1.7 times with threads that sleep at once.
+A parallel region ends at a barrier, where threads spin for a while before they sleep. On an idle machine this is fast:
+a model's step consists of thousands of short regions, and waking threads for each makes a decoding step up to twice as
+slow. On a machine with shared cores it is slow: a thread spins on a core that another thread of the same region needs.
+With one busy program on two cores, decoding took 3.4 times as long as without it, and 1.7 times with threads that sleep
+immediately.
 
 GNU's OpenMP reads its settings once, but it has a special rule: while a process has more OpenMP threads than cores, no
 thread spins (`do_spin` in libgomp's wait.h). `SpinControl` uses this rule. The kernel's pressure stall information
 reports the fraction of time in which some thread waited for a core; while it is high, `SpinControl` keeps a team of
-idle threads, one more than there are cores. The number of computing threads stays the same, and so does every result.
-With another OpenMP runtime, or a kernel without pressure stall information, nothing happens.
+idle threads, one more than the number of cores. The number of computing threads, and therefore every result, stays the
+same. With another OpenMP runtime, or a kernel without pressure stall information, this module has no effect.
 
-libgomp terminates the process if it cannot start a thread. So a team is created only if this process can start twice
-as many additional threads, which is tested with Python threads.
+libgomp terminates the process if it cannot start a thread. Therefore a team is created only if this process can start
+twice the number of additional threads, which is tested with Python threads.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ CONTENDED_SHARE = 0.3
 program.
 """
 QUIET_SHARE = 0.15
-"""Share below which cores are treated as not shared; up to 0.08 was measured without other programs."""
+"""Fraction below which cores are treated as not shared; up to 0.08 was measured without other programs."""
 
 
 def find_loaded_libgomp(maps: Path = Path("/proc/self/maps")) -> str | None:
@@ -150,8 +151,8 @@ class SpinControl:
 def find_pressure_file(root: Path = Path("/")) -> Path | None:
     """Return the pressure stall file for this process's cores; `None` if the kernel has none.
 
-    The file of the process's own cgroup is preferred. The machine-wide file also counts the threads of other processes,
-    so it is used only if this process may use all cores.
+    The file of the process's cgroup is preferred. The machine-wide file includes the threads of other processes, so it
+    is used only if this process may use all cores.
     """
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():

@@ -18,7 +18,7 @@ def find_proxy(url: str) -> str | None:
     """Return the proxy for a URL; `None` for a direct connection.
 
     Raises:
-        ConfigError: The environment names a proxy of an unsupported kind.
+        ConfigError: The environment configures a proxy of an unsupported type.
     """
     with sandbox_errors():
         return proxies.find_proxy(url)

@@ -39,7 +39,7 @@ MAX_SIGNAL_DELAY_S = 0.2
 thread, or in another thread, is handled only after that wait."""
 
 MAX_WORKER_ATTEMPTS = 3
-"""Number of times that a call is sent to a worker pool whose workers die."""
+"""Maximum number of times that a call is sent to a worker pool whose workers die."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,7 +64,7 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
 
     SIGINT (Ctrl-C in a shell, "interrupt" in a notebook) calls the handler of `handle_interrupt`, and the caller
     continues to wait. A second SIGINT, or the first if no handler is set, cancels the work. The signal handler itself
-    raises nothing in the caller.
+    does not raise an exception in the caller.
     """
     try:
         asyncio.get_running_loop()
@@ -151,8 +151,8 @@ async def run_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwa
 async def submit_with_retries(pool: WorkerPool, function: Callable[..., T], *args: Any, time_limit_s: float) -> T:
     """Run a function in a worker; if the worker dies, run it again, up to `MAX_WORKER_ATTEMPTS` times.
 
-    A worker that dies once says nothing about the call, because the kernel kills processes when memory runs out. The
-    function may therefore run several times.
+    The death of a single worker may have nothing to do with the call, because the kernel kills processes when memory
+    runs out. The function may therefore run several times.
 
     Raises:
         TimeoutError: The function took longer than `time_limit_s`.

@@ -6,7 +6,7 @@
     SandboxError        ──►  also `roll.errors.InfraError`
     any other           ──►  also `roll.errors.RollError`
 
-So `except InfraError` and `except SandboxLostError` both catch a sandbox that was lost.
+Therefore both `except InfraError` and `except SandboxLostError` catch the loss of a sandbox.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BASES: tuple[tuple[type[Exception], type[RollError]], ...] = (
 
 @contextmanager
 def sandbox_errors() -> Iterator[None]:
-    """Convert sandbox errors that the `with` block raises to ROLL's own error classes."""
+    """Convert sandbox errors that the `with` block raises to ROLL's error classes."""
     try:
         yield
     except (theirs.RollSandboxError, BaseExceptionGroup) as error:
@@ -63,7 +63,8 @@ def _build_error(kind: type[theirs.RollSandboxError], *arguments: Any) -> RollEr
 
 @functools.cache
 def _get_class(kind: type[theirs.RollSandboxError]) -> type[RollError]:
-    """Return a picklable error class that derives from a class of `roll_sandbox` and from ROLL's own error class."""
+    """Return a picklable error class that derives from a class of `roll_sandbox` and from the corresponding class of
+    ROLL."""
     base = next(ours for their, ours in _BASES if issubclass(kind, their))
 
     def reduce(self: theirs.RollSandboxError) -> tuple[Any, ...]:

@@ -1,9 +1,10 @@
 """Import user-defined functions, and find their source files.
 
-    rewards.py:score ──► the file itself ──► its imports: the library's modules first, then files next to it
+    rewards.py:score ──► the file itself ──► its imports: installed modules first, then files in its directory
 
-The directory of a file, and the current one, are at the end of `sys.path`: a user's `tokenizers.py` or `random.py`
-must not shadow a module that a library imports. If a file imports such a name, a warning reports which module it gets.
+The directory of a file and the current directory are appended to the end of `sys.path`, so that a user's
+`tokenizers.py` or `random.py` does not shadow a module that a library imports. If a file imports such a name, a warning
+reports which module is imported.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 START_DIRECTORY_VARIABLE = "ROLL_BEGUN_IN"
 """Environment variable with the parent's directory, for processes started in another directory (Ray workers)."""
 _loaded: set[Path] = set()
-"""The user's own files that were imported."""
+"""User files that were imported."""
 
 
 def load_function(path: str, kind: str) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """`Sandbox`: a sandbox of any runtime, which an agent inside it controls.
 
 The agent enforces limits on time and output. If it does not answer long after a program's time limit, the sandbox is
-ended, and the program's outcome is `wall_time`; only hostile code can cause this.
+ended, and the program's outcome is `wall_time`; only malicious code can cause this.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Sandbox:
 
     @property
     def broken(self) -> bool:
-        """The former name of `has_ended`, with the same value."""
+        """Deprecated alias of `has_ended`."""
         return self.has_ended
 
     async def wait_until_ready(self) -> None:
@@ -157,7 +157,7 @@ class Sandbox:
         return job
 
     async def session(self, *, env: dict[str, str] | None = None, cwd: str | None = None) -> Session:
-        """Open a shell; several can be open at once.
+        """Open a shell; several can be open at the same time.
 
         Background jobs of the shell keep running between commands, and end with the session.
         """

@@ -5,7 +5,7 @@
 Invariants:
     - everything runs in one event loop;
     - every job ends exactly once, with the agent's answer or with the loss of the connection;
-    - the agent runs next to hostile code, so only the framing and one JSON object with known keys per job are parsed;
+    - the agent runs next to malicious code, so only the framing and one JSON object with known keys per job are parsed;
     - output beyond a job's limit is dropped.
 """
 
@@ -34,7 +34,7 @@ _DATA_BYTES = 2**20
 class Connection(Protocol):
     """A connection to one agent, directly or through a service (`remote`).
 
-    Each implementation chooses its own identifiers of channels.
+    Each implementation defines its own identifiers of channels.
     """
 
     is_lost: bool

@@ -3,14 +3,14 @@
 RollSandboxError
 ├── UserError (ValueError)      an error that the caller can fix
 │   ├── ConfigError             an address, a token, a file or an option that cannot be used
-│   ├── SandboxUnavailableError this machine cannot run sandboxes of the requested kind
+│   ├── SandboxUnavailableError this machine cannot run sandboxes of the requested type
 │   │   └── UnknownImageError   no image has this name
-│   ├── BadImageError           an image that is broken or hostile
+│   ├── BadImageError           an image that is broken or malicious
 │   ├── UntrustedCodeError      a runtime without isolation was given untrusted code
 │   ├── SandboxAccessError      a service refuses a token
 │   ├── SandboxQuotaError       a request exceeds an owner's quota
 │   └── SandboxRequestError     a request is invalid or not supported
-├── SandboxError (RuntimeError) a sandbox broke, through no fault of the program; the work may be retried
+├── SandboxError (RuntimeError) a sandbox failed, and the program is not the cause; the work may be retried
 │   ├── SandboxLostError        the end of a program is unknown
 │   ├── SandboxExpiredError     a sandbox reached the end of its lifetime
 │   ├── SandboxSessionError     a shell session could not be opened, or has ended
@@ -57,7 +57,7 @@ class ConfigError(UserError):
 
 
 class SandboxUnavailableError(UserError):
-    """This machine cannot run sandboxes of the requested kind; the message says what is missing."""
+    """This machine cannot run sandboxes of the requested type; the message states what is missing."""
 
 
 class UnknownImageError(SandboxUnavailableError):

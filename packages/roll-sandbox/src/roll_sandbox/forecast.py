@@ -1,10 +1,11 @@
 """Forecasts how many idle sandboxes of each type to keep, by pure functions of past requests ("arrivals").
 
-    arrivals of a window ──► Demand ──► target = max(99 % of a Poisson(rate × lead), burst) ──► bounded, all together
+    arrivals of a window ──► Demand ──► target = max(99 % quantile of Poisson(rate × lead), burst) ──► total is bounded
 
-`rate` predicts requests that come at random: while one sandbox starts (the lead), the number of further requests is
-Poisson-distributed. `burst` predicts requests that come at once, such as the rollouts of a training step, with long
-gaps in between. It is the largest recent shortage (`update_shortage`), and does not fade in gaps of the usual length.
+`rate` predicts requests that arrive at random times: while one sandbox starts (the lead), the number of further
+requests is Poisson-distributed. `burst` predicts requests that arrive simultaneously, such as the rollouts of a
+training step, with long gaps in between. It is the largest recent shortage (`update_shortage`), and does not decay in
+gaps of the usual length.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MIN_BURST_TIMEOUT_S = 60.0
 MAX_BURST_TIMEOUT_S = 1800.0
 """Minimum and maximum time without requests for which `burst` is kept (`compute_burst_timeout_s`)."""
 IDLE_BYTES = 2_300_000
-"""Memory that an idle sandbox adds to the memory in use, as measured (`make bench NAME=sandbox-service`)."""
+"""Memory that an idle sandbox adds to the used memory, as measured (`make bench NAME=sandbox-service`)."""
 MAX_MEMORY_FRACTION = 0.25
 """Maximum fraction of the free memory that idle sandboxes may use."""
 MAX_START_TIME_S = 10.0
@@ -92,7 +93,7 @@ def _compute_ema_weight(window_s: float, half_life_s: float) -> float:
 
 
 def update_shortage(shortage: float, elapsed_s: float, starts_per_s: float) -> float:
-    """Return how many sandboxes are missing after one more request.
+    """Return the number of missing sandboxes after one more request.
 
     The result is a leaky bucket: every request adds 1, and `starts_per_s` starts per second drain it.
 
@@ -115,10 +116,10 @@ def compute_poisson_quantile(mean: float, probability: float, maximum: int) -> i
 
 
 def compute_target_idle(demand: Demand, lead_time_s: float, maximum: int) -> int:
-    """Return the number of idle sandboxes of a kind to keep.
+    """Return the number of idle sandboxes of one type to keep.
 
     Args:
-        demand: recent arrivals of the kind.
+        demand: recent arrivals for this type.
         lead_time_s: seconds from the decision to start another idle sandbox until it is ready.
         maximum: upper bound of the result.
     """
@@ -129,10 +130,10 @@ def compute_target_idle(demand: Demand, lead_time_s: float, maximum: int) -> int
 
 
 def compute_max_idle(*, free_bytes: int | None, num_idle: int, num_cores: int, start_s: float, maximum: int) -> int:
-    """Return how many idle sandboxes of all kinds together may be kept.
+    """Return the maximum total number of idle sandboxes of all types.
 
     Args:
-        free_bytes: free memory in bytes, without the memory of the present `num_idle` sandboxes; `None` if unknown.
+        free_bytes: free memory in bytes, without the memory of the current `num_idle` sandboxes; `None` if unknown.
         num_idle: number of sandboxes that are idle now.
         num_cores: number of cores of this machine.
         start_s: seconds to start one sandbox on one core.

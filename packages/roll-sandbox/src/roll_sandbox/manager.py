@@ -5,7 +5,7 @@
     every second     ──► start or close idle sandboxes of each spec, by a forecast of requests (`forecast.py`)
 
 Invariants:
-    - at most `max_sandboxes` are in use at once; further calls wait;
+    - at most `max_sandboxes` are in use at the same time; further calls wait;
     - no program sees data of another program;
     - a sandbox that broke, ran out of memory or ran `MAX_RUNS_PER_SANDBOX` programs is not used again;
     - `close` leaves no process, mount, control group or file.
@@ -48,7 +48,7 @@ class SandboxManager:
         spec: default spec of `execute` and `create`, and the spec of the sandboxes that are started in advance.
         warm: number of idle sandboxes to keep per spec. With 0, every sandbox is started on request. If `None`, the
             number follows a forecast from recent requests, and is initially one sandbox of `spec` per core.
-        max_sandboxes: maximum number of sandboxes in use at once, and also of idle sandboxes, over all specs.
+        max_sandboxes: maximum number of sandboxes in use at the same time, and also of idle sandboxes, over all specs.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class SandboxManager:
         """Start the runtime and the first idle sandboxes.
 
         Raises:
-            SandboxUnavailableError: this machine cannot start sandboxes; the message says why and what to do.
+            SandboxUnavailableError: this machine cannot start sandboxes; the message states the reason and a remedy.
         """
         await self.runtime.start()
         self._is_open = True
@@ -191,8 +191,8 @@ class SandboxManager:
         return self._pools[key]
 
     def _compute_max_idle(self, pool: Pool) -> int:
-        """Return how many idle sandboxes a pool may have if used sandboxes are returned to it; further sandboxes are
-        closed. With a forecast, this may be more than the pool's target.
+        """Return the maximum number of idle sandboxes of a pool if used sandboxes are returned to it; further sandboxes
+        are closed. With a forecast, this may be more than the pool's target.
         """
         return pool.target if self._warm is not None else max(pool.target, self._cores)
 

@@ -44,7 +44,7 @@ class Pool:
     Args:
         key: the spec of the pool's sandboxes.
         target: initial number of idle sandboxes to keep.
-        cores: number of sandboxes that can be started at once.
+        cores: number of sandboxes that can be started concurrently.
     """
 
     def __init__(self, key: SandboxSpec, target: int, cores: int) -> None:
@@ -64,7 +64,7 @@ class Pool:
         self._max_shortage = 0.0
         self._last_request = 0.0
         self._least_idle = 0
-        """Smallest number of idle sandboxes in this window, which is how many were not needed in it."""
+        """Minimum number of idle sandboxes in this window, that is, the number that were not needed in it."""
 
     @property
     def lead_time_s(self) -> float:

@@ -46,7 +46,7 @@ def find_proxy(url: str) -> str | None:
     """Return the URL of the proxy for requests to `url`; `None` if no proxy is needed.
 
     Raises:
-        ConfigError: the environment names a proxy of an unsupported kind.
+        ConfigError: the environment configures a proxy of an unsupported type.
     """
     parts = urllib.parse.urlsplit(url)
     scheme, host = {"ws": "http", "wss": "https"}.get(parts.scheme, parts.scheme), parts.hostname or ""
@@ -100,7 +100,7 @@ def make_client_session(url: str, **options: Any) -> aiohttp.ClientSession:
         options: options of `aiohttp.ClientSession`.
 
     Raises:
-        ConfigError: the environment names a proxy of an unsupported kind.
+        ConfigError: the environment configures a proxy of an unsupported type.
     """
     import aiohttp
 

@@ -11,7 +11,8 @@ __all__ = ["check_strings", "make_agent_settings", "make_run_request"]
 
 
 _UNLIMITED_BYTES = 2**52
-"""Output limit of a program with a terminal: practically none, since the program waits until its output is shown."""
+"""Output limit of a program with a terminal: practically unlimited, since the program waits until its output is
+shown."""
 
 
 def make_agent_settings(

@@ -25,8 +25,8 @@ _MAX_NUMBER = 2**62
 
 
 def is_valid_end_report(end: object) -> bool:
-    """Return whether `end` is a well-formed report for `parse_result`. Reports are not trusted, since hostile code runs
-    next to the agent.
+    """Return whether `end` is a well-formed report for `parse_result`. Reports are not trusted, since malicious code
+    may run next to the agent.
     """
     if not isinstance(end, dict):
         return False

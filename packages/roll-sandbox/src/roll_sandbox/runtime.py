@@ -22,7 +22,8 @@ class Runtime(Protocol):
         """Check that the runtime works on this machine.
 
         Raises:
-            SandboxUnavailableError: the runtime does not work on this machine; the message says why and what to do.
+            SandboxUnavailableError: the runtime does not work on this machine; the message states the reason and a
+                remedy.
         """
         ...
 

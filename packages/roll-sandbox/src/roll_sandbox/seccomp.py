@@ -1,7 +1,7 @@
 """The system-call filter of sandboxed programs, as a BPF program for `prctl(PR_SET_SECCOMP)`.
 
-The default is to refuse: the filter lists the allowed calls (`syscalls.py`). A refused call fails with EPERM; a call
-that is newer than the list fails with ENOSYS, so that libraries fall back to an older one. A call of another
+By default calls are refused: the filter lists the allowed calls (`syscalls.py`). A refused call fails with EPERM; a
+call that is newer than the list fails with ENOSYS, so that libraries fall back to an older one. A call of another
 architecture (such as a 32-bit call) kills the program. The kernel caches which calls are always allowed, so the length
 of the list does not slow down calls.
 """

@@ -1,4 +1,4 @@
-"""Plans of a sandbox's file system: which parts of the host it contains, read-only, without data of the host's users.
+"""Plans of a sandbox's file system, which contains parts of the host, read-only and without data of the host's users.
 
 A plan is a sequence of steps: ("bind", source, target), ("copy", source, target) for small files, ("directory", path),
 ("file", path, bytes), ("link", content, path) or ("layer", source, target) for a layer of an image. A spawner that is

@@ -60,21 +60,21 @@ class Limits:
     wall_s: float = 10.0
     """Wall time of one program, in seconds from its start."""
     cpu_s: float | None = None
-    """CPU seconds of one program together with everything that it starts; `None` for no limit."""
+    """CPU seconds of one program and everything that it starts; `None` for no limit."""
     memory_bytes: int = 512 * 2**20
     """Memory of everything in the sandbox, including its files."""
     max_processes: int = 64
-    """Live processes and threads in the sandbox. The init process of each session counts, too, and so do the inits of
-    programs beyond the first few that run at the same time.
+    """Live processes and threads in the sandbox, including the init process of each session, and the inits of programs
+    beyond the first few that run at the same time.
     """
     max_open_files: int = 256
     file_size_bytes: int = 64 * 2**20
     """Size of one file."""
     disk_bytes: int = 64 * 2**20
-    """Size of all files in home, /tmp and /dev/shm together; they are in memory."""
+    """Total size of all files in home, /tmp and /dev/shm, which are in memory."""
     max_files: int = 16384
     output_bytes: int = 2**20
-    """Output of one program: stdout, stderr and result together. Reaching this limit ends the program."""
+    """Total output of one program: stdout, stderr and result. Reaching this limit ends the program."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -97,7 +97,7 @@ class Mount:
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxSpec:
-    """The properties of a sandbox. Unused sandboxes with equal specs are interchangeable: each spec has a pool."""
+    """The properties of a sandbox. Unused sandboxes with identical specs are interchangeable: each spec has a pool."""
 
     limits: Limits = field(default_factory=Limits)
     trust: Trust = "untrusted"
@@ -107,7 +107,7 @@ class SandboxSpec:
     python_path: tuple[str, ...] = ()
     """Directories in the sandbox from which Python programs may import, in addition to the standard library."""
     preload: tuple[str, ...] = ()
-    """Modules that a sandbox imports in advance, so that importing them in a program takes no time."""
+    """Modules that a sandbox imports in advance, so that importing them in a program is fast."""
     pool: str = ""
     """Name of a separate pool. Programs of different pools never use the same sandbox, not even one after the other. A
     checker whose data a candidate must not see (the expected output) needs a separate pool: the agent may keep a copy
@@ -215,7 +215,7 @@ class Usage:
     cpu_s: float
     """CPU seconds since the sandbox's start."""
     memory_bytes: int
-    """Current memory of the sandbox's processes; shared pages count once."""
+    """Current memory of the sandbox's processes; shared pages are counted once."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,7 +92,7 @@ def mount(source, target, fs_type, flags, options=None):
 
 
 def unmount(target):
-    """Detach a mount (MNT_DETACH): it disappears at once, and is freed when no process uses it any more."""
+    """Detach a mount (MNT_DETACH): it disappears immediately, and is freed when no process uses it any more."""
     _check_call("unmount " + target, _call_libc("umount2", target.encode(), 2))
 
 

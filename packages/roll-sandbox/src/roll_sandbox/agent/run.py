@@ -14,7 +14,7 @@ _MIN_CHECK_DELAY_S = 0.01
 """Minimum seconds between two checks of the limits."""
 _MAX_CHECK_DELAY_S = 0.2
 _MAX_UNSHOWN_BYTES = 1 << 20
-"""Maximum bytes of a terminal's output that the host has not shown yet; with more, the program waits."""
+"""Maximum bytes of a terminal's output that the host has not shown yet; beyond it, the program waits."""
 _SAMPLE_INTERVAL_S = 0.02
 """Seconds between two samples of the processes, if no control group counts their CPU time."""
 

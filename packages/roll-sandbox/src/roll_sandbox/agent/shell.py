@@ -2,7 +2,7 @@
 
     command ──► bash's standard input:   eval '…' </dev/null
                                          __roll_end          ──► status pipe: the exit code
-    bash's output ──► pipes, read only while a command runs; meanwhile, output of background jobs stays in the pipes
+    bash's output ──► pipes, read only while a command runs; else output of background jobs stays in the pipes
 
 bash is interactive (without a terminal), so that SIGINT aborts a command without ending the session. If a command
 exceeds its time limit, bash is interrupted, and every child of bash and every orphan that has appeared since the start

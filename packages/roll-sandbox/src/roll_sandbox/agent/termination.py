@@ -19,7 +19,7 @@ END_TIMEOUT_S = 5.0
 _EXIT_TIMEOUT_S = 10.0
 """Seconds that the processes of a program have to end after SIGKILL; then the whole sandbox is discarded."""
 _KILL_TIMEOUT_S = 0.2
-"""Maximum seconds during which ending processes one by one may block the loop; then it is tried again later."""
+"""Maximum seconds during which ending processes one by one may block the loop; then it is retried later."""
 _LEFTOVERS_KEY = 0
 """Key in `_until` for processes that no longer belong to a program or session."""
 

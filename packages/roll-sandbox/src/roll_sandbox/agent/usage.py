@@ -102,7 +102,7 @@ def read_reaped_cpu_s():
 
 
 def measure_memory(root):
-    """Return the memory of `root` and its descendants in bytes. Shared pages count once if smaps can be read."""
+    """Return the memory of `root` and its descendants in bytes. Shared pages are counted once if smaps can be read."""
     processes = list_processes()
     total = 0
     for pid in list_tree_pids(root, processes):

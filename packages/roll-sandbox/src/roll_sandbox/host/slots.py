@@ -24,7 +24,7 @@ ENVIRONMENT = {
     "PYTHONMALLOC": "malloc",
     "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
 }
-"""Environment of agents, not of programs. With the last two, the C library can overwrite freed memory
+"""Environment of agents, not of programs. The last two allow the C library to overwrite freed memory
 (`Agent.configure`)."""
 _START_TIMEOUT_S = 20.0
 

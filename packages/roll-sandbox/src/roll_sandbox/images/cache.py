@@ -165,7 +165,7 @@ class ImageCache:
         """Unpack the layers that are not in the cache yet, store the image under this name, and return it.
 
         Raises:
-            BadImageError: the image is broken, hostile or too large.
+            BadImageError: the image is broken, malicious or too large.
             SandboxUnavailableError: the cache cannot be written.
         """
         whole = str(parse_reference(name))

@@ -1,8 +1,9 @@
-"""Unpacks a layer of an image from its tar archive into a new directory. The archive may be hostile.
+"""Unpacks a layer of an image from its tar archive into a new directory. The archive may be malicious.
 
-Every step goes from an open directory to a name in it, and the kernel never follows a link: links among the parents of
-an entry are resolved here, and never lead out of the layer's root. Devices, set-user-id bits, capabilities, owners and
-extended attributes, which only root may create, are left out: all files belong to the user that unpacks the layer.
+Every path is opened one name at a time, relative to an open directory, and the kernel never follows a link: links among
+the parents of an entry are resolved here, and never lead out of the layer's root. Devices, set-user-id bits,
+capabilities, owners and extended attributes, which only root may create, are left out: all files belong to the user
+that unpacks the layer.
 
 Entries that remove files of lower layers (`.wh.name`, `.wh..wh..opq`) are written in the format of overlayfs in a user
 namespace: a character device 0/0, and the attribute `user.overlay.opaque`. See the OCI image specification, "Layers".

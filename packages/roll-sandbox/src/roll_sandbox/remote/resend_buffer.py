@@ -8,7 +8,8 @@ from roll_sandbox.wire import Message
 __all__ = ["ResendBuffer"]
 
 _MAX_KEPT_BYTES = 2**24
-"""Maximum bytes of input to keep for a running program; with more, it cannot be resumed over a new connection."""
+"""Maximum bytes of input to keep for a running program; beyond it, the program cannot be resumed over a new
+connection."""
 
 
 class ResendBuffer:

@@ -1,7 +1,7 @@
 """Converts directories of sandboxes to tar archives and back.
 
 The server never unpacks an archive: it checks the archive, and a program in the sandbox unpacks it without privileges.
-Archives from a sandbox are also checked, since a hostile program may have written them.
+Archives from a sandbox are also checked, since a malicious program may have written them.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ __all__ = ["choose_worker", "compute_load"]
 
 MIN_FREE_BYTES = 2**28
 """Minimum free memory of a machine that gets a new sandbox. The memory limits of its sandboxes are ignored, because
-sandboxes seldom reach them, and never all at once.
+sandboxes rarely reach them, and never all at the same time.
 """
 IDLE_BYTES = 2_300_000
 NEW_SANDBOXES_PER_CORE = 16
-"""Number of new sandboxes on a worker that count as one busy core until the worker's next report."""
+"""Number of new sandboxes on a worker that are treated as one busy core until the worker's next report."""
 MISSING_IMAGE_LOAD = 0.25
 """Load that is added to a worker that does not have the image."""
 

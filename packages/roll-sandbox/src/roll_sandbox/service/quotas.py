@@ -16,7 +16,7 @@ __all__ = ["Quota", "Quotas"]
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """Limits for one owner. `None` means that only the machines' own limits apply."""
+    """Limits for one owner. `None` means that only the limits of the machines apply."""
 
     sandboxes: int | None = 1024
     """Maximum number of live sandboxes."""

@@ -27,7 +27,7 @@ class RateLimiter:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def consume(self, name: str, cost: float = 1.0) -> float:
-        """Take `cost` tokens from the bucket of `name`, even below 0; return the seconds until it is back at 0."""
+        """Take `cost` tokens from the bucket of `name`, even below 0; return the seconds until its level is 0 again."""
         now = self._clock()
         level, then = self._buckets.get(name, (self._burst, now))
         level = min(self._burst, level + (now - then) * self.per_s) - cost

@@ -66,7 +66,7 @@ import json, os
 entries = sorted(os.scandir({path!r}), key=lambda entry: entry.name)
 print(json.dumps([[e.name, e.is_dir(follow_symlinks=False), e.stat(follow_symlinks=False).st_size] for e in entries]))
 """
-"""Prints the entries of a directory, run in the sandbox. A hostile sandbox can only misreport its own files."""
+"""Prints the entries of a directory, run in the sandbox. A malicious sandbox can only misreport its own files."""
 
 
 async def _get_sandboxes(request: Request) -> OwnerSandboxes:

@@ -122,7 +122,7 @@ class TokenStore:
         return self._store.read(select(*columns).order_by(tokens.c.created))
 
     def identify(self, token: str) -> Identity | None:
-        """Return the identity of a token; `None` if the token is wrong, expired or revoked."""
+        """Return the identity of a token; `None` if the token is invalid, expired or revoked."""
         form = _TOKEN.fullmatch(token)
         row = self._load_row(form[1]) if form is not None else None
         # `compare_digest` takes the same time wherever the digests differ.

@@ -24,7 +24,7 @@ class WorkerLink:
     transmit: Callable[[Message], None] | None
     """Sends a message to the worker; `None` while the worker is disconnected."""
     capacity: int = 512
-    """Maximum number of sandboxes at once."""
+    """Maximum number of concurrent sandboxes."""
     memory_bytes: int | None = None
     """Maximum sum of the memory limits of the worker's sandboxes; `None` for no limit."""
     is_drained: bool = False

@@ -63,7 +63,7 @@ def validate_client_message(message: Message) -> Message:
     """Check that all fields of a client's message are known and have the right type; return the message.
 
     Raises:
-        SandboxRequestError: the message is invalid; the error says why.
+        SandboxRequestError: the message is invalid; the error states the reason.
     """
     op = message.get("op")
     shape = _MESSAGE_FIELDS.get(op) if isinstance(op, str) else None

@@ -28,7 +28,7 @@ def spec_from_json(values: object) -> SandboxSpec:
     """Check received JSON values, and convert them to a spec.
 
     Raises:
-        SandboxRequestError: a field is unknown or has the wrong type, or the spec is too long to store and compare.
+        SandboxRequestError: a field is unknown or has the wrong type, or the spec is too large to store and compare.
     """
     spec = parse_dataclass(SandboxSpec, values, "spec")
     texts = (

@@ -33,7 +33,7 @@ _AWAY_TIMEOUT_S = 60.0
 _MAX_MISSED_HEARTBEATS = 5
 _LEAVE_TIMEOUT_S = 2.0
 _MAX_UNSENT_BYTES = 2**28
-"""Maximum unsent bytes to a server. With more, the worker reconnects, and clients request the output that they missed.
+"""Maximum unsent bytes to a server. Beyond it, the worker reconnects, and clients request the output that they missed.
 """
 
 
@@ -45,7 +45,7 @@ class WorkerConnection:
         url: address of the server.
         token: token with the scope `worker`.
         name: name of the worker, by which the server recognizes it after a restart.
-        capacity: maximum number of sandboxes at once.
+        capacity: maximum number of concurrent sandboxes.
         memory_bytes: maximum sum of the memory limits of all sandboxes; `None` for no limit.
         ca_file: file of CA certificates to verify the server's certificate; `None` for the system's certificates.
         drain_s: seconds that a draining worker waits for its sandboxes to end.

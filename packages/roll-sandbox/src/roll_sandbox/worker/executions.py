@@ -26,7 +26,7 @@ from roll_sandbox.worker.outputs import OutputBudget
 __all__ = ["ProgramRunner"]
 
 MAX_INSPECT_BYTES = 2**22
-"""Maximum bytes of output, of all programs together, in one answer to `look`."""
+"""Maximum bytes of output, of all programs in total, in one answer to `look`."""
 MAX_KEPT_PROGRAMS = 64
 MAX_KEPT_BYTES = 2**23
 """Maximum bytes of output of ended programs that are kept per sandbox, for clients that reconnect."""

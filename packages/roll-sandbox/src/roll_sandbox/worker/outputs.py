@@ -1,4 +1,4 @@
-"""Bounds the output that a worker keeps for all its programs together, by dropping the largest output.
+"""Bounds the total output that a worker keeps for all its programs, by dropping the largest output.
 
 A program may request any output limit, and its output is kept while it runs, for a client that reconnects.
 """

@@ -35,7 +35,7 @@ async def run_worker(
         url: address of the service.
         token: token with the scope `worker`.
         name: name of the worker, by which the service recognizes it after a restart.
-        capacity: maximum number of sandboxes at once.
+        capacity: maximum number of concurrent sandboxes.
         runtime: name of the isolation runtime.
         warm: number of idle sandboxes to keep, as for `SandboxManager`.
         mounts: directories of this machine that specs may mount.

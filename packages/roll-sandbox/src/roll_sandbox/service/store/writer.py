@@ -5,10 +5,10 @@
                               ├ intents (a sandbox or program that has not started): refused after a few retries
                               └ facts (events that have happened): kept, in order, until they are written
 
-So no reported event is lost, and nothing starts that cannot be recorded; the number of running sandboxes and programs
-bounds the number of kept writes. If the answer to a transaction is lost, it may have been committed. Therefore writing
-a fact again changes nothing, an intent whose row exists is treated as written, and a refused intent is undone when the
-database is available again.
+Therefore no reported event is lost, and no sandbox or program starts that cannot be recorded; the number of running
+sandboxes and programs bounds the number of kept writes. If the answer to a transaction is lost, it may have been
+committed. Therefore writing a fact again changes nothing, an intent whose row exists is treated as written, and a
+refused intent is undone when the database is available again.
 """
 
 from __future__ import annotations
