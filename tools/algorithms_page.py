@@ -192,7 +192,7 @@ and KL are configured as usual.
 micro-batch; see `roll.types.LossInputs`. The function must divide by the counts of the whole batch
 (`inputs.num_tokens`, `inputs.num_sequences`), not by the counts of the micro-batch, so that the result does not depend
 on how the batch is split. If the function needs more than log-probs from the trainer, set an attribute: `loss.needs =
-Needs(entropy=True)`, with `Needs` from `roll.types`.
+LossRequirements(entropy=True)`, with `LossRequirements` from `roll.types`.
 
 `algorithm.gate: {type: python, gate: "my_gate.py:Cubic", options: {strength: 0.5}}` names a class that implements the
 surrogate objective. An instance is called with `(log_ratio, logprobs, advantages)`, each of shape [N], and returns the

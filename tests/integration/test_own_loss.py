@@ -13,7 +13,7 @@ import roll
 from roll.errors import ConfigError
 
 LOSS = """
-from roll.types import LossOutputs, Needs
+from roll.types import LossOutputs, LossRequirements
 
 
 def loss(inputs):
@@ -21,7 +21,7 @@ def loss(inputs):
     return LossOutputs(loss=value, metrics={"own/entropy": inputs.entropy.detach().sum() / inputs.num_tokens})
 
 
-loss.needs = Needs(entropy=True)
+loss.needs = LossRequirements(entropy=True)
 """
 GATE = """
 from dataclasses import dataclass

@@ -41,7 +41,7 @@ __all__ = ["AgentLoop", "open_agent_loop"]
 logger = logging.getLogger(__name__)
 
 CLEANUP_TIMEOUT_S = 5.0
-"""Seconds that a canceled agent has for its clean-up; after that, ROLL does not wait for it any longer."""
+"""Seconds that ROLL waits for the clean-up of a canceled agent."""
 
 
 class AgentLoop:
@@ -51,7 +51,7 @@ class AgentLoop:
         server: The server that answers the agent's requests.
         program: The agent program.
         config: The agent's limits and error handling.
-        max_context: Longest context of the engines, in tokens.
+        max_context: Maximum context length of the engines, in tokens.
         images: Stores the images of requests; `None` if the policy reads only text.
     """
 
@@ -185,7 +185,7 @@ async def open_agent_loop(
     Args:
         config: The agent's settings.
         sandbox: The run's sandbox settings, for an agent in a sandbox.
-        max_context: Longest context of the engines, in tokens.
+        max_context: Maximum context length of the engines, in tokens.
         images: Stores the images of requests; `None` if the policy reads only text.
 
     Raises:

@@ -5,8 +5,8 @@
 
 An assistant message is recognized as an earlier answer by the tools, all messages before it, its text (stripped of
 whitespace) and its tool calls. If a stop string ended the answer, the message may also be the answer with text that
-the agent added. So if an agent returns its history unchanged, its context extends the engine's tokens exactly. If the
-agent changes its history, the template renders the changed history.
+the agent added. Therefore, if an agent returns its history unchanged, its context extends the engine's tokens exactly.
+If the agent changes its history, the template renders the changed history.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class ContextBuilder:
         renderer: Renderer of the policy's tokenizer.
         end_token_ids: Token IDs that end an answer.
         tool_format: The model's format of tool calls.
-        max_context: Longest context of the engine, in tokens.
+        max_context: Maximum context length of the engine, in tokens.
     """
 
     def __init__(
@@ -154,7 +154,8 @@ class ContextBuilder:
             raise RequestError(400, "invalid_request", str(error), field="messages") from error
 
     def count_tokens(self, conversation: Conversation) -> int:
-        """Return the number of tokens in the model's input, or an estimate if the conversation is far too long.
+        """Return the number of tokens in the model's input, or an estimate if the conversation greatly exceeds the
+        limit.
 
         Raises:
             RequestError: The template rejects the conversation.

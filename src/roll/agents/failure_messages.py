@@ -1,4 +1,4 @@
-"""Error messages for failed agents: the requests that the endpoint rejected, then the agent's own output."""
+"""Error messages for failed agents: the requests that the endpoint rejected, then the agent's output."""
 
 from __future__ import annotations
 

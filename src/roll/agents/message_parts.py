@@ -24,7 +24,7 @@ __all__ = ["Content", "Part", "TextPart", "UnknownObject", "get_type", "read_con
 _REASONING_TYPES = ("thinking", "redacted_thinking", "reasoning")
 """Types of parts that repeat an answer's reasoning; ignored, because the context already has the model's tokens."""
 _MAX_BASE64 = LIMITS.num_bytes * 4 // 3 + 4
-"""Maximum number of base64 characters of an image: decoding blocks the event loop, and so the other agents."""
+"""Maximum number of base64 characters of an image: decoding blocks the event loop, and thus the other agents."""
 _MEDIA_NAMES = {
     "image": "image",
     "image_url": "image",

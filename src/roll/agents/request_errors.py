@@ -11,7 +11,7 @@ class RequestError(Exception):
     Args:
         status: HTTP status.
         code: A machine-readable error code, such as `context_length_exceeded`.
-        message: States what is wrong, the value, and the remedy.
+        message: States the problem, the value, and a remedy.
         field: The invalid field of the request, such as `messages[2].content`; empty if the error is not in a field.
         retry_after_s: Seconds after which the request may be retried; `None` if a retry does not help.
     """

@@ -1,6 +1,6 @@
 """A session: the requests of one agent program to the model during one rollout, and their record.
 
-    request ─► context (contexts) ─► within the budget? ─► generate ─► cut at a stop string ─► recorded call ─► answer
+    request ─► context (contexts) ─► within the budget? ─► generate ─► truncate at a stop string ─► record ─► answer
 
 Invariants:
     - the record contains exactly the tokens that the agent received;
@@ -65,7 +65,7 @@ class Session:
         generate: Sends a request to the engines.
         renderer: Renderer of the policy's tokenizer.
         limits: The session's budget.
-        max_context: Longest context of the engines, in tokens.
+        max_context: Maximum context length of the engines, in tokens.
         tool_format: The model's format of tool calls; with `None`, it is detected from the chat template.
         constraints_as_text: Whether constraints on an answer's format are passed to the model as text. Otherwise
             requests with constraints are rejected.
@@ -104,7 +104,7 @@ class Session:
         self.calls: list[ModelCall] = []
         """Calls, in the order in which they ended."""
         self.exhausted = ""
-        """The limit of the budget that is used up, such as `50 answers`; empty until a request was rejected for it."""
+        """The exhausted limit of the budget, such as `50 answers`; empty until a request was rejected because of it."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """A future whose exception is the infrastructure error, if there was one."""
         self.answers: dict[str, Sequence[Message]] = {}
@@ -301,7 +301,7 @@ class Session:
 
     @property
     def max_context(self) -> int:
-        """Longest context of the engines, in tokens."""
+        """Maximum context length of the engines, in tokens."""
         return self._max_context
 
     @property

@@ -1,4 +1,4 @@
-"""Parses tool calls from a model's text, in the model's own format, and writes tools into the model's input.
+"""Parses tool calls from a model's text, in the model's format, and renders tools into the model's input.
 
 A model's text is untrusted: `roll.envs.tools.calls` parses it in linear time. A malformed call is returned as text.
 """

@@ -1,4 +1,4 @@
-"""The tools of a request: functions, custom tools (with one string as input), tool groups, and vendors' own tools.
+"""The tools of a request: functions, custom tools (with one string as input), tool groups, and tools of a vendor.
 
 The model only sees functions. A custom tool of OpenAI becomes a function with one string parameter, and each function
 of a group (`namespace`) becomes a separate function. `ToolSpec` has the fields that are needed to convert a call back.

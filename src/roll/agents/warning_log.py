@@ -11,7 +11,7 @@ __all__ = ["WarningLog"]
 logger = logging.getLogger(__name__)
 
 MAX_WARNINGS = 64
-"""Maximum number of different warnings: a hostile agent could cause any number of them."""
+"""Maximum number of different warnings: a malicious agent could cause any number of them."""
 
 
 class WarningLog:

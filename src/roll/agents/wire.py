@@ -221,7 +221,7 @@ def build_function_tool(name: str, description: str | None, parameters: Mapping[
 
 
 def get_tool_choice_type(choice: str | Mapping[str, Any] | None) -> str:
-    """Return the kind of a vendor's tool choice: `auto`, `none`, `required`, or the type of the required tool."""
+    """Return the type of a vendor's tool choice: `auto`, `none`, `required`, or the type of the required tool."""
     if not isinstance(choice, Mapping):
         return choice or "auto"
     kind = choice.get("type")
@@ -236,7 +236,7 @@ def build_call_constraint(choice: str | Mapping[str, Any] | None, warnings: Warn
 
     Args:
         choice: The request's tool choice.
-        warnings: Logs a warning if the choice requires a vendor's own tool.
+        warnings: Logs a warning if the choice requires a tool that only the vendor provides.
 
     Returns:
         A list with one constraint, or an empty list.

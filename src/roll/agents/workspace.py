@@ -75,7 +75,7 @@ def _resolve_source(directory: str, metadata: Mapping[str, Any]) -> Path:
 
 @asynccontextmanager
 async def open_directory(directory: str | None, metadata: Mapping[str, Any]) -> AsyncIterator[Path | None]:
-    """Yield a directory for one rollout, and remove it at the end; yield `None` for the run's own working directory.
+    """Yield a directory for one rollout, and remove it at the end; yield `None` for the run's working directory.
 
     Args:
         directory: The value of `AgentConfig.directory`.

@@ -150,8 +150,8 @@ def mask_smallest(values: Sequence[FloatArray], masks: Sequence[BoolArray], frac
     """Return masks of the tokens with the smallest `fraction` of all values under `masks`.
 
     AsyPPO (arXiv 2510.01656): tokens on which the critics agree are excluded from the policy gradient. The excluded
-    tokens have values below the value at index floor(share x n) of the n sorted values. Tokens of equal value are all
-    kept or all dropped, independent of the order of the batch. If the critics agree on all tokens, as before their
+    tokens have values below the value at index floor(fraction x n) of the n sorted values. Tokens of equal value are
+    all kept or all dropped, independent of the order of the batch. If the critics agree on all tokens, as before their
     first update, all tokens are kept.
     """
     together = np.sort(concatenate([np.asarray(v, np.float64)[m] for v, m in zip(values, masks, strict=True)]))

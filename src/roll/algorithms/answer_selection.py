@@ -71,13 +71,13 @@ def select_rollouts_per_group(
 
 
 def find_failure_reason(group: Group) -> str:
-    """Return why a group has no rollout to train on: the infrastructure errors of its rollouts, or empty answers."""
+    """Return the reason why a group has no rollout to train on: the infrastructure errors of its rollouts, or empty
+    answers."""
     return "; ".join(sorted({r.cause for r in group.rollouts if r.cause})) or "no rollout has a token"
 
 
 def select_answers_in_vocabulary(rollouts: Sequence[Rollout], *, vocab_size: int) -> list[Answers] | str:
-    """Select the rollouts whose token IDs are all in the teacher's vocabulary, or return why there are none.
-
+    """Select the rollouts whose token IDs are all in the teacher's vocabulary, or return the reason why there are none.
     A policy with a padded vocabulary may sample IDs outside the teacher's vocabulary.
 
     Args:
@@ -90,7 +90,7 @@ def select_answers_in_vocabulary(rollouts: Sequence[Rollout], *, vocab_size: int
 
 
 def select_best_answers(rollouts: Sequence[Rollout], *, num_answers: int, min_reward: float) -> list[Answers] | str:
-    """Select the `num_answers` best rollouts (RAFT, arXiv 2304.06767), or return why there are none.
+    """Select the `num_answers` best rollouts (RAFT, arXiv 2304.06767), or return the reason why there are none.
 
     Args:
         rollouts: The rollouts of one group; ties go to the earlier rollout.
@@ -105,7 +105,7 @@ def select_best_answers(rollouts: Sequence[Rollout], *, num_answers: int, min_re
 
 
 def select_pairs(rollouts: Sequence[Rollout], *, pairing: Pairing, min_difference: float = 0.0) -> list[Answers] | str:
-    """Select preference pairs of a better and a worse answer, or return why a group has none.
+    """Select preference pairs of a better and a worse answer, or return the reason why a group has none.
 
     Args:
         rollouts: The rollouts of one group.

@@ -13,15 +13,16 @@ Mismatch is the difference between engine and trainer under the same weights: ke
 KV cache entries that an engine kept from older weights. Staleness is the change of the policy since the token was
 sampled. A rollout that was interrupted by weight syncs has tokens of several policy versions.
 
-    factor w = exp(log-ratio) at some level, a constant;   weight = min(w, upper), or 1;   mask_low <= w <= mask_high
+    w = exp(log-ratio) at some level, without gradient; weight = min(w, upper), or 1; mask_low <= w <= mask_high
 
 `corrects` names the log-ratio. `both` needs no further log-probs, and mixes mismatch and staleness for stale tokens.
 The other two need `behavior_logprobs`, which the trainer computes from snapshots of its weights; for a token that is
 not stale, behavior equals old.
 
-Weights and masks multiply only a token's policy-gradient objective. A masked token stays in the counts that normalize
-the loss. Sources: truncated importance sampling (Yao et al. 2025, fengyao.notion.site/off-policy-rl); sequence and
-geometric masks (IPA, arXiv 2512.24873 eq. 8; ROLL's `train_infer_correction`); the decomposition (arXiv 2605.12070).
+Weights and masks multiply only a token's policy-gradient objective. A masked token is still included in the counts that
+normalize the loss. Sources: truncated importance sampling (Yao et al. 2025, fengyao.notion.site/off-policy-rl);
+sequence and geometric masks (IPA, arXiv 2512.24873 eq. 8; ROLL's `train_infer_correction`); the decomposition (arXiv
+2605.12070).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Attention credit: advantages are weighted by how the policy's attention uses each token (arXiv 2510.13554).
 
     d_h    = mean_t sum_s A_h[t, s] (t - s)                       lowest / highest 30 % of heads: local / global
-    WAAD_t = sum_s A_local[t, s] min(t - s, W)                    high: the token looks beyond its phrase
+    WAAD_t = sum_s A_local[t, s] min(t - s, W)                    high: the token attends beyond its phrase
     FAI_s  = mean over t in [s + 10, s + 100] of A_global[t, s]   high: later tokens attend to it, an anchor
 
     local    amplify the tokens with the largest jumps |WAAD_t - WAAD_t+1|: a phrase begins
@@ -9,22 +9,22 @@
     coupled  an anchor inside a phrase shares its amplification with the token that introduced the phrase
 
 A is the mean of the heads' attention maps, row t the attention of token t to the tokens s <= t. The trainer computes
-the maps and their statistics (`roll.training.attention.maps`) with the distance weights below; this module turns the
-statistics into factors.
+the maps and their statistics (`roll.training.attention.maps`) with the distance weights below; this module converts the
+statistics to factors.
 
 Choices where the paper leaves details open:
 
-* Heads are sorted per sample, over all observed layers together. So a factor depends only on its sample, not on the
-  rest of the batch. Means over t cover only the answer's tokens, because only these are weighted; the maps' rows for
-  the prompt are not needed.
+* Heads are sorted per sample, over all observed layers. Therefore a factor depends only on its sample, not on the rest
+  of the batch. Means over t cover only the answer's tokens, because only these are weighted; the maps' rows for the
+  prompt are not needed.
 * The last loss token of a sample predicts no token and does not pass through the network, so it has no row in the map.
   It gets the WAAD of the token before it, so that neither of the two has a jump.
 * The last token of a turn has no jump, because the environment's tokens follow it.
 * The range of FAI ends at the end of the sample; FAI is 0 for tokens without a later token in the range.
 * Only loss tokens are chosen or share amplification; their number is rounded up. A token whose score is 0 is never
   chosen: in an answer shorter than the range of FAI, no token is an anchor and none is amplified.
-* `coupled` needs two thresholds and a share that the paper does not give; they are quantiles over the tokens of the
-  sample, so they fit any model. See `compute_credit_factors`.
+* `coupled` needs two thresholds and a fraction that the paper does not specify; the thresholds are quantiles over the
+  tokens of the sample, so they are independent of the model. See `compute_credit_factors`.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ def compute_credit_factors(
 
     Factors are between 1 and `amplification`, and 1 outside `mask`.
 
-    In the coupled pattern, an anchor t is *dominated* if it does not look far back itself and one of the tokens just
-    before it begins a phrase: WAAD_t is at most the `waad_quantile` of the sample, and the largest jump among the
+    In the coupled pattern, an anchor t is *dominated* if it does not attend far back and one of the tokens just before
+    it begins a phrase: WAAD_t is at most the `waad_quantile` of the sample, and the largest jump among the
     `introduction_window` tokens before it is at least the `jump_quantile` of the sample. The token with this jump (the
     nearest one in a tie) is the anchor's introduction. A dominated anchor keeps (1 - introduction_share) of its
     amplification; the rest goes to the introduction. A token that is amplified twice gets the sum, capped at
@@ -149,10 +149,10 @@ def compute_credit_factors(
     Args:
         statistics: Attention statistics of the sample, [L] each.
         mask: Tokens that the loss counts, shape [L].
-        pattern: Which tokens are chosen: see the patterns `local`, `global` and `coupled` in the module docstring.
+        pattern: The rule that selects tokens: `local`, `global` or `coupled`, see the module docstring.
         amplification: Factor on chosen tokens.
         share: Fraction of the sample's tokens that is chosen.
-        introduction_window: How many tokens back to look for an introduction; the paper tries 1 to 3.
+        introduction_window: Number of preceding tokens that are searched for an introduction; the paper tests 1 to 3.
         introduction_share: Fraction of the amplification that moves to the introduction; with the default of one half,
             the anchor and its introduction get the same amplification.
         waad_quantile: Maximum WAAD of a dominated anchor, as a quantile of the sample's WAAD; by default the median.

@@ -25,7 +25,8 @@ def find_filter_reason(
     max_mean: float | None = None,
     min_std: float | None = None,
 ) -> str:
-    """Return why a filter rejects a group with the rewards [G]; an empty string if all filters accept the group.
+    """Return the reason why a filter rejects a group with the rewards [G]; an empty string if all filters accept the
+    group.
 
     The mean and the standard deviation must lie strictly within their bounds.
     """
@@ -62,9 +63,9 @@ def cannot_pass_filter(
         rewards: The known rewards.
         num_missing: Number of missing rewards; with 0, the result is False and the filters themselves decide.
         reward_range: Lowest and highest possible reward.
-        min_mean: The group's mean reward must be above this.
-        max_mean: The group's mean reward must be below this.
-        min_std: The standard deviation of the group's rewards must be above this.
+        min_mean: Exclusive lower bound of the group's mean reward.
+        max_mean: Exclusive upper bound of the group's mean reward.
+        min_std: Exclusive lower bound of the standard deviation of the group's rewards.
     """
     if num_missing <= 0:
         return False
@@ -104,7 +105,7 @@ def select_rollouts(rewards: Float64Array, rule: KeepRule, num_rollouts: int) ->
 def select_top_variance(stds: Sequence[float], fraction: float) -> list[int]:
     """Return the indices of the groups with the largest standard deviations, ascending (StarPO-S).
 
-    The number of groups is ceil(share x n); ties go to the earlier group.
+    The number of groups is ceil(fraction x n); ties go to the earlier group.
     """
     num = int(np.ceil(fraction * len(stds) - 1e-9))
     return sorted(np.argsort(-np.asarray(stds, dtype=np.float64), kind="stable")[:num].tolist())

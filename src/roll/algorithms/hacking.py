@@ -1,7 +1,7 @@
-"""Metrics that indicate reward hacking: a policy that earns reward without solving the task.
+"""Metrics that indicate reward hacking: a policy that obtains rewards without solving the task.
 
 Each metric is computed from one step's answers; `alarms` reports when one is too high. None of them proves hacking;
-they show where to look.
+they indicate which answers to inspect.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = [
 BASELINE_STEPS = 5
 """Number of first steps of a run whose mean answer length is the baseline of later steps."""
 MIN_WORDS = 12
-"""Minimum number of words of a compared answer: shorter ones may legitimately be equal (`The answer is 7.`)."""
+"""Minimum number of words of a compared answer: shorter answers may legitimately be identical (`The answer is 7.`)."""
 WORD_NGRAM_SIZE, TOKEN_NGRAM_SIZE = 8, 4
 """Number of words or tokens of an n-gram."""
 MAX_WORDS, MAX_CHARACTERS = 500, 8_000
 """Number of words and characters of each answer that are examined, from its beginning."""
 MAX_TOKENS = 4_096
-"""Number of tokens of each answer that are examined, from its end, where an endless repetition is found."""
+"""Number of tokens of each answer that are examined, from its end, where endless repetitions occur."""
 _HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -75,7 +75,7 @@ def _compute_mean(values: Iterable[float]) -> float:
 def compute_repeated_text_fraction(answers: Sequence[tuple[str, list[str]]]) -> float:
     """Return the fraction of answers that are repeated, word for word, as an answer to another prompt.
 
-    Answers of fewer than `MIN_WORDS` words are left out; the share is 0 if no answer is left.
+    Answers of fewer than `MIN_WORDS` words are excluded; the result is 0 if no answer is left.
 
     Args:
         answers: The prompt's UID and the words of each answer.

@@ -56,7 +56,7 @@ class Moments:
     squares: float = 0.0
 
     def add_values(self, values: Float64Array) -> Moments:
-        """Return the moments of the earlier and the new values together."""
+        """Return the moments of both the earlier and the new values."""
         if not len(values):
             return self
         count = self.count + len(values)
@@ -105,7 +105,7 @@ def normalize_rewards(
     """Compute (reward - mean) / (std + epsilon) of every episode, shape [n].
 
     If all values in the scope of `std` are equal up to rounding, the difference is not divided. Rewards from which turn
-    rewards were subtracted are rarely equal bit by bit, so the comparison allows for rounding.
+    rewards were subtracted are rarely bitwise equal, so the comparison has a tolerance.
 
     Args:
         episodes: All scored episodes, including those that filters will remove.

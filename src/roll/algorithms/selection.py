@@ -33,7 +33,7 @@ class Selection:
     trained: tuple[ShapedRollout, ...]
     """The policy's rollouts to train on, in the order of their groups."""
     others: tuple[ShapedRollout, ...] = ()
-    """Scored rollouts that are not trained on, but count in baselines, standard deviations and whitening."""
+    """Scored rollouts that are not trained on, but are included in baselines, standard deviations and whitening."""
     outcomes: Float64Array
     """[n + m] normalized rewards of `trained`, then of `others`."""
     demonstrations: tuple[ShapedRollout, ...] = ()
@@ -47,7 +47,7 @@ class Selection:
 
     @property
     def rollouts(self) -> tuple[Rollout, ...]:
-        """All rollouts to train on: the policy's own rollouts, then demonstrations."""
+        """All rollouts to train on: the policy's rollouts, then demonstrations."""
         return tuple(shaped.rollout for shaped in (*self.trained, *self.demonstrations))
 
 
@@ -70,7 +70,7 @@ def select_training_rollouts(
     Args:
         groups: Groups of the step.
         algorithm: The algorithm's settings.
-        max_new_tokens: Longest answer of one turn, in tokens.
+        max_new_tokens: Maximum length of one turn's answer, in tokens.
         moments: Moments of the run before this step, for `running` scopes.
         greedy: Groups with the greedy answer to each prompt, for the baseline `greedy`; a group without a greedy answer
             has failed.
@@ -145,7 +145,7 @@ def _compute_accuracy(group: Group) -> float:
 
 
 def find_group_filter_reason(group: Group, algorithm: AlgorithmConfig, max_new_tokens: int) -> str:
-    """Return why a group has failed or will be filtered out; an empty string if the step may train on it.
+    """Return the reason why a group has failed or will be filtered out; an empty string if the step may train on it.
 
     Only filters that do not depend on other groups of the step are applied.
     """
@@ -164,7 +164,7 @@ def build_early_stop_predicate(
     Args:
         algorithm: Settings of the filters and of reward shaping.
         reward_range: Lowest and highest reward before shaping.
-        max_new_tokens: Longest answer of one turn.
+        max_new_tokens: Maximum length of one turn's answer.
         single_turn: Whether every prompt has a single turn.
     """
     filters = algorithm.filters

@@ -89,7 +89,7 @@ def add_advantages(
 def _compute_imitation_advantages(episode: Episode, algorithm: AlgorithmConfig) -> NDArray[np.floating[Any]]:
     """Return weight x G for every token of a demonstration, shape [T].
 
-    G is the demonstration's own return, without a baseline (arXiv 2512.24873 eq. 7 and 10).
+    G is the return of the demonstration, without a baseline (arXiv 2512.24873 eq. 7 and 10).
     """
     settings, result = algorithm.advantage, np.zeros(episode.num_tokens)
     if settings.estimator == "chunk":
@@ -187,7 +187,7 @@ def _estimate_trained_advantages(
 ) -> AdvantageEstimate:
     """Return the advantages of the episodes of `selection.trained`, which come first in `episodes`.
 
-    The other episodes only count in baselines, standard deviations and whitening.
+    The other episodes are only used for baselines, standard deviations and whitening.
     """
     settings, num, outcomes = algorithm.advantage, len(selection.trained), selection.outcomes
     if settings.function is not None:

@@ -2,7 +2,7 @@
 
 config.yaml ──► keys that differ ─────────────────────────────┐
 summary.json, metrics.jsonl ──► outcome, held-out, time ──────┼──► tables, or JSON
-metrics.jsonl ──► means of the last steps that all have ──────┘
+metrics.jsonl ──► means of the last common steps ──────────────┘
 """
 
 from __future__ import annotations

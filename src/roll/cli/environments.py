@@ -301,7 +301,7 @@ def _parse_settings(options: Sequence[str]) -> dict[str, Any]:
 def _parse_tool(text: str) -> Any:
     """Parse a tool that is written in YAML, as in a configuration.
 
-    For a user's own tool, the entries of `options` become entries of the tool itself, next to `tool`.
+    For a user-defined tool, the entries of `options` become entries of the tool itself, next to `tool`.
     """
     entry = _parse_value(text)
     if isinstance(entry, dict) and ":" in str(entry.get("tool")) and isinstance(entry.get("options"), dict):

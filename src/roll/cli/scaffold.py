@@ -13,7 +13,7 @@ from roll.errors import UserError
 __all__ = ["OWN_CODE", "PIPELINES", "REWARDS", "SAMPLE_DATA", "NewRun", "build_files", "read_column_names"]
 
 OWN_CODE = "own"
-"""Choice of the user's own reward or environment: a file with a stub is written."""
+"""Choice of a user-defined reward or environment: a file with a stub is written."""
 SAMPLE_DATA = "sample"
 """Choice of sample rows: a file with sample rows is written."""
 PIPELINES: Mapping[str, str] = {
@@ -175,7 +175,8 @@ def _format_environment(run: NewRun) -> list[str]:
 
 
 def _format_sections(pipeline: str) -> list[str]:
-    """Return the lines of the sections after `data`: the pipeline's own, `rollout`, `training` and `evaluation`."""
+    """Return the lines of the sections after `data`: the pipeline's sections, `rollout`, `training` and
+    `evaluation`."""
     own = {
         "rlvr": ["algorithm: {type: grpo}  # `roll config explain algorithm.type` lists the others"],
         "agentic": ["algorithm: {type: grpo}  # `roll config explain algorithm.type` lists the others"],

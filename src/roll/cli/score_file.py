@@ -86,7 +86,7 @@ def score_file(
         config: configuration with the rewards, selected by the lines' `domain` if there are several.
         overrides: overrides of the configuration.
         reward_texts: rewards as YAML; they replace the rewards of a configuration.
-        jobs: number of answers that are scored concurrently; by default the number of processors.
+        jobs: number of answers that are scored concurrently; by default the number of CPUs.
         limit: maximum number of answers to score.
         as_json: whether to print one JSON object per line instead of a table.
 

@@ -2,7 +2,7 @@
 
     descriptors 1 and 2, loggers and warnings of the actor ──► logs/<role>-<index>.log of the run
 
-If the run's directory does not exist (on another machine without a shared file system), the output stays in Ray's own
+If the run's directory does not exist (on another machine without a shared file system), the output stays in Ray's log
 files.
 """
 

@@ -61,11 +61,11 @@ class Cluster(Protocol):
         ...
 
     def choose_transport(self, engine_kind: str) -> str:
-        """Return the name of the fastest weight transport from trainers to engines of a kind on this cluster."""
+        """Return the name of the fastest weight transport from trainers to engines of this type on this cluster."""
         ...
 
     async def close(self) -> None:
-        """Stop the cluster's own processes; trainers, engines and pools must already be closed."""
+        """Stop the processes of the cluster itself; trainers, engines and pools must already be closed."""
         ...
 
 

@@ -113,4 +113,4 @@ class LocalCluster:
         return "in_process" if get_engine_capabilities(engine_kind).shares_process else "shared_memory"
 
     async def close(self) -> None:
-        """Do nothing, because this cluster has no resources of its own."""
+        """Do nothing, because this cluster does not own any resources."""

@@ -90,7 +90,7 @@ class LocalWorkerPool:
             TimeoutError: the call ran longer than `time_limit_s`; the worker was killed and replaced.
             CpuTimeoutError: the worker was ended by a timer of CPU time (SIGPROF) that the function had started.
             WorkerDiedError: the worker died, or the pool is closed.
-            Exception: any exception of the function; its own `TimeoutError` becomes a `RuntimeError`.
+            Exception: any exception of the function; a `TimeoutError` that it raises becomes a `RuntimeError`.
         """
         run = self._coroutines.run if inspect.iscoroutinefunction(function) else self._run
         try:

@@ -4,7 +4,7 @@
     call ──► (number, method, arguments) ──► its process ──► (number, reply)
 
 A fork takes milliseconds and shares the memory of the imported modules, so an actor needs little more memory than its
-own state. If one actor hangs, crashes or leaks memory, the others are not affected.
+state. If one actor hangs, crashes or leaks memory, the others are not affected.
 
 Invariants: an actor has one call at a time; if a call is canceled, its actor is ended, because the state is unknown; if
 a fork server dies, its actors raise `WorkerDiedError`, and the next created actor starts a new fork server.

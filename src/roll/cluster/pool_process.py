@@ -164,7 +164,7 @@ class PoolProcess:
             log.close()
 
     async def end_gracefully(self) -> None:
-        """Close the process's input, so that it ends its own children, and wait for its exit until a timeout."""
+        """Close the process's input, so that it ends its children, and wait for its exit until a timeout."""
         process = self._process
         if process is None or process.stdin is None:
             return

@@ -1,7 +1,7 @@
 """A cluster of Ray actors: one per trainer rank, one per engine.
 
-One placement-group bundle per machine reserves its devices. Each actor takes a tiny fraction of a bundle and gets its
-devices through environment variables, so that roles may share devices (colocated) or not (disaggregated).
+One placement-group bundle per machine reserves its devices. Each actor requests a tiny fraction of a bundle and gets
+its devices through environment variables, so that roles may share devices (colocated) or not (disaggregated).
 
 All processes end with the run: a cluster that this process started ends with it, even if it is killed; actors end with
 their cluster.
@@ -57,7 +57,7 @@ CONNECT_TIMEOUT_S = 10.0
 CLIENT_PORT, HEAD_PORT = 10001, 6379
 """Default ports of a Ray cluster."""
 FRACTIONAL_CPU = 0.001
-"""The fraction of a bundle that each actor takes: bundles reserve the devices, not actors."""
+"""The fraction of a bundle that each actor requests: bundles, not actors, reserve the devices."""
 
 
 def open_ray(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDirectory | None = None) -> RayCluster:

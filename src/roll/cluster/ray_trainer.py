@@ -5,9 +5,9 @@
 Every method is collective: all ranks get the same call, in the same order, and the result of rank 0 is returned. A
 batch is put into the object store once, even if several ranks read it.
 
-If only one rank fails, the others wait for it in a collective, up to its long timeout. So after the first failure, the
-controller waits `FAILURE_TIMEOUT_S` for the other ranks. If a rank has not answered by then, every later call to the
-trainer raises an error.
+If only one rank fails, the others wait for it in a collective, up to its long timeout. Therefore, after the first
+failure, the controller waits `FAILURE_TIMEOUT_S` for the other ranks. If a rank has not answered by then, every later
+call to the trainer raises an error.
 """
 
 from __future__ import annotations

@@ -93,16 +93,16 @@ def estimate_activation_bytes_per_token(
         The bytes that autograd keeps until the backward pass, and the temporary bytes of one layer.
 
     Each layer keeps 2 hidden vectors, the inputs of norms, queries and attention output, keys and values, 4 vectors
-    inside the gated MLP, and 2 hidden vectors per expert, all in the dtype of the computation, plus the inputs of norms
-    in float32; norms other than Llama's keep both copies in float32. Fused norms (`roll.training.network.fused`) keep
-    only one float32 number, and fused gates 3 vectors inside an MLP. With activation checkpointing, one hidden vector
-    per layer is kept, and one whole layer with two gradients inside its MLP is temporary. With offloading, nothing is
-    kept, and the inputs of an MLP's gate are temporary. An adapter keeps the values between its two matrices even with
-    offloading, since they are too small to be worth the transfer.
+    inside the gated MLP, and 2 hidden vectors per expert, all in the compute dtype, plus the inputs of norms in
+    float32; norms other than Llama's keep both copies in float32. Fused norms (`roll.training.network.fused`) keep only
+    one float32 number, and fused gates 3 vectors inside an MLP. With activation checkpointing, one hidden vector per
+    layer is kept, and one whole layer with two gradients inside its MLP is temporary. With offloading, nothing is kept,
+    and the inputs of an MLP's gate are temporary. An adapter keeps the values between its two matrices even with
+    offloading, since transferring such small tensors is not worthwhile.
 
     Args:
         sizes: the sizes of the model.
-        element_bytes: bytes of one number in the dtype of the computation.
+        element_bytes: bytes of one element in the compute dtype.
         checkpointing: whether layers run again in the backward pass.
         mlp_slice: fraction of a row's tokens in each slice, if MLPs run in slices and again in the backward pass; then
             only one slice of one MLP is in memory at a time.
@@ -132,21 +132,21 @@ def estimate_activation_bytes_per_token(
 
 @dataclass(frozen=True, kw_only=True)
 class PeakStageShares:
-    """The largest shares of the weights and of the activations that one pipeline stage has; 1 for a single stage."""
+    """The largest fractions of the weights and of the activations in one pipeline stage; 1 for a single stage."""
 
     weights: float
     activations: float
-    """Share relative to `ParallelConfig.compute_peak_activations`, which assumes equal stages."""
+    """Fraction relative to `ParallelConfig.compute_peak_activations`, which assumes equal stages."""
 
 
 def compute_peak_stage_shares(sizes: ModelSizes, parallel: ParallelConfig) -> PeakStageShares:
-    """Compute the largest shares of the weights and of the activations that one pipeline stage has.
+    """Compute the largest fractions of the weights and of the activations in one pipeline stage.
 
     This is usually the first stage: it has the embeddings in addition to its layers, more layers than the last stage,
     and more micro-batches in flight.
 
     Args:
-        sizes: the sizes of the model; the first and the last stage both hold a tied embedding matrix.
+        sizes: the sizes of the model; both the first and the last stage contain a tied embedding matrix.
         parallel: the trainer's parallel layout.
     """
     stages = parallel.pp
@@ -217,13 +217,13 @@ def estimate_gathered_bytes(
 
     A layer is gathered into a buffer and copied from there. If it is trained, its gradient is copied into a float32
     buffer to be reduced. On an accelerator, the next layer is gathered and the previous layer's gradient is reduced at
-    the same time; on a host nothing overlaps with a collective (`roll.training.parallel.fsdp`).
+    the same time; on a CPU nothing overlaps with a collective (`roll.training.parallel.fsdp`).
 
     Args:
         parallel: the trainer's parallel layout.
         sizes: the sizes of the model.
         ranks: number of the trainer's ranks.
-        element_bytes: bytes of one number in the dtype of the computation.
+        element_bytes: bytes of one element in the compute dtype.
         is_trained: whether the weights are trained and have gradients.
         on_accelerator: whether the rank is on an accelerator.
     """
@@ -249,7 +249,7 @@ def estimate_logit_bytes(sizes: ModelSizes, num_tokens: int, element_bytes: int,
     Args:
         sizes: the sizes of the model.
         num_tokens: tokens of the micro-batch.
-        element_bytes: bytes of one number in the dtype of the computation.
+        element_bytes: bytes of one element in the compute dtype.
         layer_bytes: temporary bytes of a layer. They are free when logits are computed, so they are subtracted.
     """
     logits = num_tokens * sizes.vocab_size * element_bytes

@@ -86,7 +86,7 @@ class AlgorithmConfig(Section):
 
     @property
     def shares_critic(self) -> bool:
-        """True if the policy's own network predicts the values."""
+        """True if the policy's network also predicts the values."""
         return self.uses_critic and self.critic.shared
 
     @property
@@ -115,7 +115,7 @@ class AlgorithmConfig(Section):
         return self
 
     def _find_conflict(self) -> str:
-        """Return why the values of two keys are incompatible, and what to change; empty if all are compatible."""
+        """Return a message about two keys with incompatible values, and the remedy; empty if all are compatible."""
         advantage, critic, filters = self.advantage, self.critic, self.filters
         if advantage.estimator == "anchor_state" and advantage.mean != "group" and advantage.function is None:
             return (

@@ -228,7 +228,7 @@ class ImitationConfig(Section):
     """Training on demonstrations from the data (`expert_key`), or on turns that are replayed for a group (`anchors` of
     the pipeline `agentic`), as additional rollouts.
 
-    Demonstrations do not count in baselines and filters, and do not train the critic. The objective of a
+    Demonstrations are excluded from baselines and filters, and do not train the critic. The objective of a
     demonstration's tokens is weight x G log pi, where G is the demonstration's (shaped) reward, discounted per turn if
     the estimator works on turns. A demonstration without a positive reward is dropped.
     """

@@ -17,8 +17,8 @@ class CorrectionConfig(Section):
     """Importance sampling correction for train-inference mismatch and staleness: a weight w of each token, without a
     gradient.
 
-    The factor is truncated at `upper`; tokens whose factor is outside [mask_low, mask_high] are masked out. `corrects`
-    selects the factor; truncation, masks and veto apply to it at every `level`.
+    The importance weight is truncated at `upper`; tokens whose weight is outside [mask_low, mask_high] are masked out.
+    `corrects` selects the importance weight; truncation, masks and veto apply to it at every `level`.
     """
 
     corrects: Literal["both", "mismatch", "staleness"] = option(

@@ -1,4 +1,4 @@
-"""Prompt sources, and their weights in the mixture."""
+"""Prompt sources, and their weights in the data mix."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ class PythonData(PythonTable, _ColumnSource):
 
 
 class ReasoningGymData(_SplitSource):
-    """A generator of the `reasoning-gym` package, with its own scorer: `source: reasoning_gym:chain_sum`."""
+    """A generator of the `reasoning-gym` package, with its scorer: `source: reasoning_gym:chain_sum`."""
 
     source: str = option(
         ..., "`reasoning_gym:` followed by the name of the generator.", pattern=r"^reasoning_gym:[a-z0-9_]+$"

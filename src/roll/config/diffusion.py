@@ -168,7 +168,7 @@ class DPO(Section):
 
 
 class OnlineAlgorithm(Section):
-    """Common keys of methods that learn from the rewards of the policy's own samples."""
+    """Common keys of methods that learn from the rewards of the policy's samples."""
 
     samples_per_prompt: int = option(8, "Number of samples per prompt: the group.", ge=2)
     advantage_std: Literal["group", "batch", "none"] = option(
@@ -211,7 +211,8 @@ class DDPO(OnlineAlgorithm):
 
 
 class RewardWeighted(OnlineAlgorithm):
-    """Reward-weighted regression (arXiv 2305.13301): flow matching on own samples, weighted by exp(R / temperature)."""
+    """Reward-weighted regression (arXiv 2305.13301): flow matching on the policy's samples, weighted by exp(R /
+    temperature)."""
 
     type: Literal["reward_weighted"] = option(..., "Name of the method.")
     temperature: float = option(0.2, "Temperature of the weights.", gt=0)

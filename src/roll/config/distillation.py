@@ -94,7 +94,7 @@ class DistillationBase(RunConfig):
 
 
 class DistillationConfig(Section):
-    """Settings of on-policy distillation: the student learns from its teacher, on its own answers.
+    """Settings of on-policy distillation: the student learns from its teacher, on the student's answers.
 
     Both distributions are computed at `rollout.temperature`, the temperature at which the answers were sampled.
     """
@@ -215,6 +215,6 @@ class OfflineDistillationConfig(Section):
 
     @property
     def method(self) -> str:
-        """The divergence in a few words, for display."""
+        """A short description of the divergence, for display."""
         over = f" over the top {self.top_k} tokens" if self.mode == "precomputed" else ""
         return f"{self.divergence} divergence{over}"

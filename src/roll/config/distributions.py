@@ -74,7 +74,7 @@ class NormalDistribution(Section):
         return self
 
     def _compute_redrawn_share(self) -> float:
-        """Return the fraction of values that are drawn again because they are below 0; 0 with `negative: zero`."""
+        """Return the fraction of values that are resampled because they are below 0; 0 with `negative: zero`."""
         return NormalDist(self.mean, self.std).cdf(0.0) if self.negative == "redraw" else 0.0
 
     def quantile_function(self) -> Quantile:

@@ -1,9 +1,9 @@
 """Reads configuration files as plain data, and records the file and line of each key.
 
 The format is YAML 1.2's core schema, read with PyYAML: `1e-5` is a number, and `yes`, `on`, `010` and `2026-01-01` do
-not have their YAML 1.1 meaning. Duplicate keys, keys that are not text, tags, recursive aliases, and text that cannot
-be written to a file are rejected, with the line in the message. ruamel.yaml was tried instead: it takes three times as
-long and accepts tags and keys that are not text.
+not have their YAML 1.1 meaning. Duplicate keys, keys that are not strings, tags, recursive aliases, and strings that
+cannot be written to a file are rejected, with the line in the message. ruamel.yaml is three times slower, and accepts
+tags and keys that are not strings.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Dumper that quotes all texts that YAML 1.1 or 1.2 would not read as text."""
+    """Dumper that quotes all strings that YAML 1.1 or 1.2 would not parse as strings."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    """Represent text, quoted if it contains a line end other than `\\n`, such as U+2028.
+    """Represent a string, quoted if it contains a line break other than `\\n`, such as U+2028.
 
     PyYAML would write these characters unescaped and read them back as spaces.
     """

@@ -58,11 +58,11 @@ class EngineCapabilities:
     scores_sequences: bool = True
     """True if the method `logprobs` computes log-probs of given tokens."""
     restricts_choices: bool = False
-    """True if the engine can sample only among `SamplingParams.choices`, and return the probability of each."""
+    """True if the engine can restrict sampling to `SamplingParams.choices`, and return the probability of each."""
     records_experts: bool = False
     """True if the engine returns the experts that MoE routers chose (`EngineSpec.records_experts`)."""
     continues_sampling: bool = False
-    """True if a request with `SamplingParams.position` draws the same random numbers as an uninterrupted request."""
+    """True if a request with `SamplingParams.position` uses the same random numbers as an uninterrupted request."""
     can_sleep: bool = False
     """True if `sleep` frees the device memory."""
     tensor_parallel: bool = False
@@ -80,7 +80,7 @@ class EngineCapabilities:
     kv_block_tokens: int = 32
     """Tokens of the KV cache blocks that requests with a common prefix share."""
     sequential_options: Mapping[str, Any] = field(default_factory=dict)
-    """`EngineSpec.options` for requests that arrive one by one, so that they do not wait for each other."""
+    """`EngineSpec.options` for requests that arrive one at a time, so that they do not wait for each other."""
     missing_reasons: Mapping[str, str] = field(default_factory=dict)
     """Reasons why capabilities are missing on this machine, by capability; for messages."""
 

@@ -69,7 +69,7 @@ class HistoryConfig(Section):
 
 
 class EpisodesConfig(Section):
-    """The model's context in a conversation with an environment: earlier turns, and what happens when it is full."""
+    """The model's context in a conversation with an environment: earlier turns, and the handling of a full context."""
 
     history: HistoryConfig = option(HistoryConfig(), "How earlier turns appear in the context.")
     observation_tokens: int = option(

@@ -50,7 +50,7 @@ PROCESSOR_BYTES = 80 * 2**20
 """Additional memory of a process that reads images: the processor of the model, and images that it caches."""
 DEFAULT_CPU_KV_BYTES = 256 * 2**20
 NF4_BYTES = 0.5 + (1 + 4 / 256) / 64
-"""Bytes of a weight in 4 bits, with its share of the scales."""
+"""Bytes of a weight in 4 bits, including its fraction of the scales."""
 KERNEL_BYTES = 0.57 * 2**20
 """Code and tables of a matmul of any size on a CPU in bfloat16 (oneDNN); measured: 0.53 to 0.65 MiB."""
 MAX_KERNELS = 1024
@@ -87,7 +87,7 @@ class JudgeEngines:
     kind: str
     """Type of the engines, see `ENGINES`."""
     max_context: int
-    """Longest request plus response, in tokens."""
+    """Maximum length of a request plus its response, in tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,14 +98,14 @@ class DiskUse:
     num_checkpoints: int
     """Number of checkpoints at the end; one more exists while saving."""
     num_scheduled: int
-    """Maximum number of checkpoints that exist at once, without those that a time limit or a signal triggers."""
+    """Maximum number of concurrent checkpoints, without those that a time limit or a signal triggers."""
     rollout_bytes: int
     """Upper bound of all recorded rollouts."""
     stored_bytes: int = 0
     """Bytes of the stored outputs of a reference or of teachers."""
 
     def find_problem(self, free_bytes: int) -> str:
-        """Return why the checkpoints need more than `free_bytes`, and what to do; an empty string if they fit."""
+        """Return the problem and a remedy if the checkpoints exceed `free_bytes`; otherwise an empty string."""
         needed = self.num_scheduled * self.checkpoint_bytes
         if needed <= free_bytes:
             return ""
@@ -205,8 +205,8 @@ def estimate_kernel_bytes(
 ) -> dict[str, int]:
     """Estimate the memory of the kernels that oneDNN caches for the matmuls of a step's micro-batches on a CPU.
 
-    Every micro-batch has a different number of tokens, and every expert gets a different share of them, so their
-    products need different kernels. A matrix has three products: one for the output and one for each of the two
+    Every micro-batch has a different number of tokens, and every expert gets a different fraction of them, so their
+    matmuls need different kernels. A matrix has three matmuls: one for the output and one for each of the two
     gradients. Layers share their kernels.
     """
     if on_accelerator or get_element_bytes(model.dtype) != 2:
@@ -268,11 +268,11 @@ def compute_moment_bytes(model: ModelConfig, training: TrainingConfig) -> float:
 def estimate_trained_bytes(
     model: ModelConfig, training: TrainingConfig, sizes: ModelSizes, ranks: int, *, on_accelerator: bool
 ) -> dict[str, int]:
-    """Estimate the bytes of weights, optimizer states and gradients on the rank with the largest share.
+    """Estimate the bytes of weights, optimizer states and gradients on the rank with the largest part.
 
     One copy of the weights is sharded over `ranks` ranks. With FSDP, all weights, including frozen weights, are stored
-    as float32 master weights; otherwise the network has a copy in its own dtype. With offloading, an accelerator has
-    only the weights, and the gradients that are being transferred.
+    as float32 master weights; otherwise the network has a copy in the compute dtype. With offloading, an accelerator
+    has only the weights, and the gradients that are being transferred.
     """
     trained, element_bytes = count_trained_parameters(model, sizes), get_element_bytes(model.dtype)
     offloaded = training.offload_optimizer and on_accelerator
@@ -300,7 +300,7 @@ def _compute_rank_share(sizes: ModelSizes, parallel: ParallelConfig, ranks: int)
 
 
 def estimate_frozen_bytes(sizes: ModelSizes, parallel: ParallelConfig, ranks: int, element_bytes: int) -> int:
-    """Estimate the bytes of a frozen model on the trainer's rank with the largest share."""
+    """Estimate the bytes of a frozen model on the trainer's rank with the largest part."""
     share = _compute_rank_share(sizes, parallel, ranks // parallel.dp_replicate)
     return round(sizes.num_parameters * element_bytes * share)
 
@@ -318,7 +318,7 @@ def estimate_training_bytes(
 ) -> dict[str, int]:
     """Estimate the memory of one trainer rank, by content; logits are not included.
 
-    On a host, the backward pass allocates gradients while it frees activations, so gradients do not add to the peak
+    On a CPU, the backward pass allocates gradients while it frees activations, so gradients do not add to the peak
     during the first micro-batch. The gradients of weights that have a copy in another dtype (such as experts with `ep`)
     are an exception and need additional memory. On a device, gradients always add to the peak.
 

@@ -126,7 +126,8 @@ def _format_presets() -> list[str]:
 
 
 def _format_members(key: Key) -> Iterator[str]:
-    """Yield a table of a section's keys; for a union, first the keys that all members share, then each member's own."""
+    """Yield a table of a section's keys; for a union, first the keys that all members share, then the keys of each
+    member."""
     tables = {
         tag: [Key(path=(name,), field=field, owner=section) for name, field in section.model_fields.items()]
         for tag, section in key.members

@@ -83,7 +83,7 @@ def check_judge(judge: JudgeConfig | None, data: Sequence[DataConfig], cluster: 
         num_judges: number of engines of the judge.
 
     Raises:
-        ValueError: a check fails; the message has the keys, and what to change.
+        ValueError: a check fails; the message names the keys and the remedy.
     """
     asking = [
         (f"data.{i}.reward.{j}", reward)

@@ -171,7 +171,7 @@ def select_sections(value_type: ValueType, value: Any) -> list[type[Section]]:
 
 
 def iterate_keys(model: type[Section]) -> Iterator[Key]:
-    """Yield every key of a section class, in declaration order; a section precedes its own keys."""
+    """Yield every key of a section class, in declaration order; a section precedes its keys."""
     yield from _iterate_section(model, (), ())
 
 

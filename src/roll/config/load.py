@@ -155,7 +155,7 @@ def dump_yaml(config: Section) -> str:
 
 
 def format_overrides(overrides: Overrides) -> list[str]:
-    """Convert overrides from a dictionary to `key=value` text."""
+    """Convert overrides from a dictionary to `key=value` strings."""
     if not isinstance(overrides, Mapping):
         return list(overrides)
     return [format_override(key, _to_plain(value)) for key, value in overrides.items()]
@@ -174,7 +174,7 @@ def load_run_config(run: str | Path, overrides: Overrides = ()) -> RunConfig:
 
     Raises:
         RunDirectoryError: the directory is not a run.
-        ConfigError: an override is wrong, or changes a key that must stay the same in a run.
+        ConfigError: an override is invalid, or changes a key that must stay the same in a run.
     """
     path = Path(run) / CONFIG_FILE
     if not path.is_file():

@@ -86,7 +86,7 @@ class WeightSyncConfig(Section):
 
 
 class TrackingConfig(Section):
-    """What a run records in addition to `metrics.jsonl`: trackers, tables and rollouts."""
+    """Records of a run in addition to `metrics.jsonl`: trackers, tables and rollouts."""
 
     tensorboard: bool = option(True, "Whether to write TensorBoard event files.")
     wandb: str | None = option(None, "Weights & Biases project to log to.")

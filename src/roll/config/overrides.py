@@ -146,7 +146,7 @@ def _check_index(container: list[Any], path: KeyPath, origin: str) -> None:
 
 
 def _parse_value(text: str, value_type: ValueType, origin: str) -> Any:
-    """Parse the value of an override as YAML, or return it unchanged if the key allows only text."""
+    """Parse the value of an override as YAML, or return it unchanged if the key allows only strings."""
     check_text(text, origin)
     try:
         value, _ = parse(text, origin)

@@ -81,14 +81,14 @@ class ParallelConfig(Section):
 
     @property
     def ranks_per_share(self) -> int:
-        """Number of ranks that process the same share of a batch; a batch has (all ranks / this number) shares."""
+        """Number of ranks that process the same part of a batch; a batch has (all ranks / this number) parts."""
         return self.pp * self.ranks_per_micro_batch
 
     def compute_peak_activations(self, micro_batches: int) -> float:
         """Compute the peak activations of the first stage during a step; other stages have fewer.
 
         The unit is the activations of one micro-batch in all layers of the model; all stages are assumed to have the
-        same number of layers. With one model chunk per stage, the first stage holds the activations of its layers for
+        same number of layers. With one model chunk per stage, the first stage stores the activations of its layers for
         as many micro-batches as there are stages. With several chunks, the peak depends on whether the last round of
         micro-batches is full; if it is not, the returned value is an upper bound.
         """
@@ -98,7 +98,7 @@ class ParallelConfig(Section):
         return 1 + (beyond / self.vpp if micro_batches % self.pp == 0 else beyond)
 
     def find_layout_problem(self, num_ranks: int) -> str | None:
-        """Return why this layout is impossible with `num_ranks` ranks; `None` if it is possible."""
+        """Return the reason why this layout is impossible with `num_ranks` ranks; `None` if it is possible."""
         if num_ranks % self.num_ranks == 0:
             return None
         names = ("pp", "dp_replicate", "cp", "tp", "ep")

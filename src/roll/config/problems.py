@@ -175,7 +175,7 @@ def _suggest_fix(value_type: ValueType, value: Any) -> str:
 
 
 def _suggest_section(path: KeyPath, value_type: ValueType, value: Any) -> str:
-    """Return how to write a section if the user wrote only its type; otherwise an empty string."""
+    """Return a hint on how to write a section if the user wrote only its type; otherwise an empty string."""
     if value_type.section is None or not isinstance(value, str):
         return ""
     key = get_tag_key(value_type.section)

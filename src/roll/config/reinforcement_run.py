@@ -52,7 +52,8 @@ class ReinforcementRunConfig(RolloutRunConfig):
         return self.rollout.scheduling.max_staleness if self.algorithm.uses_snapshots else 0
 
     def find_streaming_problem(self) -> str:
-        """Return why gradients of finished groups cannot be computed before the others are known; empty if they can."""
+        """Return the reason why gradients of finished groups cannot be computed before the others are known; empty if
+        they can."""
         key = self.stream_training_key
         if self.has_demonstrations:
             return f"{key} does not support demonstrations: remove expert_key or anchors from data, or remove the key"

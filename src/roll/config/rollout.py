@@ -18,7 +18,7 @@ MAX_REWARD_WORKERS = 16
 
 
 def count_usable_cpus() -> int:
-    """Count the processors that this process may use."""
+    """Count the CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -133,7 +133,8 @@ class RunConfig(Section):
         return self
 
     def _find_layout_problem(self, role: RoleDevices) -> str | None:
-        """Return why `training.parallel` is impossible for a role, and what to do; `None` if it is possible."""
+        """Return the reason why `training.parallel` is impossible for a role, and a remedy; `None` if it is
+        possible."""
         training = getattr(self, "training", None)
         if not isinstance(training, TrainingConfig) or not (
             problem := training.parallel.find_layout_problem(role.count)
@@ -144,7 +145,7 @@ class RunConfig(Section):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Move a pipeline's own sections after `model`; files and documentation list the sections in this order."""
+        """Move a pipeline's sections after `model`; files and documentation list the sections in this order."""
         names = list(RunConfig.model_fields)
         before, after = names[: names.index("model") + 1], names[names.index("model") + 1 :]
         own = [name for name in cls.model_fields if name not in names]

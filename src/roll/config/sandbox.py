@@ -1,4 +1,4 @@
-"""Sandboxes for model-written programs."""
+"""Sandboxes for model-generated programs."""
 
 from __future__ import annotations
 

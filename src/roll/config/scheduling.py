@@ -12,7 +12,7 @@ from roll.config.base import Section, option
 __all__ = ["SchedulingConfig"]
 
 TAIL_REDUNDANCY = 1.25
-"""RollPacker's factor for prompts and for rollouts (arXiv 2509.21009, sections 3 and 6.3)."""
+"""RollPacker's redundancy factor for prompts and for rollouts (arXiv 2509.21009, sections 3 and 6.3)."""
 
 
 class SchedulingConfig(Section):

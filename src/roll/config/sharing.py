@@ -1,4 +1,4 @@
-"""Checks whether engines and trainers can share devices as `cluster.sharing` says."""
+"""Checks whether engines and trainers can share devices as configured by `cluster.sharing`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SharingRule: TypeAlias = Literal["disaggregated", "colocated", "partial_overlap"
 def find_sharing_problem(
     rule: SharingRule, *, async_ratio: float, num_engines: int, num_shared: int, num_ranks: int
 ) -> str:
-    """Return why a run cannot use a sharing rule, and what to do; empty if it can.
+    """Return the reason why a run cannot use a sharing rule, and a remedy; empty if it can.
 
     Args:
         rule: The rule.

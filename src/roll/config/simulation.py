@@ -301,7 +301,7 @@ class SimulationConfig(Section):
         """Return a copy of this configuration with the changes of one variant.
 
         Raises:
-            ConfigError: a change is wrong, or the variant does not exist.
+            ConfigError: a change is invalid, or the variant does not exist.
         """
         if name not in self.variants:
             raise ConfigError(f"'{self.name}' has no variant '{name}'. It has: {', '.join(self.variants) or 'none'}.")
@@ -311,7 +311,7 @@ class SimulationConfig(Section):
         """Return a copy of this configuration with overrides, `key=value`.
 
         Raises:
-            ConfigError: an override is wrong.
+            ConfigError: an override is invalid.
         """
         return _validate(Document(name="", tree=self.model_dump(mode="json")), overrides) if overrides else self
 
@@ -323,7 +323,7 @@ class SimulationConfig(Section):
             name: name of the change in messages.
 
         Raises:
-            ConfigError: a change is wrong.
+            ConfigError: a change is invalid.
         """
         tree = self.model_dump(mode="json") | {"variants": {}, "paper": []}
         return _validate(Document(name=name, tree=tree), changes)

@@ -48,7 +48,7 @@ class SupervisedTraining(TrainingConfig):
         """Compute the number of examples to draw in all epochs; `None` if only the number of steps ends the run.
 
         Args:
-            num_examples: number of examples in all sources together.
+            num_examples: total number of examples in all sources.
         """
         epochs = self.num_epochs if self.num_epochs or self.num_steps else 1.0
         return None if epochs is None else max(round(min(epochs * num_examples, MAX_DRAWS)), 1)
@@ -57,7 +57,7 @@ class SupervisedTraining(TrainingConfig):
         """Return a copy of this section with the run's final number of steps.
 
         Args:
-            num_examples: number of examples in all sources together.
+            num_examples: total number of examples in all sources.
             step: current step of the run. An epoch may have ended inside a step, and earlier steps may have had another
                 size, so the remaining steps are counted from this step.
             num_drawn: number of examples drawn up to this step.

@@ -36,7 +36,7 @@ They are registered here so that an unknown name is rejected when a configuratio
 
 
 def check_back_end(name: str) -> None:
-    """Check, before a run starts, that the user's own training back-end can be used.
+    """Check, before a run starts, that a user-defined training back-end can be used.
 
     Raises:
         ConfigError: The back-end cannot be imported, does not accept a spec, or its class lacks a method.

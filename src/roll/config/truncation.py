@@ -1,8 +1,8 @@
 """Checks of truncated sampling (`rollout.top_p`, `top_k`), which changes the ratio of trainer to engine probabilities.
 
 The engine's log-probs come from the truncated distribution, and the trainer's log-probs come from the full
-distribution. Even with equal logits, the ratio old/rollout of a token is therefore the probability mass that truncation
-kept, between top_p and 1. The ratio of a whole answer is the product over its tokens.
+distribution. Even with identical logits, the ratio old/rollout of a token is therefore the probability mass that
+truncation kept, between top_p and 1. The ratio of a whole answer is the product over its tokens.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _has_engine_ratio(algorithm: AlgorithmConfig) -> bool:
 
 
 def find_truncation_problem(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> str:
-    """Return why the algorithm does not support truncated sampling; empty if it does."""
+    """Return the reason why the algorithm does not support truncated sampling; empty if it does."""
     setting, correction, ratio = _format_setting(rollout), algorithm.correction, algorithm.ratio
     if not setting or algorithm.loss is not None:
         return ""
@@ -73,11 +73,11 @@ def describe_truncation(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> s
 
 
 def find_distillation_truncation_problem(distillation: DistillationConfig, rollout: RolloutConfig) -> str:
-    """Return why distillation with `mode: reward` does not support the truncated sampling; empty if it does.
+    """Return the reason why distillation with `mode: reward` does not support truncated sampling; empty if it does.
 
     The student's log-probs come from the engine, under the truncated distribution; the teacher's log-probs come from
-    the full distribution. Each advantage would be too low by the log of the probability mass that truncation kept. A
-    student that equals its teacher would still change.
+    the full distribution. Each advantage would be too low by the log of the probability mass that truncation kept, so
+    even a student that is identical to its teacher would change.
     """
     setting = _format_setting(rollout)
     if not setting or distillation.mode != "reward":

@@ -1,7 +1,7 @@
 """Access control: a token for readers, and protection against other sites that are open in a user's browser.
 
-A hostile page can make a browser send requests to this server. It cannot read the responses, because no CORS header
-allows it, unless the page's own host name resolves to this server (DNS rebinding). So the `Host` header is checked.
+A malicious page can make a browser send requests to this server. It cannot read the responses, because no CORS header
+allows it, unless the page's host name resolves to this server (DNS rebinding). Therefore the `Host` header is checked.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _CPU_SHARE = 0.004
 
 
 class CpuLimiter:
-    """Limits the server's share of CPU time: pages are updated less often while the server is over budget."""
+    """Limits the CPU time of the server: pages are updated less often while it is over budget."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class CpuLimiter:
         self._owed, self._at, self._before = 0.0, self._clock(), self._spent()
 
     def is_over_budget(self) -> bool:
-        """Return whether the server has used more CPU time than its share. Idle time adds little budget."""
+        """Return whether the server has used more CPU time than its budget. Idle time adds little budget."""
         at, spent = self._clock(), self._spent()
         earned = self._rate * min(at - self._at, 2 * _POLL_S)
         owed = self._owed + spent - self._before - earned

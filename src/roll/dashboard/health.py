@@ -41,7 +41,7 @@ class Alarm:
     """An alarm that was raised."""
 
     step: int | None
-    """`None` for alarms that consider several steps together."""
+    """`None` for alarms that concern several steps."""
     alarm: str
     """The alarm's key below `alarms`."""
     message: str
@@ -101,8 +101,8 @@ def read_log(run_dir: SafeDirectory) -> list[str]:
 def find_alarms(metrics: Metrics, rollouts: Rollouts, log: list[str], patience: int) -> list[Alarm]:
     """Return the alarms that were raised, with their messages from the log.
 
-    An alarm is raised when its metric `alarm/…`, which counts consecutive steps, reaches `patience`. Alarms about
-    several steps together are only in the log, and have no step.
+    An alarm is raised when its metric `alarm/…`, which counts consecutive steps, reaches `patience`. Alarms that
+    concern several steps are only in the log, and have no step.
     """
     said: dict[str, list[str]] = {}
     for line in log:

@@ -40,7 +40,7 @@ def render_png(run_dir: SafeDirectory, digest: str, size: ImageSize) -> bytes:
 
 
 class Thumbnails:
-    """A cache of thumbnails by digest. All runs share it, because equal digests mean equal images."""
+    """A cache of thumbnails by digest. All runs share it, because identical digests mean identical images."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[str, bytes] = OrderedDict()

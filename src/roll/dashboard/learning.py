@@ -20,7 +20,7 @@ _FAILED_SHARE = 0.5
 
 
 def explain_learning(facts: RunFacts) -> Answer:
-    """Answer the question why the reward is flat or, for runs without rewards, why the loss does not fall."""
+    """Answer the question why the reward is flat or, for runs without rewards, why the loss does not decrease."""
     return _explain_loss(facts) if facts.is_supervised else _explain_reward(facts)
 
 
@@ -64,7 +64,7 @@ def _explain_reward(facts: RunFacts) -> Answer:
 
 
 def _explain_failed_rewards(facts: RunFacts) -> str | None:
-    """Return why most of the recent answers have no reward (not a reward of 0); `None` if most have one."""
+    """Return the reason why most of the recent answers have no reward (not a reward of 0); `None` if most have one."""
     share = facts.compute_mean("rollout/infra_error_share", slice(-RECENT_STEPS, None))
     evaluated = facts.evaluation.get_last("eval/infra_errors") or 0.0
     nothing_trained = not facts.train.steps and evaluated > 0

@@ -28,7 +28,7 @@ class Settings:
         self.problem = ""
         self.text = ""
         self.values: dict[str, Any] = {}
-        """Values by dotted key; an empty list or mapping counts as a value."""
+        """Values by dotted key; an empty list or mapping is treated as a value."""
         self.history: list[Any] = []
 
     def refresh(self) -> None:

@@ -1,4 +1,4 @@
-"""Decodes token IDs with the run's own tokenizer."""
+"""Decodes token IDs with the run's tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handling of the BOS token, which some tokenizers put before every text."""
+"""Handling of the BOS token, which some tokenizers prepend to every text."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class PromptData:
     held_out: PromptSource
     """All held-out prompts, domains interleaved."""
     held_out_fingerprints: Mapping[str, str]
-    """Fingerprints of the held-out prompts by domain; equal for equal prompts in equal order."""
+    """Fingerprints of the held-out prompts by domain; identical for the same prompts in the same order."""
     renderer: ChatRenderer
     max_prompt_tokens: int | None
     longest_prompt: int | None

@@ -34,7 +34,7 @@ class ChatRenderer:
     """Renders conversations with the tokenizer's chat template.
 
     A tokenizer without a template belongs to a base model: its prompts are the text of the messages, separated by blank
-    lines, with only the tokenizer's own special tokens.
+    lines, with only the special tokens that the tokenizer adds.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, media: MediaText | None = None) -> None:
@@ -148,7 +148,7 @@ class ChatRenderer:
         return supports_late_system(self.render_text)
 
     def decode_raw(self, token_ids: IntArray) -> str:
-        """Decode token IDs with all special tokens, as the model wrote them."""
+        """Decode token IDs with all special tokens, as the model generated them."""
         return self._decoder.decode_raw(token_ids)
 
     def tokenize(self, text: str, *, first: bool = False) -> IntArray:

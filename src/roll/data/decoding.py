@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["NUM_CONTEXT_TOKENS", "Decoder", "get_rust_backend"]
 
 NUM_CONTEXT_TOKENS = 24
-"""Number of tokens before an answer in which the start of its reasoning is searched."""
+"""Number of tokens before an answer that are searched for the start of its reasoning."""
 _CALL_MARK = re.compile(r"tool|call|python_tag|constrain|ARGS|\|\"\|", re.IGNORECASE)
 _CALL_ENDS = ("<|call|>", "<|tool_response>")
 """Tokens with which models end a message that calls tools."""

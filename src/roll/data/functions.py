@@ -32,7 +32,7 @@ class FunctionKind:
     solve: Callable[..., Any]
     """The solution as a function of the constant and the arguments."""
     draw: DrawArguments
-    """Draws the arguments of a test case."""
+    """Samples the arguments of a test case."""
 
 
 def _draw_number(rng: np.random.Generator) -> tuple[Any, ...]:
@@ -128,7 +128,7 @@ FUNCTION_KINDS = (
 
 
 def build_functions_prompts(config: FunctionsData, domain: str, seed: int) -> tuple[PromptList, PromptList]:
-    """Build training and held-out prompts, which have no pair of function kind and constant in common.
+    """Build training and held-out prompts, which have no pair of function type and constant in common.
 
     Raises:
         DataError: `held_out` leaves no prompt for training or for evaluation.

@@ -3,7 +3,7 @@
     images: [a.png, b.png]      messages: Compare <image> with <image>.
                                            text, image a, text, image b, text
 
-The media in a row's columns replace `<image>`, `<audio>` and `<video>` in the row's messages, in order; media of a kind
+The media in a row's columns replace `<image>`, `<audio>` and `<video>` in the row's messages, in order; media of a type
 without such a placeholder precede the text of the first user message. Each medium is decoded and stored when its row is
 read; a row with an unreadable medium is a bad row.
 """
@@ -242,14 +242,14 @@ def place_media(
     """Insert a row's media into its messages, at placeholders and at the marks of `MediaReader.mark`.
 
     Args:
-        messages: The messages, with one placeholder for each medium of a kind, or with none.
-        media: The media of the row's columns, in order within each kind.
+        messages: The messages, with one placeholder for each medium of a type, or with none.
+        media: The media of the row's columns, in order within each type.
         location: The row's location, for messages.
         columns: The types of media for which the row has a column, even if it is empty. If there are no media, a
-            placeholder of any other kind is treated as text.
+            placeholder of any other type is treated as text.
 
     Raises:
-        BadRow: The numbers of media and placeholders of a kind differ, or there is no user message.
+        BadRow: The numbers of media and placeholders of a type differ, or there is no user message.
     """
     expected = {*columns, *(kind for one in messages for kind in _NEXT_MEDIUM_MARK.findall(str(one.content)))}
     messages = tuple(map(_replace_marks, messages))

@@ -1,7 +1,7 @@
 """Media in rendered text: each medium is marked by its digest, and the mark is expanded to the medium's tokens.
 
     chat template    user\\nLook: <image>\\n           the template writes the model's placeholder
-    text             user\\nLook: [3f9c…]\\n           equal text means equal media
+    text             user\\nLook: [3f9c…]\\n           identical text means identical media
     token ids        user\\nLook: f f f f …\\n         and the spans of the media in them
 
 If the text of a message itself contains a placeholder, a space after its first character escapes it, like other special
@@ -32,10 +32,10 @@ _MEDIA_MARK = re.compile("\ufdd0([0-9a-f]+)\ufdd1")
 def count_media_tokens(media: Iterable[MediaSpan], inputs: MediaInputs | None) -> int:
     """Return the number of feature tokens of the distinct media.
 
-    Each medium passes through its tower once, however often it occurs.
+    Each medium passes through its tower only once, even if it occurs several times.
 
     Args:
-        media: Spans of media; spans with equal digests count once.
+        media: Spans of media; spans with identical digests are counted once.
         inputs: The processed media of the run; `None` if it has none.
     """
     digests = {span.digest for span in media}

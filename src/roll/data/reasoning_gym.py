@@ -1,4 +1,4 @@
-"""Prompts from the tasks of the `reasoning-gym` package, which are seeded generators with their own scorers."""
+"""Prompts from the tasks of the `reasoning-gym` package, which are seeded generators with task-specific scorers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def build_reasoning_gym_prompts(config: ReasoningGymData, domain: str, seed: int
     """Build training prompts, and held-out prompts that differ from all training prompts.
 
     Raises:
-        DataError: The task does not exist, rejects the options, or has too few different questions to hold any out.
+        DataError: The task does not exist, rejects the options, or has too few distinct questions for a held-out split.
     """
     num_held_out = round(config.size * config.held_out)
     training = _build_prompts(config, domain, seed, config.size, "")

@@ -5,7 +5,7 @@
 
 A token's log-prob is from the forward pass that generated it, so training must replay the experts of that pass. A
 request that was aborted before its first token has no record. Later requests process earlier tokens again unless they
-are cached, possibly with other weights and so with other experts. Their records are used only for tokens without an
+are cached, possibly with other weights and thus with other experts. Their records are used only for tokens without an
 earlier record, such as an answer's last token.
 """
 

@@ -4,7 +4,7 @@
                                                                          │
                                       a row is read again when it is drawn ◄┘
 
-Thus a source needs only a few bytes of memory per row, and malformed rows are rejected before training.
+Therefore a source needs only a few bytes of memory per row, and malformed rows are rejected before training.
 """
 
 from __future__ import annotations
@@ -147,12 +147,12 @@ def _to_array(rows: array[int]) -> NDArray[np.int64]:
 
 
 def _shuffle(rows: array[int], seed: int) -> NDArray[np.int64]:
-    """Shuffle held-out row numbers, so that the first ones are a representative sample even of a sorted table."""
+    """Shuffle held-out row numbers, so that the first ones are a representative sample even if the table is sorted."""
     return _to_array(rows)[np.random.default_rng([seed, 0x0E1D]).permutation(len(rows))]
 
 
 def _split_by_share(reader: RowReader[T], table: Table, seed: int) -> tuple[RowItems[T], RowItems[T]]:
-    """Split one table into training items and a held-out share."""
+    """Split one table into training items and a held-out fraction."""
     # The side of an item depends on its question and the seed, not on its neighbors: a question that occurs twice never
     # leaks, and adding rows moves none.
     sides = (array("q"), array("q"))

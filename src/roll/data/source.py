@@ -33,7 +33,7 @@ class Source(Items[Item_co], Protocol[Item_co]):
     """Prompts or examples with a fingerprint of their content."""
 
     fingerprint: str
-    """Digest that is equal for equal content in equal order; checked when a run is resumed."""
+    """Digest that is identical for the same content in the same order; checked when a run is resumed."""
 
 
 class Fingerprint:

@@ -1,11 +1,11 @@
 """Data mixing: resumable streams of prompts or examples from several sources, each sampled without replacement.
 
     source A ── shuffled per epoch ──┐
-    source B ── shuffled per epoch ──┼── shares by weight, exact in the long run ──► draw 0, 1, 2, …
+    source B ── shuffled per epoch ──┼── mixed by weight, exact in the long run ──► draw 0, 1, 2, …
     source C ── shuffled per epoch ──┘
 
 Invariants: draw n depends only on the settings, not on the grouping of draws into calls; within an epoch of a source
-every item comes once; the state is a few numbers, never content.
+every item is drawn once; the state consists of a few numbers and no content.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class WeightedSource(Generic[T]):
     items: Items[T]
     weight: float = 1.0
     fingerprint: str = ""
-    """Digest that is equal for equal items in equal order."""
+    """Digest that is identical for the same items in the same order."""
 
 
 class WeightedStream(ABC, Generic[T, D]):
@@ -66,7 +66,7 @@ class WeightedStream(ABC, Generic[T, D]):
 
     @property
     def num_items(self) -> int:
-        """Number of different items over all sources."""
+        """Number of distinct items over all sources."""
         return sum(len(source.items) for source in self._sources)
 
     @property
@@ -80,7 +80,7 @@ class WeightedStream(ABC, Generic[T, D]):
         return self._sources[self._find_next_source()].domain
 
     def peek(self, count: int) -> list[T]:
-        """Return the first `count` items of the first source, in the source's own order, without drawing them."""
+        """Return the first `count` items of the first source, in the order of the source, without drawing them."""
         items = self._sources[0].items
         return [items[i] for i in range(min(count, len(items)))]
 
@@ -153,7 +153,8 @@ class WeightedStream(ABC, Generic[T, D]):
         return self._draw(draw_id, source.items[int(self._get_order(source_index, epoch)[offset])], position)
 
     def _find_next_source(self) -> int:
-        """Return the index of the source for the next draw: the source that is furthest below its share of all draws.
+        """Return the index of the source for the next draw: the source that is furthest below its fraction of all
+        draws.
 
         If several sources are equally far below, return the first of them.
         """

@@ -6,9 +6,9 @@ Other libraries call it the assistant mask (`assistant_masks`, `assistant_only_l
 
 A turn is the text that the model generates after the generation prompt: the message as the template renders it, and the
 special tokens that end it. The turn starts where the conversation before it, rendered with the generation prompt, ends.
-A template's `{% generation %}` marks do not decide this, because many of them include the header; they can only exclude
-more. If the template renders a turn differently once the conversation continues (some drop earlier reasoning), the
-model would not have generated that turn there: it is context only.
+A template's `{% generation %}` marks do not determine the start, because many of them include the header; they can only
+exclude further tokens. If the template renders a turn differently once the conversation continues (some drop earlier
+reasoning), the model would not have generated it in this form: the turn is context only.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class DiffusionPassRunner:
     ) -> ForwardBackwardResult:
         """Return a batch's loss and metrics over all ranks; run `backward` if it is given.
 
-        In the result, each input of the denoiser counts as one token.
+        In the result, each input of the denoiser is counted as one token.
 
         Raises:
             ValueError: The batch has no samples, a sample lacks an input of the loss, or `counts` is given.
@@ -129,7 +129,7 @@ class DiffusionPassRunner:
     def _run_terms(
         self, batch: DiffusionBatch, loss: DiffusionLoss, backward: Any, sums: _MicroBatchSums, *, last: bool
     ) -> None:
-        """Run a loss on single denoiser inputs."""
+        """Run a loss whose terms are single inputs of the denoiser."""
         unit = 2 if loss.compares_pairs else 1
         terms = self._build_terms(batch, loss, self.select_share(batch.samples, unit), unit)
         sums.num_terms = len(terms)

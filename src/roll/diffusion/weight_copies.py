@@ -4,7 +4,7 @@
     move(name, decay)     copy <- decay copy + (1 - decay) current
     activate(name)        copy ─► network  ─ passes without gradients ─►  current weights ─► network
 
-With LoRA a copy contains only the adapters. Current weights are restored bit for bit.
+With LoRA a copy contains only the adapters. Current weights are restored bitwise.
 """
 
 from __future__ import annotations

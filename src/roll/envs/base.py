@@ -43,7 +43,7 @@ class Env(Protocol):
 
     An environment may also have these methods; a caller reports an error if a required method is missing:
 
-    - `sample_random_action() -> str`: a random well-formed action, for trying out the environment.
+    - `sample_random_action() -> str`: a random well-formed action, for testing the environment.
     - `spawn(same_state=False, **overrides) -> Env`: another environment with the same settings, changed by `overrides`;
       with `same_state`, at the same point of the same episode.
     - `close()`: release resources.
@@ -67,8 +67,8 @@ class Env(Protocol):
 def format_observation(observation: Content, info: dict[str, Any]) -> Content:
     """Return the observation as the player sees it, with the prefix and suffix from `info`.
 
-    ROLL's own environments put everything into the observation. Many of GEM's environments return the board as a
-    suffix, which belongs to the newest observation only.
+    ROLL's environments include everything in the observation. Many of GEM's environments return the board as a suffix,
+    which belongs to the newest observation only.
     """
     before, after = (str(info.get(name, "")) for name in ("prefix", "suffix"))
     if isinstance(observation, str):

@@ -2,7 +2,8 @@
 
     problems = check("mazes.py:Maze", {"size": 5})
 
-Training relies on these rules: an environment that breaks a rule would fail during a run, or produce useless rollouts.
+Training relies on these rules: an environment that violates a rule would fail during a run, or produce invalid
+rollouts.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Finding:
         rule: The rule, which holds for every environment.
         behavior: The behavior of this environment that breaks the rule.
         remedy: How to fix the environment.
-        fatal: True if training would fail or learn from wrong data; False if only a useful feature is missing.
+        fatal: True if training would fail or use incorrect data; False if only an optional feature is missing.
     """
 
     rule: str
@@ -221,7 +222,7 @@ async def _check_unusual_actions(build: Callable[[], Any], num_seeds: int) -> An
 
 
 async def _measure_seconds(call: Callable[[], Any], before: Callable[[], Any] | None = None) -> float:
-    """Measure how many seconds `call` takes, after awaiting `before`, if given.
+    """Measure the duration of `call` in seconds, after awaiting `before`, if specified.
 
     A slow call is repeated once, since the machine may have paused; the shorter time is returned.
     """

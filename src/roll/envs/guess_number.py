@@ -24,7 +24,7 @@ class GuessNumber:
     Args:
         max_number: Highest number, at least 2.
         num_turns: Number of guesses, at least 1.
-        secret: The secret number; `None` draws it from the seed.
+        secret: The secret number; with `None`, it is sampled from the seed.
     """
 
     def __init__(self, max_number: int = 5, num_turns: int = 2, secret: int | None = None) -> None:

@@ -5,8 +5,9 @@
         observation, reward, terminated, truncated, info = await env.step(action)
 
 Invariants: a call never blocks the event loop, unless an environment was configured to run on it; any failure of an
-environment (it raises, hangs, dies, breaks the protocol) is an `InfraError` of its own episode, and names the call and
-the location; an environment is closed even if its episode is canceled, and abandoned if it cannot be closed in time.
+environment (it raises, hangs, dies, violates the protocol) raises an `InfraError` for its episode only, and names the
+call and the location; an environment is closed even if its episode is canceled, and abandoned if it cannot be closed in
+time.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class EnvHosts:
     images: ResultStorage | None = None
     """Stores the images of observations; `None` if no model reads them."""
     counts: Counter[tuple[str, str]] = field(init=False, default_factory=Counter)
-    """Counts by environment and kind: `calls`, `seconds`, `failures` (of which `time_limits`), since the last
+    """Counts by environment and type: `calls`, `seconds`, `failures` (of which `time_limits`), since the last
     `collect_metrics`.
     """
     num_open: int = field(init=False, default=0)

@@ -25,7 +25,8 @@ LIMITS = ImageLimits(num_bytes=32 * 2**20, num_pixels=2**25)
 MAX_IMAGES = 1_000
 """Maximum number of images in an observation or a request: each is decoded before its tokens can be counted."""
 MAX_CONCURRENT_DECODES = 4
-"""Maximum number of images that are decoded at once; the pool's other work must not wait for many large ones."""
+"""Maximum number of images that are decoded concurrently, so that other work of the pool does not wait for many large
+images."""
 DECODE_TIME_LIMIT_S = 30.0
 MAX_CACHED_DIGESTS = 10_000
 """Maximum number of images whose digests are remembered, because an agent sends its whole history with each request."""

@@ -18,7 +18,7 @@ STEP_CONTRACT = "`step(action)` returns `(observation, reward, terminated, trunc
 
 
 class ProtocolError(InfraError):
-    """An environment's result breaks the protocol.
+    """An environment's result violates the protocol.
 
     Args:
         rule: The rule, which holds for every environment.

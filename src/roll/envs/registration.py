@@ -126,7 +126,7 @@ def find(id: str) -> EnvSpec:
 
 
 def is_user_class(id: str) -> bool:
-    """Return whether a name is the path of a user's own class: neither registered nor from another library."""
+    """Return whether a name is the path of a user-defined class: neither registered nor from another library."""
     return id not in ENVS and id.partition(":")[0] not in ADAPTER_PATHS
 
 

@@ -30,7 +30,7 @@ __all__ = ["SandboxHost"]
 _LIBRARY = "/opt/roll"
 _MODULE = "roll.envs.episode_program"
 MAX_EPISODE_S = 86_400.0
-"""Maximum duration of an episode in seconds; an episode's own limits end it long before."""
+"""Maximum duration of an episode in seconds; the limits of an episode end it long before."""
 MAX_LINE_BYTES = 2**24
 
 

@@ -1,4 +1,4 @@
-"""Vectorized environments: several environments, all or some of which are stepped together.
+"""Vectorized environments: several environments, all or some of which are stepped in one call.
 
     step({2: action, 5: action}) ─► each of these environments ─► observations [2], rewards [2], ..., infos [2]
 

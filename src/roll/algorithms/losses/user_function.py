@@ -63,7 +63,7 @@ class UserLoss:
 
 
 def _find_problem(outputs: object, inputs: LossInputs) -> str | None:
-    """Return what is wrong with the return value of a loss; `None` if it is valid."""
+    """Return the problem with the return value of a loss; `None` if it is valid."""
     if not isinstance(outputs, LossOutputs):
         return f"{type(outputs).__name__}, not a LossOutputs"
     if not isinstance(outputs.loss, Tensor) or outputs.loss.ndim:

@@ -1,4 +1,4 @@
-"""Applies rules to the values of a file, which gives the ROLL configuration and a report on every key."""
+"""Applies rules to the values of a file; the result is the ROLL configuration and a report on every key."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Rule:
     default: Any
     """Default of the other library."""
     kind: Literal["renamed", "companion", "ignored", "unsupported"]
-    """`renamed`: has a counterpart in ROLL; `companion`: modifies how another key is converted; `ignored`: does not
+    """`renamed`: has a counterpart in ROLL; `companion`: affects the conversion of another key; `ignored`: does not
     affect training; `unsupported`: has no counterpart.
     """
     targets: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Rule:
     a value without a counterpart, and `ConfigError` for a value that is invalid for the key.
     """
     equivalent_values: tuple[Any, ...] = ()
-    """For a key that ROLL does not support: values with which both libraries behave the same."""
+    """For a key that ROLL does not support: values for which both libraries behave identically."""
 
     def covers(self, key: str) -> bool:
         """Return whether the rule applies to `key`."""

@@ -1,4 +1,4 @@
-"""Keys that all trainers of TRL 1.16 have: `TrainingArguments`, `ModelConfig` and the script's own."""
+"""Keys that all trainers of TRL 1.16 have: those of `TrainingArguments`, `ModelConfig` and the script."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def count_update_rows(values: LibraryValues) -> int:
 
 
 def compute_generation_sizes(values: LibraryValues) -> tuple[int, int]:
-    """Return how many completions TRL generates at once, and how many optimizer steps one pass over them takes.
+    """Return the number of completions that TRL generates at once, and the number of optimizer steps of one pass over
+    them.
 
     Raises:
         ConfigError: `generation_batch_size` and `steps_per_generation` are both set.
@@ -55,7 +56,7 @@ def compute_generation_sizes(values: LibraryValues) -> tuple[int, int]:
 
 
 def count_epoch_rows(values: LibraryValues) -> float:
-    """Return the number of rows that all epochs together train on: epochs times the rows of the data set.
+    """Return the total number of rows that all epochs train on: epochs times the rows of the data set.
 
     Raises:
         ConfigError: the number of rows is not known.

@@ -192,7 +192,8 @@ def _select_existing(record_batch: pa.RecordBatch, names: Sequence[str]) -> list
 
 
 def _read_column(record_batch: pa.RecordBatch, name: str) -> list[Any]:
-    """Return the values of a column, one per row (`None` if the column is missing). Equal texts share one object."""
+    """Return the values of a column, one per row (`None` if the column is missing). Identical strings share one
+    object."""
     import pyarrow as pa
 
     if name not in record_batch.schema.names:

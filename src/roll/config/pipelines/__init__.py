@@ -24,7 +24,7 @@ _FUNCTION_ARGUMENTS = {
     "facts": ("config", "at"),
     "evaluate": ("config",),
 }
-"""Arguments of the functions of a user's own pipeline."""
+"""Arguments of the functions of a user-defined pipeline."""
 
 
 class PipelineRegistry(ExtensibleRegistry[T]):

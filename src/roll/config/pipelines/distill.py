@@ -88,7 +88,7 @@ class DistillConfig(DistillationBase, OnlineConfig):
         return self.distillation.mode == "loss"
 
     def describe_missing_role(self, role: str) -> str:
-        """Describe why this run does not have a role that the device mapping names, and what to do."""
+        """Describe why this run does not have a role that the device mapping names, and a remedy."""
         if role == "teacher":
             return "with `distillation.mode: loss` the student's trainer holds the teachers: remove the key"
         return super().describe_missing_role(role)

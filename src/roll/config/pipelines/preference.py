@@ -14,7 +14,7 @@ __all__ = ["PreferenceConfig"]
 
 
 class PreferenceConfig(SupervisedConfig):
-    """Preference training: the model learns to prefer the answers that people or a judge preferred."""
+    """Preference training: the model learns to prefer the answers that humans or a judge preferred."""
 
     pipeline: Literal["preference"] = option("preference", "Name of the pipeline.")
     preference: PreferenceSection = option(PreferenceSection(), "Preference loss.")

@@ -26,7 +26,7 @@ class PairingSection(Section):
 
 
 class PreferenceOnlineConfig(OnlineConfig):
-    """Online preference training: the policy learns to prefer its own answers with the higher reward."""
+    """Online preference training: the policy learns to prefer its answers with the higher reward."""
 
     pipeline: Literal["preference_online"] = option("preference_online", "Name of the pipeline.")
     preference: PreferenceLossSection = option(PreferenceLossSection(), "Preference loss.")

@@ -1,4 +1,4 @@
-"""The configuration of rejection sampling: iterated fine-tuning on the policy's own best answers."""
+"""The configuration of rejection sampling: iterated fine-tuning on the policy's best answers."""
 
 from __future__ import annotations
 

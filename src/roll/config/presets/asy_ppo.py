@@ -5,8 +5,8 @@
     loss = -1/n sum_i 1/|o_i| sum_t I^A min(r A, clip(r, 0.8, 1.2) A) + beta I^H H(pi_t)
     I^A = 0 where sigma_t is in the lowest 20 %, I^H = 0 where it is in the highest 20 %
 
-Critics may be smaller than the policy (`critic.model`). The paper does not give every constant. Here, the GAE lambda is
-1, as in `ppo`, and the entropy coefficient is 0.001, which is small enough that the model still learns to end short
+Critics may be smaller than the policy (`critic.model`). The paper does not specify every constant. Here, the GAE lambda
+is 1, as in `ppo`, and the entropy coefficient is 0.001, which is small enough that the model still learns to end short
 answers.
 """
 

@@ -8,7 +8,7 @@ WAAD_t (windowed average attention distance) is high if token t attends far back
 is high if later tokens attend to token t. Tokens with a high FAI_t are called anchors. An anchor inside a phrase shares
 its weight with the token that introduces the phrase. Attention maps come from five middle layers of the trained model,
 in the forward pass of the update. With several updates per batch, they come from a forward pass before the first
-update. The paper gives no thresholds for the coupled form; here, they are quantiles over the answer's tokens.
+update. The paper does not specify thresholds for the coupled form; here, they are quantiles over the answer's tokens.
 """
 
 USE_CASE = "Long reasoning in which few tokens decide the result."

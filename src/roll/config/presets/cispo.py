@@ -4,9 +4,9 @@
     loss = - sum_t sg(clip(r_t, 0, 1 + e_high)) A_i log pi / sum_i |o_i|
 
 The clip bounds a token's weight but never removes its gradient. As in the paper, there is no lower bound. The paper
-does not give e_high; here, 1 + e_high is 3. In the first update on fresh rollouts, ratios are near 1 and do not reach
-this bound. The ratio to mu already covers staleness, mismatch and earlier updates on the batch, so no correction is
-applied.
+does not specify e_high; here, 1 + e_high is 3. In the first update on fresh rollouts, ratios are near 1 and do not
+reach this bound. The ratio to mu already covers staleness, mismatch and earlier updates on the batch, so no correction
+is applied.
 """
 
 USE_CASE = "Several updates per batch, stale rollouts; rare tokens must keep their gradient."

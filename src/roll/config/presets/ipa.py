@@ -4,12 +4,12 @@
     rho_c = geometric mean of pi/mu over the chunk (mu: the engine's policy);   m_c = 1[ geometric mean of old/mu <= H ]
     G > 0: -m G log pi;   G <= 0: -m sg(clip(rho, 0, 1)) G log pi;   expert rollouts: -lambda_IL G log pi
 
-The paper gives no constants. With gamma = 0.95, the return halves every 14 chunks. H = 1.2 is ROLL's bound for the
-train-inference mismatch. As in `topr`, the denominator of rho is the policy that sampled the chunk. With the trainer's
-policy before the update as the denominator, rho would always be 1 if a batch has one update, even for a stale batch. In
-the paper, R is the final reward, so failed rollouts with reward 0 contribute no gradient. Here, R is the total reward
-of all turns, and the group mean is subtracted, so failed rollouts have a negative G and the second case applies. The
-pipeline `agentic` implements the paper's chunk-level initialized resampling as `anchors`.
+The paper does not specify the constants. With gamma = 0.95, the return halves every 14 chunks. H = 1.2 is ROLL's bound
+for the train-inference mismatch. As in `topr`, the denominator of rho is the policy that sampled the chunk. With the
+trainer's policy before the update as the denominator, rho would always be 1 if a batch has one update, even for a stale
+batch. In the paper, R is the final reward, so failed rollouts with reward 0 contribute no gradient. Here, R is the
+total reward of all turns, and the group mean is subtracted, so failed rollouts have a negative G and the second case
+applies. The pipeline `agentic` implements the paper's chunk-level initialized resampling as `anchors`.
 """
 
 USE_CASE = "Episodes of many turns with tools; mismatch between engine and trainer."

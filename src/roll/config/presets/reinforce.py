@@ -3,8 +3,8 @@
     A_i = R_i - mean_batch R;   loss = -1/N sum_i A_i sum_t log pi(o_t)
 
 There is no ratio and no clip, so every batch must be on-policy and can be used for only one update. The only baseline
-is the mean of the batch, so one rollout per prompt is enough. The variance is large if prompts differ in difficulty.
-Set `advantage.mean: none` to use no baseline.
+is the mean of the batch, so one rollout per prompt is sufficient. The variance is large if prompts differ in
+difficulty. Set `advantage.mean: none` to use no baseline.
 """
 
 USE_CASE = "The simplest baseline; one rollout per prompt."

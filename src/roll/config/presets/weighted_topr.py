@@ -2,7 +2,7 @@
 
     A > 0: -w+ A log pi;   A <= 0: -w- sg(clip(r, 0, 1)) A log pi;   r as in topr
 
-The paper gives no values for the weights; here, w- is 0.5. With group-centered rewards, a few correct answers have the
+The paper does not specify the weights; here, w- is 0.5. With group-centered rewards, a few correct answers have the
 same total weight as many incorrect answers. A smaller negative weight slows the loss of entropy.
 """
 

@@ -1,4 +1,4 @@
-"""Rewards with an external scorer: a user's function, a task's own scorer, or an environment."""
+"""Rewards with an external scorer: a user-defined function, the scorer of a task, or an environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards from a model: a judge that is prompted, or a reward model that returns a number."""
+"""Rewards from a model: a judge, which is prompted, or a reward model, which returns a number."""
 
 from __future__ import annotations
 

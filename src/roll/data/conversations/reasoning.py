@@ -1,4 +1,4 @@
-"""Reads a model's reasoning before an answer from the fields of inference services and data sets."""
+"""Reads a model's reasoning before an answer from the fields that inference services and data sets use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_reasoning(fields: UnreadFields, location: str) -> dict[str, str]:
     """Read the text of each reasoning field of a message, by field name.
 
     Raises:
-        BadRow: A field is not text, or is encrypted.
+        BadRow: A field is not a string, or is encrypted.
     """
     found: dict[str, str] = {}
     for name in REASONING_FIELDS:

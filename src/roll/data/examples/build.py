@@ -52,7 +52,7 @@ class ExampleData:
     held_out: Items[Example]
     """All held-out examples, domains interleaved."""
     held_out_fingerprints: Mapping[str, str]
-    """Fingerprints of the held-out examples by domain; equal for equal examples in equal order."""
+    """Fingerprints of the held-out examples by domain; identical for the same examples in the same order."""
     sample_builder: SampleBuilder
     settings: dict[str, ExampleDataConfig]
     """Settings by domain."""
@@ -107,7 +107,7 @@ def build_examples(
         kind: The type of examples that the pipeline trains on.
         tokenizer: The model's tokenizer, with its chat template.
         seed: Seed for shuffling the examples and for the held-out split.
-        max_tokens: Longest context, in tokens.
+        max_tokens: Maximum context length, in tokens.
         score_at_end: Whether the only loss token of a sample is an end token that is appended to it.
         pipeline: The pipeline's name, for messages.
         media: Store and processor of the run's images; `None` for a text-only model.

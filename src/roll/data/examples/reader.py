@@ -1,4 +1,4 @@
-"""Reads rows as examples of the kind that a pipeline trains on, and records bad rows."""
+"""Reads rows as examples of the type that a pipeline trains on, and records bad rows."""
 
 from __future__ import annotations
 

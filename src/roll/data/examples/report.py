@@ -12,7 +12,7 @@ __all__ = ["ExampleReport"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExampleReport:
-    """The findings from checking the examples before training."""
+    """The results of checking the examples before training."""
 
     bad: Mapping[str, BadRowCollector]
     """Bad rows by domain, which are skipped."""

@@ -43,7 +43,7 @@ class SampleBuilder:
 
     renderer: ChatRenderer
     max_tokens: int | None = None
-    """Longest context, in tokens; `None` for no limit."""
+    """Maximum context length, in tokens; `None` for no limit."""
     score_at_end: bool = False
     """If True, append an end token as the only loss token; a value head scores the answer at this token."""
 

@@ -1,6 +1,6 @@
 """DiffusionNFT: a policy gradient without likelihoods, on noised samples x_sigma of the old policy (arXiv 2509.16117).
 
-    r    = clip(A, -m, m) / (2 m) + 1/2                              probability that the sample is a good one
+    r    = clip(A, -m, m) / (2 m) + 1/2                              probability that the sample is good
     v+   = beta v_theta + (1 - beta) v_old                           implicit policy of good samples
     v-   = (1 + beta) v_old - beta v_theta                           implicit policy of bad samples
     loss = m (r D(v+) + (1 - r) D(v-)) / beta + kl mean (v_theta - v_ref)^2

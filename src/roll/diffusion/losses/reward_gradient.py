@@ -3,8 +3,8 @@
     noise ─ ODE steps without gradients ─► x ─ last K steps with gradients ─► x_0 ─ decode ─► images ─► R
     loss = -scale (R - mean) / std + kl mean over the K steps of mean (v - v_ref)^2 / (2 sigma^2)
 
-The reward is a torch function of a batch of images. The noise is seeded by the draw, because with constant noise
-the policy would overfit to that noise.
+The reward is a torch function of a batch of images. The noise is seeded by the draw, because with constant noise the
+policy would overfit to this noise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Loading of a diffusion model: a pipeline directory of diffusers, or the user's own class."""
+"""Loading of a diffusion model: a pipeline directory of diffusers, or a user-defined class."""
 
 from __future__ import annotations
 

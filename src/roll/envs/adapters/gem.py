@@ -1,6 +1,6 @@
 """Environments of the package `gem-llm` (arXiv 2510.01051): `gem:game:Sudoku-v0-easy`.
 
-They already follow the protocol; the adapter only gives each environment its own random state.
+They already follow the protocol; the adapter only provides a separate random state for each environment.
 """
 
 from __future__ import annotations

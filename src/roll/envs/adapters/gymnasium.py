@@ -28,7 +28,7 @@ _ACTIONS: dict[str, tuple[str, ...]] = {
     "MountainCar": ("left", "none", "right"),
     "Acrobot": ("left", "none", "right"),
 }
-"""Names of the actions of Gymnasium's own environments, in the order of their numbers."""
+"""Names of the actions of the environments in Gymnasium, in the order of their numbers."""
 
 
 class GymnasiumEnv:

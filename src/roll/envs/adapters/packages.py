@@ -36,9 +36,9 @@ def import_package(module: str, package: str, feature: str, advice: str = "") ->
 
 
 class RandomState:
-    """An environment's own random state for Python's and NumPy's generators.
+    """A separate random state of an environment for Python's and NumPy's generators.
 
-    Concurrent episodes that share the process-wide generators could not be reproduced from their seeds.
+    If concurrent episodes shared the process-wide generators, they could not be reproduced from their seeds.
     """
 
     def __init__(self) -> None:

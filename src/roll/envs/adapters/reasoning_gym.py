@@ -21,7 +21,7 @@ class ReasoningGymEnv:
 
     Args:
         task: The task's name.
-        size: Number of different questions; `reset(seed)` selects question `seed` modulo this number.
+        size: Number of distinct questions; `reset(seed)` selects question `seed` modulo this number.
         seed: Seed of the questions.
         options: The task's options.
     """

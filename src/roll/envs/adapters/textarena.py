@@ -17,7 +17,7 @@ __all__ = ["TextArenaEnv", "make"]
 class TextArenaEnv:
     """An `Env` of one seat; in multi-player games, `opponent` plays the other seats.
 
-    The last step returns TextArena's reward for this seat. Actions are written in the game's own format.
+    The last step returns TextArena's reward for this seat. Actions are written in the format of the game.
 
     Args:
         env: The result of `textarena.make` for a name that ends in `-raw`, whose observations are lists of messages.

@@ -193,7 +193,7 @@ def make(name: str, *, tool_format: str = "auto", **options: Any) -> VerifiersEn
     """Build `verifiers.load_environment(name, **options)`.
 
     Raises:
-        ConfigError: The library or the environment's package is missing, or the environment is of an unsupported kind.
+        ConfigError: The library or the environment's package is missing, or the environment is of an unsupported type.
     """
     verifiers = import_package("verifiers", PACKAGE, f"environment 'verifiers:{name}'", ADVICE)
     if not hasattr(verifiers, "load_environment"):

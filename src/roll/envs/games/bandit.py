@@ -1,4 +1,4 @@
-"""Find the best of several slot machines."""
+"""Find the slot machine with the highest win probability."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Bandit"]
 class Bandit(Game[str]):
     """Slot machines A, B, ... with hidden win probabilities. Each turn pulls one machine; a win gives 1 / `max_turns`.
 
-    No policy always wins. The best policy finds the machine with the highest probability and keeps pulling it.
+    No policy always wins. The optimal policy identifies the machine with the highest probability and keeps pulling it.
 
     Args:
         num_machines: Number of machines, 2 to 26; None samples 2 to 5.

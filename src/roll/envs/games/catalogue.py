@@ -1,4 +1,4 @@
-"""Names of the games, with their classes and arguments: GEM's 39, and ROLL's own."""
+"""Names of the games, with their classes and arguments: 39 of GEM, and those of ROLL."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ __all__ = ["Crosswords"]
 class Crosswords(Game[tuple[int, int, str]]):
     """A crossword of `num_words` words with at most `max_turns` letters, so that it can be filled within the turns.
 
-    Every correct letter gives the same reward; the rewards of all letters sum to 1. A wrong letter only uses up the
-    turn.
+    Every correct letter gives the same reward; the rewards of all letters sum to 1. An incorrect letter only uses up
+    the turn.
 
     Args:
         hardcore: Whether to use harder words and clues.

@@ -22,7 +22,7 @@ class FifteenPuzzle(DirectionGame):
 
     The tiles are scrambled by at most `max_turns` moves, so the puzzle can be solved.
 
-    The reward of the last turn is the fraction of tiles in the right place.
+    The reward of the last turn is the fraction of tiles in the correct position.
     """
 
     steps = {"up": (1, 0), "down": (-1, 0), "left": (0, 1), "right": (0, -1)}  # noqa: RUF012  (see the base)

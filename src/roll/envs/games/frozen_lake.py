@@ -13,7 +13,7 @@ __all__ = ["FrozenLake"]
 _Cell = tuple[int, int]
 
 _SAMPLED_VARIANTS = [(4, 15), (6, 25), (8, 40)]
-"""Size and turns of the variant that draws them."""
+"""Possible sizes and turns if `size` is None."""
 
 
 @dataclass(kw_only=True, eq=False)

@@ -23,7 +23,7 @@ class Game2048(DirectionGame):
 
     Every doubling of the largest tile gives the same reward; the rewards of all doublings up to the target sum to 1.
     The game is lost when no move is left. As in GEM, the targets of `hard` and `extreme-hard` cannot be reached within
-    their turns, because each turn adds a tile of at most 4; only a part of the total reward can be earned.
+    their turns, because each turn adds a tile of at most 4; only a part of the total reward can be obtained.
     """
 
     target_tile: int | None = 2048

@@ -98,6 +98,7 @@ class Mastermind(Game[tuple[int, ...]]):
 
 
 def count_pegs(code: tuple[int, ...], guess: tuple[int, ...]) -> tuple[int, int]:
-    """Return the numbers of black pegs (right number, right place) and white pegs (right number, wrong place)."""
+    """Return the numbers of black pegs (correct number in the correct position) and white pegs (correct number in
+    another position)."""
     black = sum(a == b for a, b in zip(code, guess, strict=True))
     return black, (Counter(code) & Counter(guess)).total() - black

@@ -24,7 +24,8 @@ _NUM_ATTEMPTS = 200
 
 @dataclass(kw_only=True, eq=False)
 class Sokoban(DirectionGame):
-    """A room of `dim_room` rows and columns, including the walls around it, with `num_boxes` boxes and as many goals.
+    """A room of `dim_room` rows and columns, including the walls around it, with `num_boxes` boxes and the same number
+    of goals.
 
     A room is generated backward from the solved state, by pulling the boxes off their goals in at most `max_turns`
     moves, so it can always be solved within the turns. The reward of the last turn is the fraction of boxes on goals.
@@ -126,8 +127,8 @@ def _pull_boxes(
 ) -> tuple[_Cell, frozenset[_Cell]]:
     """Walk randomly through the solved room, at most `max_moves` moves, and pull boxes off their goals.
 
-    Returns the player's cell and the boxes' cells in the visited position with the most boxes off their goals. A tie
-    goes to the position whose boxes are farthest from the goals.
+    Returns the player's cell and the boxes' cells in the visited position with the most boxes off their goals. In a
+    tie, the position whose boxes are farthest from the goals is chosen.
     """
     player = rng.choice(sorted(floor - goals))
     boxes = goals

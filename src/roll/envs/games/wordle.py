@@ -1,4 +1,4 @@
-"""Find a word from marks that show which letters are in place."""
+"""Guess a word, with marks that show which letters are in the correct position."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Wordle", "mark_guess"]
 class Wordle(Game[str]):
     """A secret word of `word_length` letters, 3 to 7.
 
-    The letters give 0.5 in total; each gives its part when a guess first has it in the right place. The whole word
+    The letters give 0.5 in total; each gives its part when a guess first has it in the correct position. The whole word
     gives the other 0.5. If an argument is None, the length is sampled from 3 to 5, with five turns per letter.
 
     Args:
@@ -85,7 +85,7 @@ class Wordle(Game[str]):
 def mark_guess(secret: str, guess: str) -> str:
     """Return a string with one character per letter of a guess.
 
-    `G`: the letter is in the right place; `Y`: the secret has it in another place; `X`: neither.
+    `G`: the letter is in the correct position; `Y`: the secret has it in another position; `X`: neither.
 
     Each letter of the secret accounts for at most one `G` or `Y`; `G` takes precedence.
     """

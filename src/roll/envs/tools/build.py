@@ -26,7 +26,7 @@ TOOLS: Registry[Any] = Registry(
         "mcp": "roll.envs.tools.mcp:McpTools",
     },
 )
-"""Tool constructors by name. A user's own class or function is named `package.module:name` or `file.py:name`."""
+"""Tool constructors by name. A user-defined class or function is named `package.module:name` or `file.py:name`."""
 
 
 SANDBOXED_TOOLS = ("python", "workspace")

@@ -36,7 +36,7 @@ class ToolRewards:
     success: float = 0.0
     """Additional reward of each successful call."""
     error: float = 0.0
-    """Additional reward of each failed call: wrong arguments, a program that fails."""
+    """Additional reward of each failed call: invalid arguments, or a program that fails."""
     format: float = 0.0
     """Reward of each malformed call."""
 
@@ -77,7 +77,7 @@ class ToolEnv:
 
     Args:
         env: Any environment.
-        tools: Tools and sources of tools, with different names.
+        tools: Tools and sources of tools, with distinct names.
         tool_format: Format of tool calls: see `TOOL_CALL_FORMATS`.
         parse_reasoning: Whether to run calls inside the model's reasoning as well.
         max_tool_uses: Maximum number of calls in one episode, including malformed calls.

@@ -1,7 +1,7 @@
 """Tools of MCP (Model Context Protocol) servers, through the official SDK (the package `mcp`).
 
-The SDK's client must be entered and exited by the same task, while each episode runs in its own task. So a dedicated
-task holds the connection open, from the first episode until `close`.
+The SDK's client must be entered and exited by the same task, while each episode runs in its own task. Therefore a
+dedicated task keeps the connection open, from the first episode until `close`.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class McpTools:
 
         Raises:
             ToolError: The server rejects the arguments.
-            InfraError: The connection broke.
+            InfraError: The connection was lost.
         """
         try:
             return await self._client.call_tool(name, dict(arguments))

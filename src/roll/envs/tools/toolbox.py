@@ -1,4 +1,5 @@
-"""Calls tools for a model. The model receives its mistakes as error messages; any other failure is an `InfraError`."""
+"""Calls tools for a model. The model's mistakes are returned to it as error messages; any other failure raises an
+`InfraError`."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class Toolbox:
     """Calls tools by name.
 
     Args:
-        tools: Tools with different names.
+        tools: Tools with distinct names.
         call_time_limit_s: Timeout of one call. Exceeding it is an infrastructure failure, since tools themselves bound
             the work that a model's arguments can cause.
         max_result_chars: Maximum length of a result; longer results are truncated in the middle.
@@ -44,7 +45,7 @@ class Toolbox:
         object.__setattr__(self, "by_name", by_name)
 
     async def use(self, call: ToolCall) -> ToolResult:
-        """Return the result of a call, or an error message for the model if the call is wrong.
+        """Return the result of a call, or an error message for the model if the call is invalid.
 
         Raises:
             InfraError: The tool failed or timed out, which is not the model's mistake.

@@ -164,7 +164,7 @@ class KuhnPoker:
     def find_best_move(self) -> str:
         """Return a sound move; the moves do not form an equilibrium strategy.
 
-        With a King, bet and call; with a Queen, call only as the first player; with a Jack, do neither.
+        With a King, bet and call; with a Queen, call only as the first player; with a Jack, neither bet nor call.
         """
         card = self._cards[self.turn]
         if "bet" in self._history:

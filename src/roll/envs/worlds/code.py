@@ -1,6 +1,6 @@
 """Programming tasks, generated from the seed; the answer is a program, run in a sandbox on hidden test cases.
 
-The inputs of the cases are in the sandbox with the program; the expected results never are.
+The sandbox contains the program and the inputs of the cases, but never the expected results.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CodeTask:
     arguments: str
     """Parameters of `solve`."""
     case: Callable[[Random], tuple[Any, ...]]
-    """Draws the arguments of a case."""
+    """Samples the arguments of a case."""
     reference: Callable[..., Any]
 
 
@@ -173,7 +173,7 @@ class CodeQuestion(World, SandboxOptions):
     Args:
         num_cases: Number of hidden cases.
         tasks: Names from `TASKS`; all by default.
-        time_limit_s: Timeout of all cases together.
+        time_limit_s: Total timeout of all cases.
     """
 
     num_cases: int = 10

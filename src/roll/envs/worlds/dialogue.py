@@ -17,8 +17,8 @@ from roll.user_code import load_function
 __all__ = ["SLOTS", "Booking", "User"]
 
 User: TypeAlias = Callable[[Sequence[Mapping[str, str]]], Any]
-"""Returns the user's next message from the messages so far (the persona as `system`, the assistant's as `user`, its own
-as `assistant`).
+"""Returns the user's next message from the messages so far (the persona as `system`, the assistant's messages as
+`user`, the user's messages as `assistant`).
 
 It may be `async`. Its exceptions are infrastructure failures.
 """
@@ -39,8 +39,8 @@ BOOKING_PREFIX = "book("
 
 @dataclass(eq=False)
 class Booking(World):
-    """The assistant asks for the user's wishes, then writes `book(food=thai, day=friday, …)`. The reward is the share
-    of wishes that the booking meets.
+    """The assistant asks for the user's wishes, then writes `book(food=thai, day=friday, …)`. The reward is the
+    fraction of wishes that the booking meets.
 
     A booking that cannot be parsed gives −0.1.
 

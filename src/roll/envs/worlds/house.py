@@ -57,16 +57,16 @@ class Task:
 
 @dataclass
 class House:
-    """The state of the room: where each thing is. A name is a kind and a number: `mug 2`."""
+    """The state of the room: the location of each object. A name consists of a type and a number: `mug 2`."""
 
     contents: dict[str, set[str]]
-    """Things in or on each piece of furniture."""
+    """Objects in or on each piece of furniture."""
     place: str = ""
     """The furniture at which the player stands."""
     carried_thing: str = ""
     open_furniture: set[str] = field(default_factory=set)
     marks: dict[str, str] = field(default_factory=dict)
-    """The last treatment of a thing: `clean`, `hot`, `cold`."""
+    """The last treatment of an object: `clean`, `hot`, `cold`."""
     searched_furniture: set[str] = field(default_factory=set)
     """Furniture whose content the player has seen."""
     is_lamp_on: bool = False
@@ -74,11 +74,11 @@ class House:
 
     @staticmethod
     def get_kind(name: str) -> str:
-        """Return the type of a thing: `mug` for `mug 2`."""
+        """Return the type of an object: `mug` for `mug 2`."""
         return name.rpartition(" ")[0]
 
     def locate_things(self) -> dict[str, str]:
-        """Return the piece of furniture that holds each thing, by the thing's name."""
+        """Return the piece of furniture that contains each object, by the object's name."""
         return {thing: name for name, things in self.contents.items() for thing in things}
 
     def _is_closed(self, name: str) -> bool:

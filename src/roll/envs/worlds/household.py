@@ -1,4 +1,4 @@
-"""Household tasks in words, in the manner of ALFWorld (arXiv 2010.03768), with ROLL's own generator.
+"""Household tasks in words, in the style of ALFWorld (arXiv 2010.03768), with a generator of ROLL.
 
 go to R · open R · close R · take O from R · put O in R · use R · clean O with R · heat O with R · cool O with R
 examine R · look · inventory
@@ -26,7 +26,7 @@ class Household(World):
     `info["admissible"]` lists all commands that are valid in the current state.
 
     Args:
-        tasks: Kinds of tasks, from `TASKS`; all six by default.
+        tasks: Types of tasks, from `TASKS`; all six by default.
         max_turns: Number of turns after which the episode is truncated.
     """
 
@@ -82,7 +82,7 @@ class Household(World):
 
 
 def make_plan(house: House, task: Task) -> list[str]:
-    """Return commands that fetch each wanted thing, treat it, and bring it to its goal."""
+    """Return commands that fetch each required object, treat it, and move it to its goal."""
     commands: list[str] = []
     opened, at = set(house.open_furniture), house.place
 

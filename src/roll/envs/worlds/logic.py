@@ -1,4 +1,4 @@
-"""Facts, rules, and a statement that follows or does not, in the manner of RuleTaker (arXiv 2002.05867).
+"""Facts, rules, and a statement that follows or does not, in the style of RuleTaker (arXiv 2002.05867).
 
 A statement that cannot be derived is false. The depth of a question is the number of rules in its derivation.
 """

@@ -20,7 +20,7 @@ _FRACTION = re.compile(r"([+-]?)\\[dt]?frac\{([+-]?\d{1,30})\}\{(\d{1,30})\}")
 
 
 def parse_number(answer: str) -> Fraction | None:
-    """Parse a number: whole, decimal or a fraction; thousands separators, `$` and `%` are accepted."""
+    """Parse a number: an integer, a decimal or a fraction; thousands separators, `$` and `%` are accepted."""
     bare = answer.replace(",", "").replace("$", "").replace("\\%", "").replace("%", "").strip().rstrip(".")
     fraction = _FRACTION.fullmatch(bare)
     if fraction:
@@ -107,7 +107,7 @@ class MathQuestion(World):
 
     Args:
         level: Size of the numbers, 1 to 4.
-        kinds: Kinds of questions, from `KINDS`; all by default.
+        kinds: Types of questions, from `KINDS`; all by default.
     """
 
     level: int = 1

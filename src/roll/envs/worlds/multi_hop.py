@@ -1,4 +1,4 @@
-"""Questions that need two or three documents about a small fictional world, which no model has memorized.
+"""Questions that require two or three documents about a small fictional world, which no model has memorized.
 
     company ─ founder ─► person ─ born in ─► town ─ in ─► country ─ capital ─► town
                             └─ studied at ─► university ─ in ─► town

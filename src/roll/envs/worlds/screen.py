@@ -1,4 +1,5 @@
-"""A graphical user interface, drawn with Pillow: the player sees a screenshot and clicks on the widget that is named.
+"""A graphical user interface, drawn with Pillow: the player receives a screenshot and clicks on the widget that the
+task names.
 
 Coordinate frame: `click(x, y)` with integers from 0 to `scale` - 1 in both directions; x goes from the left edge to the
 right, y from the top edge down. With the default scale of 1000, (500, 500) is the center of the screen, as in Qwen-VL.
@@ -54,7 +55,7 @@ class Widget(NamedTuple):
 class Screen(World):
     """Click on the widgets that the task names, in order.
 
-    A click on the right widget gives 1 / `num_targets`, and the next screenshot shows the widget with a frame. Any
+    A click on the correct widget gives 1 / `num_targets`, and the next screenshot shows the widget with a frame. Any
     other click only uses up a turn. An action without `click(x, y)` gives -0.1 and ends the episode.
 
     Args:
@@ -69,7 +70,8 @@ class Screen(World):
         scale: Size of the coordinate frame; `None`: coordinates are pixels.
         describe_frame: Whether the task describes the answer and the coordinate frame. A model that was fine-tuned on
             this frame does not need the description; without it, prompts are 34 tokens shorter.
-        shuffled: Show the screenshot of another episode. A policy that reads the screen then succeeds only by chance.
+        shuffled: Show the screenshot of another episode. A policy that depends on the screenshot then succeeds only by
+            chance.
     """
 
     width: int = 448

@@ -1,4 +1,4 @@
-"""Shopping by instruction, in the manner of WebShop (arXiv 2207.01206), with ROLL's own small catalog.
+"""Shopping by instruction, in the style of WebShop (arXiv 2207.01206), with a small catalog of ROLL.
 
 search page ─ search[words] ─► results ─ click[B00012] ─► product ─ click[red], click[description] … click[buy now]
                                   └ click[next >], click[< prev], click[back to search] ┘
@@ -25,14 +25,14 @@ BACK, NEXT, PREVIOUS, BUY, DESCRIPTION, FEATURES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """The requirements for the product to buy: its kind, attributes, options and price."""
+    """The requirements for the product to buy: its type, attributes, options and price."""
 
     product: Product
     """A product that matches the goal."""
     attributes: frozenset[str]
     options: dict[str, str]
     price: float
-    """Highest price."""
+    """Maximum price."""
 
     def __str__(self) -> str:
         choices = "".join(f", {name} {value}" for name, value in self.options.items())
@@ -46,8 +46,8 @@ def compute_purchase_reward(goal: Goal, bought: Product, chosen: dict[str, str])
     """Compute WebShop's reward for a purchase.
 
     r = r_type (|U_att ∩ Y_att| + |U_opt ∩ Y_opt| + [y_price ≤ u_price]) / (|U_att| + |U_opt| + 1). WebShop estimates
-    r_type from the products' texts. Here the kinds are known: r_type is 1 for the same kind of product, 0.5 for another
-    kind in the same department, and 0 otherwise.
+    r_type from the products' texts. Here the types are known: r_type is 1 for the same type of product, 0.5 for another
+    type in the same department, and 0 otherwise.
     """
     same_kind, same_department = bought.kind == goal.product.kind, bought.department == goal.product.department
     kind = 1.0 if same_kind else 0.5 if same_department else 0.0

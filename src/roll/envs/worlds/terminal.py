@@ -1,4 +1,4 @@
-"""Shell tasks in a sandbox per episode, judged by hidden checks."""
+"""Shell tasks in a sandbox per episode, scored by hidden checks."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _FENCES = ("```bash\n", "```sh\n", "```\n")
 class Terminal(World, SandboxOptions):
     """Each action is bash code, optionally in a fenced block; `submit` ends the episode.
 
-    The reward is 1 if all checks pass, otherwise 0. An episode that runs out of turns is judged in its last state. An
-    empty action gives −0.1.
+    The reward is 1 if all checks pass, otherwise 0. An episode that reaches the maximum number of turns is scored in
+    its last state. An empty action gives −0.1.
 
     Args:
         families: Families of tasks, from `FAMILIES`; all by default.

@@ -1,4 +1,4 @@
-"""Two-player games: against a scripted or random opponent or a user's function, or with a model in both seats.
+"""Two-player games: against a scripted or random opponent or a user-defined function, or with a model in both seats.
 
 Match(game): whose turn ─► observe(seat) ─► act(text) ─► … ─► rewards of both seats     two models, or one twice
 TwoPlayer: an `Env` of one seat; the opponent plays the other

@@ -23,7 +23,7 @@ class ObservationHistory(EnvWrapper):
         env: The environment.
         actions: Whether to include the actions.
         chat: When to apply the model's chat template: `always` to all turns as messages, or `on_reset` only to the
-            first observation, so that later observations continue the model's own text.
+            first observation, so that later observations continue the model's text.
         last: Number of turns to keep before the newest observation.
         tokenizer: The model's tokenizer, for its chat template.
 

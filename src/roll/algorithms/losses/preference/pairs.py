@@ -4,7 +4,7 @@
 
     s     score of an answer: sum or mean over its tokens of log pi_t - log ref_t, or only of log pi_t
     l     pairwise loss of the two scores: see `pairwise`
-    NLL   negative log-likelihood of the chosen answer, which keeps the chosen answer likely
+    NLL   negative log-likelihood of the chosen answer, which prevents its probability from decreasing
 
 Named methods differ only in these parts: the defaults are DPO; SimPO uses means without a reference, and a margin.
 """

@@ -183,7 +183,7 @@ class ApoZeroLoss(_ScoreLoss):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApoDownLoss(_ScoreLoss):
-    """The loss of APO-down, arXiv 2408.06266 eq. 8, for chosen answers that are worse than the policy's own.
+    """The loss of APO-down, arXiv 2408.06266 eq. 8, for chosen answers that are worse than the policy's answers.
 
     sigmoid(beta chosen) + sigmoid(-beta (chosen - rejected)), a function of the two scores.
     """

@@ -1,7 +1,7 @@
 """The format in which a model family writes tool calls and reads their results.
 
 Parsers read arbitrary model output. They take linear time, parse at most `MAX_CALLS` calls, and never
-raise: a malformed call becomes a sentence for the model.
+raise: a malformed call is converted to an error message for the model.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ParsedCalls:
 
     calls: tuple[ToolCall, ...] = ()
     problems: tuple[str, ...] = ()
-    """One sentence per malformed call."""
+    """One error message per malformed call."""
 
     def __bool__(self) -> bool:
         return bool(self.calls or self.problems)
@@ -52,7 +52,7 @@ class ToolCallFormat:
     parse: Callable[[str, Tools], ParsedCalls]
     """Parses the calls in a reply."""
     render: Callable[[Sequence[ToolCall]], str]
-    """Writes calls as the model would, for demonstrations and for conversations from other sources."""
+    """Formats calls as the model would generate them, for demonstrations and for conversations from other sources."""
     explain: Callable[[Sequence[Tool]], str]
     """Describes the tools and the format of calls for the model."""
     format_result: Callable[[ToolResult], str]

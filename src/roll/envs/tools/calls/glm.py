@@ -1,6 +1,6 @@
 """`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`: GLM-4.5 and later.
 
-String values are not quoted; other values are JSON. The tool's schema decides which they are.
+String values are not quoted; other values are JSON. The tool's schema determines the type.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Terminal tasks: files in the sandbox, a goal, and hidden checks that are never in the sandbox.
 
-A check reads a file or runs a command, and the result is compared outside the sandbox. So nothing in the sandbox
-reveals the expected result, and no program of the model can decide whether a check passes.
+A check reads a file or runs a command, and the result is compared outside the sandbox. Therefore nothing in the sandbox
+reveals the expected result, and no program of the model can determine whether a check passes.
 """
 
 from __future__ import annotations
@@ -60,5 +60,5 @@ _WORDS = (
 
 
 def draw_words(random: Random, count: int) -> list[str]:
-    """Return `count` different random words."""
+    """Return `count` distinct random words."""
     return random.sample(_WORDS, count)
