@@ -49,9 +49,23 @@ class EngineGroup(ABC):
         """Shut all members down."""
 
     def list_awake(self) -> list[InferenceEngine]:
-        """Return the members that are not asleep, in the order in which they were added."""
+        """Return the members that are neither asleep nor excluded, in the order in which they were added."""
         # Compared by identity: the replacement of a sleeping engine has the same id, but is awake.
-        return [engine for engine in self.engines if all(engine is not other for other in self._sleeping_engines)]
+        return [
+            engine
+            for engine in self.engines
+            if not _contains(self._sleeping_engines, engine) and not _contains(self._excluded_engines, engine)
+        ]
+
+    def exclude(self, engine: InferenceEngine) -> None:
+        """Exclude a member that is being replaced, so that weight syncs do not wait for it."""
+        self._excluded_engines[:] = [
+            each for each in self.engines if each is engine or _contains(self._excluded_engines, each)
+        ]
+
+    def include(self, engine: InferenceEngine) -> None:
+        """Undo `exclude`."""
+        self._excluded_engines[:] = [each for each in self._excluded_engines if each is not engine]
 
     async def sleep(self, engine: InferenceEngine) -> None:
         """Put a member to sleep, which frees its device memory; weight syncs skip it from now on.
@@ -59,11 +73,11 @@ class EngineGroup(ABC):
         Raises:
             UnsupportedError: The engine does not support sleep here; it stays awake.
         """
-        awake = self.list_awake()  # drops engines that were replaced
+        # Marked before the call, so that no weight sync starts while the engine frees its weights. Engines that were
+        # replaced are dropped.
         self._sleeping_engines[:] = [
-            each for each in self.engines if each is engine or all(each is not other for other in awake)
+            each for each in self.engines if each is engine or _contains(self._sleeping_engines, each)
         ]
-        # Marked before the call, so that no weight sync starts while the engine frees its weights.
         try:
             await engine.sleep()
         except UnsupportedError:
@@ -81,3 +95,11 @@ class EngineGroup(ABC):
     @cached_property
     def _sleeping_engines(self) -> list[InferenceEngine]:
         return []
+
+    @cached_property
+    def _excluded_engines(self) -> list[InferenceEngine]:
+        return []
+
+
+def _contains(engines: Sequence[InferenceEngine], engine: InferenceEngine) -> bool:
+    return any(each is engine for each in engines)

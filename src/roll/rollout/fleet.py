@@ -246,6 +246,7 @@ class EngineFleet:
         if self._connections.get(engine_id) is not connection:  # the last call to a retired engine
             return
         self._router.disable(engine_id)
+        self._engines.exclude(connection.engine)
         if self._closed or engine_id in self._abandoned_ids:
             return
         logger.warning("%s; the engine is being replaced, and its requests are sent to other engines", connection.lost)
@@ -298,6 +299,7 @@ class EngineFleet:
 
     def _give_up(self, engine_id: str, error: Exception, *, final: bool = False) -> None:
         self._given_up[engine_id] = error
+        self._engines.include(self._connections[engine_id].engine)  # the next weight sync starts it once more
         if final:
             self.error = error
         elif not self._fail_if_none_left():

@@ -232,6 +232,29 @@ def test_engine_fleet_pauses_between_attempts_double_and_one_that_was_given_up_i
     assert [round(pause) for pause in within(main())] == [0, 1, 2, 4, 8, 8]
 
 
+def test_engine_fleet_weight_syncs_leave_out_an_engine_while_it_is_replaced() -> None:
+    async def main() -> None:
+        first, other = engine("a"), engine("b")
+        engines = group(first, other, faults=[Fault(call="start", hangs=False)] * 9)
+        proxy = LLMProxy(engines, ready)  # type: ignore[arg-type]
+        first.die()
+        proxy.replace(first)
+        assert [each.engine_id for each in engines.engines] == ["a", "b"]
+        assert [each.engine_id for each in engines.list_awake()] == ["b"]
+        await proxy.wait_for_replacements()  # it is given up
+        assert [each.engine_id for each in engines.list_awake()] == ["a", "b"]  # which the next sync finds
+        await engines.close()
+
+        engines = group(first := engine("a"), engine("b"))
+        proxy = LLMProxy(engines, ready)  # type: ignore[arg-type]
+        first.die()
+        proxy.replace(first)
+        await proxy.wait_for_replacements()
+        assert [each.engine_id for each in engines.list_awake()] == ["a", "b"]
+
+    within(main())
+
+
 def test_engine_fleet_an_engine_that_answers_between_its_deaths_is_never_given_up() -> None:
     async def main() -> int:
         engines = group(engine("a"))
