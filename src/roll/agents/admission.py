@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 
-from roll.agents.request_errors import RequestError
+from roll.agents.request_errors import RequestError, build_session_over_error
 
 __all__ = ["RequestLimit"]
 
@@ -20,6 +21,8 @@ class RequestLimit:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._num_open = 0
+        self._reads: set[asyncio.Task[bytes]] = set()
+        self._closed = False
 
     @contextmanager
     def admit(self) -> Iterator[None]:
@@ -34,6 +37,32 @@ class RequestLimit:
             yield
         finally:
             self._num_open -= 1
+
+    async def read(self, body: Coroutine[None, None, bytes]) -> bytes:
+        """Return the body of a request, unless the session ends before the body has arrived.
+
+        Otherwise an agent that sends its images slowly would keep their memory after its rollout has ended.
+
+        Raises:
+            RequestError: The session has ended.
+        """
+        task = asyncio.ensure_future(body)
+        self._reads.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self._closed:
+                raise build_session_over_error() from None
+            raise  # the agent has disconnected
+        finally:
+            task.cancel()
+            self._reads.discard(task)
+
+    def close(self) -> None:
+        """Stop reading the bodies of requests, because the session has ended."""
+        self._closed = True
+        for task in list(self._reads):
+            task.cancel()
 
     def check(self, num_running: int, num_new: int) -> None:
         """Check that `num_new` requests can start without exceeding the limit.

@@ -1,8 +1,8 @@
-"""The error of a request that the endpoint rejects, independent of a vendor's format."""
+"""Errors of requests that the endpoint rejects, independent of a vendor's format."""
 
 from __future__ import annotations
 
-__all__ = ["RequestError"]
+__all__ = ["RequestError", "build_session_over_error"]
 
 
 class RequestError(Exception):
@@ -25,3 +25,8 @@ class RequestError(Exception):
         self.message = message
         self.field = field
         self.retry_after_s = retry_after_s
+
+
+def build_session_over_error() -> RequestError:
+    """Return the error for a request of a session that has ended."""
+    return RequestError(401, "session_over", "this session is over, because the agent ended or was stopped.")

@@ -140,7 +140,7 @@ class AgentServer:
             return web.json_response(page)
         try:
             with session.admission.admit():
-                reply = await route(session, await request.read())
+                reply = await route(session, await session.admission.read(request.read()))
         except RequestError as error:
             session.record_error(path, error)
             raise

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from roll.agents.admission import RequestLimit
 from roll.agents.contexts import ContextBuilder, Conversation
-from roll.agents.request_errors import RequestError
+from roll.agents.request_errors import RequestError, build_session_over_error
 from roll.agents.session_images import SessionImages
 from roll.agents.tool_calls import ToolCall, ToolFormat, detect_tool_format, parse_tool_calls
 from roll.agents.tree import ModelCall
@@ -130,7 +130,7 @@ class Session:
         if self._images is None or not any(message.media for message in conversation.messages):
             return conversation
         if self._closed:
-            raise self._build_session_over_error()
+            raise build_session_over_error()
         self._check_deadline()
         try:
             return replace(conversation, messages=await self._images.store(conversation.messages))
@@ -196,7 +196,7 @@ class Session:
             done = await asyncio.gather(*tasks) if len(tasks) > 1 else [await tasks[0]]
         except asyncio.CancelledError:
             if self._closed:
-                raise self._build_session_over_error() from None
+                raise build_session_over_error() from None
             raise  # the agent has disconnected
         except Exception as error:
             self.fail(error)
@@ -206,7 +206,7 @@ class Session:
                 task.cancel()
             self._running.difference_update(tasks)
         if self._closed:
-            raise self._build_session_over_error()
+            raise build_session_over_error()
         return done
 
     def _record_answer(
@@ -312,7 +312,7 @@ class Session:
     def _check_limits(self, n: int) -> None:
         limits = self._limits
         if self._closed:
-            raise self._build_session_over_error()
+            raise build_session_over_error()
         if self.failed.done():
             raise RequestError(
                 503, "engine_failure", "this session has failed: the rollout will be retried from the start."
@@ -340,9 +340,6 @@ class Session:
     def _build_failure_error(self, problem: str) -> RequestError:
         return RequestError(503, "engine_failure", f"{problem}; this session has failed.", retry_after_s=1)
 
-    def _build_session_over_error(self) -> RequestError:
-        return RequestError(401, "session_over", "this session is over, because the agent ended or was stopped.")
-
     # ---- end of the session
 
     def fail(self, error: Exception) -> None:
@@ -352,8 +349,9 @@ class Session:
             self.failed.exception()  # marks the exception as retrieved, as there may be no waiter
 
     def close(self) -> None:
-        """End the session and abort its running requests."""
+        """End the session, and abort its requests that are read or running."""
         self._closed = True
+        self.admission.close()
         for task in list(self._running):
             task.cancel()
 
@@ -391,5 +389,5 @@ class Sessions:
         if session is not None and hmac.compare_digest(session.key.encode(), key.encode(errors="surrogateescape")):
             return session
         if session is None and session_id in self._ended:
-            raise RequestError(401, "session_over", "this session is over, because the agent ended or was stopped.")
+            raise build_session_over_error()
         raise RequestError(401, "invalid_api_key", "the request has no API key, or the key is not valid.")

@@ -60,6 +60,7 @@ class ImageWorld:
                 async with http.post(f"{server.base_url}/{path}", json=body, headers=headers) as reply:
                     return reply.status, await reply.json()
 
+            post.server = server  # type: ignore[attr-defined]
             yield post, session
 
     def check(self, call: ModelCall, images: list[Image.Image]) -> None:

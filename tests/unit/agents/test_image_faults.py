@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -72,3 +74,23 @@ async def test_agent_images_that_exceed_the_memory_of_a_worker_are_rejected(worl
         image = picture(901, 30, 30)
         status, reply = await post("chat/completions", BODIES["chat/completions"](lambda encode: [encode(image)]))
         assert status == 400 and "needs more memory to decode than a worker may use" in str(reply)
+
+
+async def test_agent_images_that_arrive_slowly_do_not_outlive_their_session(world: ImageWorld) -> None:
+    """An agent that is stopped while it sends a data URL keeps no memory and no request."""
+    async with world.session() as (post, session):
+        server = post.server
+        reader, writer = await asyncio.open_connection("127.0.0.1", server._port)
+        body = json.dumps(BODIES["chat/completions"](lambda image: [image(ONE)])).encode()
+        headers = (
+            f"Authorization: Bearer {session.key}\r\nContent-Length: {len(body)}\r\nContent-Type: application/json"
+        )
+        writer.write(f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n{headers}\r\n\r\n".encode() + body[:100])
+        async with asyncio.timeout(20):
+            while not session.admission._reads:
+                await asyncio.sleep(0)
+            server.sessions.end(session)
+            assert (await reader.readline()).split()[1] == b"401"
+        assert session.admission._num_open == 0
+        assert "the agent ended or was stopped" in (await reader.readuntil(b"}}")).decode()
+        writer.close()
