@@ -11,7 +11,6 @@ import io
 import os
 import shutil
 import threading
-import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from contextvars import ContextVar
@@ -24,6 +23,7 @@ from roll.media.audio import AudioClip, AudioLimits, convert_array_to_audio, dec
 from roll.media.images import ImageLimits, compute_digest, decode_image
 from roll.media.video import VideoClip, VideoLimits, decode_video, is_stored_video
 from roll.media.wav import is_wav, read_wav, write_wav
+from roll.tracking import atomic
 from roll.types import MEDIA_KINDS, MediaKind
 
 if TYPE_CHECKING:
@@ -327,7 +327,7 @@ def _has_size(path: Path, num_bytes: int) -> bool:
 def _replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` create a temporary file, and rename it to `path`: readers see the whole file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    temporary = atomic.make_temporary_path(path)
     try:
         write(temporary)
         os.replace(temporary, path)

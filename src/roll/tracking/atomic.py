@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import secrets
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +40,26 @@ def make_temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
-def remove_leftovers(directory: Path) -> int:
-    """Delete the temporary files of interrupted writes directly inside `directory`, and return their number."""
-    leftovers = [p for p in directory.glob(".*.tmp") if directory.is_dir()]
+def remove_leftovers(directory: Path, *, min_age_s: float = 0.0) -> int:
+    """Delete the temporary files of interrupted writes directly inside `directory`, and return their number.
+
+    Args:
+        directory: The directory; it does not have to exist.
+        min_age_s: Minimum time since the last change of a file, in seconds, for a directory to which other processes
+            may be writing.
+    """
+    leftovers = [p for p in directory.glob(".*.tmp") if directory.is_dir() and _get_age_s(p) >= min_age_s]
     for path in leftovers:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
     return len(leftovers)
+
+
+def _get_age_s(path: Path) -> float:
+    """Return the time since the last change of a file, in seconds; infinity if the file does not exist."""
+    try:
+        return time.time() - path.lstat().st_mtime
+    except FileNotFoundError:
+        return math.inf
 
 
 def sync(path: Path) -> None:

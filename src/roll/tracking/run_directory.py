@@ -107,6 +107,8 @@ class RunDirectory:
                 run._make_directories()
                 for directory in (run.path, run.rollouts_dir):
                     atomic.remove_leftovers(directory)
+                for directory in run.media_dir.glob("??"):  # another run may share the media
+                    atomic.remove_leftovers(directory, min_age_s=3600.0)
         return run
 
     def record_resume(self, config: Mapping[str, Any], step: int, overrides: Sequence[str]) -> None:

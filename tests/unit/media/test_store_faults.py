@@ -13,6 +13,7 @@ from PIL import Image
 
 from roll.errors import DataError, InfraError
 from roll.media import MediaStore, copy_store
+from roll.tracking import RunDirectory, atomic
 
 
 def draw(value: int) -> Image.Image:
@@ -107,3 +108,18 @@ def test_media_store_an_interrupted_copy_leaves_no_part_of_a_file(
     copy_store(source, target)
     assert MediaStore(target).get(digest) == draw(1)
     assert list_files(target) == [target / digest[:2] / digest]
+
+
+def test_media_store_files_of_interrupted_writes_are_removed_when_the_run_resumes(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, {"name": "run"})
+    digest = MediaStore(run.media_dir).add_image(draw(1))
+    (whole,) = list_files(run.media_dir)
+    old, new = (atomic.make_temporary_path(whole) for _ in range(2))  # the new one may be another run's
+    for path in (old, new):
+        path.write_bytes(b"part")
+    os.utime(old, (1, 1))
+    run.close()
+    with RunDirectory.open(run.path, lock=True):
+        assert list_files(run.media_dir) == sorted([whole, new])
+    copy_store(run.media_dir, tmp_path / "copy")
+    assert [path.name for path in list_files(tmp_path / "copy")] == [digest]
