@@ -206,11 +206,11 @@ async def play(case: Case, world: World, stop_token_ids: tuple[int, ...] = ()) -
     config = SchedulingConfig(**case.scheduling)
 
     async def rollout_loop(
-        draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
+        draw: PromptDraw, index: int, first_request: GenerationRequest, generate: Generate, renderer: Renderer
     ) -> Rollout:
-        rollout = await generate_single_answer(draw, index, first, generate, renderer)
-        played.natural += rollout.finish_reason == "stop" and first.request_id not in played.lengths
-        played.lengths[first.request_id] = len(rollout.token_ids)
+        rollout = await generate_single_answer(draw, index, first_request, generate, renderer)
+        played.natural += rollout.finish_reason == "stop" and first_request.request_id not in played.lengths
+        played.lengths[first_request.request_id] = len(rollout.token_ids)
         return rollout
 
     def on_rollout(rollout: Rollout) -> None:

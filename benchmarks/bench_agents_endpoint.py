@@ -31,7 +31,7 @@ from _report import report
 
 from roll.agents import Session
 from roll.agents.server import AgentServer
-from roll.config.agents import AgentLimits
+from roll.config.agents import AgentLimitsConfig
 from roll.data import ChatRenderer
 from roll.models import find_stop_token_ids, load_tokenizer, resolve_model
 from roll.types import Generation, GenerationRequest, SamplingParams
@@ -76,7 +76,7 @@ async def measure(options: argparse.Namespace) -> dict[str, float]:
     renderer, ends = ChatRenderer(load_tokenizer(path)), find_stop_token_ids(path)
     generate = simulated(renderer, ends[0], options.engine_s)
     sampling = SamplingParams(max_new_tokens=NUM_TOKENS, stop_token_ids=ends)
-    limits = AgentLimits(turns=10**6, tokens=10**9, time_s=3600.0)
+    limits = AgentLimitsConfig(turns=10**6, tokens=10**9, time_s=3600.0)
     gc.freeze()  # as a run does before its first step
     async with AgentServer() as server:
         keys = []

@@ -40,7 +40,7 @@ from roll.rewards.format import check_format
 from roll.rewards.instructions import check_instructions
 from roll.rewards.math import prepare_worker, score_math
 from roll.rewards.short_answer import compare_answer
-from roll.rewards.simple import compute_repeated_share
+from roll.rewards.simple import compute_repeated_fraction
 
 MATH_LIMIT_S = 0.5
 SLOWEST_S = 20.0
@@ -180,7 +180,7 @@ def verifiers(number: int) -> dict[str, Callable[[str], object]]:
         "short_answer": lambda text: compare_answer(text[-MAX_TEXT_LENGTH:], ["7", "Tuesday", reference]),
         "format": lambda text: check_format(text, text, FORM, '{"type": "object"}'),
         "instructions": lambda text: check_instructions(text, INSTRUCTIONS, number % 5 == 0),
-        "repetition": lambda text: compute_repeated_share(
+        "repetition": lambda text: compute_repeated_fraction(
             np.frombuffer(text.encode("utf-16-le", "replace"), np.uint16), 4
         ),
         "defused": escape_control_tokens,

@@ -12,7 +12,7 @@ from roll.cli.migration.trl import TRAINERS, TRL_VERSION
 from roll.cli.migration.trl_common import COMMON_RULES
 from roll.cli.migration.trl_older import OLDER_KEY_RULES, RENAMED_KEYS
 from roll.cli.migration.verl import VERL_COMMIT
-from roll.cli.migration.verl_rules import VERL
+from roll.cli.migration.verl_rules import VERL_RULES
 
 __all__ = ["page"]
 
@@ -111,7 +111,7 @@ def page() -> str:
         "",
         "TRL has renamed these keys: " + ", ".join(f"`{old}` to `{new}`" for old, new in RENAMED_KEYS.items()) + ".",
     ]
-    lines += _section("verl", VERL)
+    lines += _section("verl", VERL_RULES)
     return "\n".join([*lines, ""])
 
 

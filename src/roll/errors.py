@@ -24,7 +24,7 @@ it refines, so code outside ROLL may catch either. A message states what failed,
     ├── WeightSyncError (RuntimeError)  weights did not arrive as sent, or were not applied; names the tensor
     ├── CheckpointError (RuntimeError)  a checkpoint is incomplete or does not belong to this run
     │   └── CheckpointVersionError (UserError)  another version of ROLL wrote it, and this one cannot read it
-    ├── HalfUpdatedError (RuntimeError) an optimizer step failed while it updated the weights
+    ├── PartialUpdateError (RuntimeError) an optimizer step failed while it updated the weights
     ├── EngineError (RuntimeError)      a user-defined inference engine failed; names it
     ├── LossError (RuntimeError)        a user-defined loss failed; names it
     ├── CallbackError (RuntimeError)    a callback of the user failed; names it
@@ -46,13 +46,13 @@ __all__ = [
     "DataError",
     "EngineDiedError",
     "EngineError",
-    "HalfUpdatedError",
     "HubError",
     "InfraError",
     "LossError",
     "MalformedPromptError",
     "ModelError",
     "NoEngineError",
+    "PartialUpdateError",
     "PlacementError",
     "ReplayError",
     "RewardInfraError",
@@ -67,7 +67,7 @@ __all__ = [
     "find_raise_location",
     "iterate_leaf_errors",
     "one_line_error",
-    "short",
+    "shorten",
 ]
 
 
@@ -171,7 +171,7 @@ class CheckpointVersionError(CheckpointError, UserError):
     """A checkpoint that another version of ROLL wrote and this version cannot read."""
 
 
-class HalfUpdatedError(RollError, RuntimeError):
+class PartialUpdateError(RollError, RuntimeError):
     """An optimizer step failed while it updated the weights; the weights are now a mixture of old and new values."""
 
 
@@ -214,7 +214,7 @@ def iterate_leaf_errors(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def short(value: object) -> str:
+def shorten(value: object) -> str:
     """Return the beginning of a value's `repr`, for messages."""
     try:
         text = repr(value)

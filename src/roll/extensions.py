@@ -43,11 +43,11 @@ class ExtensibleRegistry(Registry[T]):
         self.group = group
 
     def __contains__(self, name: str) -> bool:
-        return ":" in name or name in self._entries or name in _find_installed(self.group)
+        return ":" in name or name in self._entries or name in _find_installed_extensions(self.group)
 
     def __iter__(self) -> Iterator[str]:
         yield from self._entries
-        yield from (name for name in _find_installed(self.group) if name not in self._entries)
+        yield from (name for name in _find_installed_extensions(self.group) if name not in self._entries)
 
     @property
     def built_in_names(self) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ class ExtensibleRegistry(Registry[T]):
             return self._entries[name]
         if ":" in name:
             return name
-        found = _find_installed(self.group).get(name, ())
+        found = _find_installed_extensions(self.group).get(name, ())
         if len(found) > 1:
             raise ConfigError(
                 f"{self.kind} '{name}' is registered by several installed packages ({', '.join(found)}): "
@@ -103,7 +103,7 @@ class ExtensibleRegistry(Registry[T]):
 
 
 @functools.cache
-def _find_installed(group: str) -> Mapping[str, tuple[str, ...]]:
+def _find_installed_extensions(group: str) -> Mapping[str, tuple[str, ...]]:
     """Return the import paths that installed packages register in a group of entry points, by name."""
     found: dict[str, dict[str, None]] = {}
     for point in _load_entry_points():
@@ -145,10 +145,10 @@ def has_user_code(value: object) -> bool:
         return any(map(has_user_code, value.values()))
     if isinstance(value, list | tuple):
         return any(map(has_user_code, value))
-    return isinstance(value, str) and (_NAMES_CODE.fullmatch(value) is not None or value in _list_names())
+    return isinstance(value, str) and (_FUNCTION_PATH_PATTERN.fullmatch(value) is not None or value in _list_names())
 
 
-_NAMES_CODE = re.compile(r"(?:[\w.]+|[^:]+\.py):\w+")
+_FUNCTION_PATH_PATTERN = re.compile(r"(?:[\w.]+|[^:]+\.py):\w+")
 
 
 @functools.cache

@@ -36,12 +36,12 @@ __all__ = [
     "watch",
 ]
 
-PERIOD_S = 0.25
-CONTENDED_SHARE = 0.3
+SAMPLE_INTERVAL_S = 0.25
+CONTENTION_THRESHOLD = 0.3
 """Fraction of time with a waiting thread above which cores are treated as shared; 0.4 to 1 was measured with one other
 program.
 """
-QUIET_SHARE = 0.15
+IDLE_THRESHOLD = 0.15
 """Fraction below which cores are treated as not shared; up to 0.08 was measured without other programs."""
 
 
@@ -132,9 +132,9 @@ class SpinControl:
         if before is None or now_s <= before[0]:
             return
         share = (stalled_s - before[1]) / (now_s - before[0])
-        if self._team is None and share > CONTENDED_SHARE:
+        if self._team is None and share > CONTENTION_THRESHOLD:
             self._team = self._make_team()
-        elif share < QUIET_SHARE:
+        elif share < IDLE_THRESHOLD:
             self._allow_spinning()
 
     def reset(self) -> None:
@@ -194,7 +194,7 @@ def watch(control: SpinControl, path: Path | None, pause: Callable[[float], bool
 
     If the file can no longer be read (too many open files, or a changed cgroup), it is searched for again.
     """
-    while not pause(PERIOD_S):
+    while not pause(SAMPLE_INTERVAL_S):
         stalled_s = None if path is None else _read_stalled_seconds(path)
         if stalled_s is None:
             control.reset()

@@ -35,7 +35,7 @@ SPIN_COUNT = "10000"
 """Iterations of the OpenMP runtime's waiting loop before a thread sleeps: about 100 microseconds."""
 MAX_SOCKET_PATH_LENGTH = 103
 """Maximum length of a socket's path in bytes: 107 on Linux, 103 on other systems."""
-_VARIABLES = {
+_DEFAULT_VARIABLES = {
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "OMP_WAIT_POLICY": "passive",
@@ -55,7 +55,7 @@ def prepare_environment() -> None:
         logger.warning("OMP_WAIT_POLICY=passive has no effect in this process, because torch is already imported")
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-    for name, value in _VARIABLES.items():
+    for name, value in _DEFAULT_VARIABLES.items():
         os.environ.setdefault(name, value)
 
 

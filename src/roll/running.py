@@ -59,7 +59,7 @@ def is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine and return its result; inside a running event loop, run it in a separate thread and wait.
 
     SIGINT (Ctrl-C in a shell, "interrupt" in a notebook) calls the handler of `handle_interrupt`, and the caller
@@ -69,26 +69,26 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work)
+        return asyncio.run(coroutine)
     context = contextvars.copy_context()
     waiting = _InterruptForwarder()
 
     async def main() -> T:
         waiting.begin()
-        return await work
+        return await coroutine
 
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="roll") as thread, waiting.handle_interrupts():
         return wait_for_future(thread.submit(context.run, asyncio.run, main()))
 
 
-def wait_for_future(work: Future[T]) -> T:
+def wait_for_future(future: Future[T]) -> T:
     """Wait for a future of another thread and return its result.
 
     A signal that arrives while the caller waits is handled within `MAX_SIGNAL_DELAY_S`.
     """
-    while not work.done():
-        wait([work], MAX_SIGNAL_DELAY_S)
-    return work.result()
+    while not future.done():
+        wait([future], MAX_SIGNAL_DELAY_S)
+    return future.result()
 
 
 class _InterruptForwarder:
@@ -167,14 +167,14 @@ async def submit_with_retries(pool: WorkerPool, function: Callable[..., T], *arg
     raise AssertionError("the last attempt returns or raises")
 
 
-async def run_detached(work: Future[T]) -> T:
+async def run_detached(future: Future[T]) -> T:
     """Wait for a thread's result; on cancellation, let the thread continue and do not wait for it."""
     try:
-        return await asyncio.wrap_future(work)
+        return await asyncio.wrap_future(future)
     finally:
-        if not work.done():
-            _detached_futures.add(work)
-            work.add_done_callback(_detached_futures.discard)
+        if not future.done():
+            _detached_futures.add(future)
+            future.add_done_callback(_detached_futures.discard)
 
 
 def has_detached_threads(timeout_s: float) -> bool:

@@ -21,7 +21,7 @@ from roll.errors import ConfigError, InfraError, RollError, UserError
 
 __all__ = ["sandbox_errors", "translate_error"]
 
-_BASES: tuple[tuple[type[Exception], type[RollError]], ...] = (
+_ERROR_BASES: tuple[tuple[type[Exception], type[RollError]], ...] = (
     (theirs.ConfigError, ConfigError),
     (theirs.UserError, UserError),
     (theirs.SandboxError, InfraError),
@@ -57,19 +57,19 @@ def translate_error(error: BaseException) -> BaseException:
     return found.with_traceback(error.__traceback__)
 
 
-def _build_error(kind: type[theirs.RollSandboxError], *arguments: Any) -> RollError:
-    return _get_class(kind)(*arguments)
+def _build_error(error_class: type[theirs.RollSandboxError], *arguments: Any) -> RollError:
+    return _get_class(error_class)(*arguments)
 
 
 @functools.cache
-def _get_class(kind: type[theirs.RollSandboxError]) -> type[RollError]:
+def _get_class(error_class: type[theirs.RollSandboxError]) -> type[RollError]:
     """Return a picklable error class that derives from a class of `roll_sandbox` and from the corresponding class of
     ROLL."""
-    base = next(ours for their, ours in _BASES if issubclass(kind, their))
+    base = next(ours for their, ours in _ERROR_BASES if issubclass(error_class, their))
 
     def reduce(self: theirs.RollSandboxError) -> tuple[Any, ...]:
         plain: Any = OSError if isinstance(self, OSError) else Exception  # OSError adds the file's name
-        return _build_error, (kind, *plain.__reduce__(self)[1])
+        return _build_error, (error_class, *plain.__reduce__(self)[1])
 
-    content = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__reduce__": reduce}
-    return type(kind.__name__, (kind, base), content)
+    content = {"__doc__": error_class.__doc__, "__module__": error_class.__module__, "__reduce__": reduce}
+    return type(error_class.__name__, (error_class, base), content)

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 START_DIRECTORY_VARIABLE = "ROLL_BEGUN_IN"
 """Environment variable with the parent's directory, for processes started in another directory (Ray workers)."""
-_loaded: set[Path] = set()
+_loaded_files: set[Path] = set()
 """User files that were imported."""
 
 
@@ -133,7 +133,7 @@ def _load(path: str, kind: str, directory: str) -> Callable[..., Any]:
     finally:
         _restore_directory(directory, path)
     _warn_about_shadowed_import(path, directory)
-    _loaded.update(find_source_files(path, directory))
+    _loaded_files.update(find_source_files(path, directory))
     if not callable(function):
         raise ConfigError(f"{kind} '{path}' is of type {type(function).__name__}, not a function or a class.")
     return function
@@ -157,7 +157,9 @@ def list_loaded_modules() -> list[ModuleType]:
     these files import. Other processes cannot import these modules by name.
     """
     modules = list(sys.modules.values())
-    return [each for each in modules if (file := getattr(each, "__file__", None)) and Path(file).resolve() in _loaded]
+    return [
+        each for each in modules if (file := getattr(each, "__file__", None)) and Path(file).resolve() in _loaded_files
+    ]
 
 
 def _load_from_file(file: Path, name: str, kind: str) -> object:

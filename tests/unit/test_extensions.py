@@ -33,7 +33,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 
 
 def forget() -> None:
-    for known in (extensions._find_installed, extensions._load_entry_points, extensions._list_names):
+    for known in (extensions._find_installed_extensions, extensions._load_entry_points, extensions._list_names):
         known.cache_clear()
 
 

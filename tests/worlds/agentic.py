@@ -116,18 +116,20 @@ class AgenticWorld(World):
     def violations_of_agents(self, text: str) -> None:
         self.violations.append(text)
 
-    async def _loop(self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Any, renderer: Any) -> Any:
+    async def _loop(
+        self, draw: PromptDraw, index: int, first_request: GenerationRequest, generate: Any, renderer: Any
+    ) -> Any:
         own = random.Random(f"{self.settings.seed}/{draw.draw_id}")
         messages: Any = (Message(role="user", content=f"Task {draw.draw_id}."),)
         prompt = replace(draw.prompt, messages=messages, turns=self.kind.turns)
         draw = replace(draw, prompt=prompt, token_ids=self.renderer.render(messages))
-        first = replace(first, token_ids=draw.token_ids)
+        first_request = replace(first_request, token_ids=draw.token_ids)
         try:
             if own.random() < self.kind.agents:
-                rollout = await self.agent_loop(draw, index, first, generate, self.renderer)  # type: ignore[arg-type]
-                self.agents.check(first.request_id, rollout)
+                rollout = await self.agent_loop(draw, index, first_request, generate, self.renderer)  # type: ignore[arg-type]
+                self.agents.check(first_request.request_id, rollout)
             else:
-                rollout = await self._episode(draw, index, first, generate, own)
+                rollout = await self._episode(draw, index, first_request, generate, own)
             check_written(rollout)
         except (AssertionError, ReplayError) as error:
             self.violations.append(f"{draw.draw_id}.{index}: {type(error).__name__}: {error}")
@@ -135,7 +137,7 @@ class AgenticWorld(World):
         return rollout
 
     async def _episode(
-        self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Any, own: random.Random
+        self, draw: PromptDraw, index: int, first_request: GenerationRequest, generate: Any, own: random.Random
     ) -> Rollout:
         settings = EnvironmentSettings(
             name="game",
@@ -152,7 +154,9 @@ class AgenticWorld(World):
             settings, trajectory = own.choice(self.successes)
             anchor = Anchor(trajectory=trajectory, num_turns=own.randrange(1, len(trajectory.turns)))
         draw = replace(draw, prompt=replace(draw.prompt, environment=settings), anchor=anchor)
-        played = await play_episode(draw, index, first, generate, self.renderer, hosts=self.hosts, plan=self.kind.plan)
+        played = await play_episode(
+            draw, index, first_request, generate, self.renderer, hosts=self.hosts, plan=self.kind.plan
+        )
         assert len(played.turns) + len(played.replayed) >= 1
         if anchor is None and len(played.turns) > 1 and played.is_finished and not played.counts.get("summaries"):
             self.successes.append((settings, self._recorded(played)))

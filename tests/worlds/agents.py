@@ -11,7 +11,7 @@ import numpy as np
 
 from roll.agents import Session
 from roll.agents.server import AgentServer
-from roll.config.agents import AgentLimits
+from roll.config.agents import AgentLimitsConfig
 from roll.data import ChatRenderer
 from roll.types import Generation, GenerationRequest, IntArray, Message, Prompt, PromptDraw, Rollout, SamplingParams
 
@@ -86,7 +86,7 @@ async def opened(
             request_of(draw_of(speaker.renderer).token_ids, name, speaker.end),
             speaker.generate,
             speaker.renderer,
-            limits=AgentLimits(**limits),  # type: ignore[arg-type]
+            limits=AgentLimitsConfig(**limits),  # type: ignore[arg-type]
             max_context=max_context,
         )
         server.sessions.add(session)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from roll.config.diffusion import DiffusionModelConfig, DiffusionTraining
+from roll.config.diffusion import DiffusionModelConfig, DiffusionTrainingConfig
 from roll.diffusion.models import Conditions, DiffusionModel
 from roll.training import TrainerSpec
 
@@ -55,7 +55,7 @@ def make_spec(path: str = "", *, lora: Any = None, holds_reference: bool = True,
     names = ("height", "width", "num_frames", "max_prompt_tokens")
     sizes = {name: settings.pop(name) for name in names if name in settings}
     path = path or f"{Path(__file__)}:SmallModel"
-    training = DiffusionTraining(num_steps=10, learning_rate=0.01, num_threads=1, **settings)
+    training = DiffusionTrainingConfig(num_steps=10, learning_rate=0.01, num_threads=1, **settings)
     return TrainerSpec(
         model_path=path,
         model=DiffusionModelConfig(path=path, lora=lora, **sizes),

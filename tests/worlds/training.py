@@ -279,11 +279,13 @@ class World:
         self._num_bad[engine_id] += 1
         return Fault(call=self.chance.choice(CALLS), hangs=self.chance.random() < self.settings.hangs)
 
-    async def _loop(self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Any, renderer: Any) -> Any:
+    async def _loop(
+        self, draw: PromptDraw, index: int, first_request: GenerationRequest, generate: Any, renderer: Any
+    ) -> Any:
         if self.chance.random() < self.settings.start_failures:
             await asyncio.sleep(self.chance.choice([0.0, 1.0]))
             raise WorkerDiedError("the environment cannot be reset")
-        return await generate_single_answer(draw, index, first, generate, renderer)
+        return await generate_single_answer(draw, index, first_request, generate, renderer)
 
     def _draw(self, count: int, domain: str | None) -> Sequence[PromptDraw]:
         draws = []
@@ -405,7 +407,7 @@ class World:
 
     async def _watch_certain_groups(self, found: dict[int, Group]) -> None:
         while True:
-            found |= {group.draw.draw_id: group for group in await self.controller.wait_for_certain_groups(found, 1)}
+            found |= {group.draw.draw_id: group for group in await self.controller.wait_for_guaranteed_groups(found, 1)}
 
     async def _collect(self) -> Batch:
         while self.chance.random() < self.settings.impatience:

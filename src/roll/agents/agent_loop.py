@@ -68,7 +68,7 @@ class AgentLoop:
         self._images = images
 
     async def __call__(
-        self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
+        self, draw: PromptDraw, index: int, first_request: GenerationRequest, generate: Generate, renderer: Renderer
     ) -> Rollout:
         """Run the agent once, and return its requests as one rollout, without a reward.
 
@@ -77,8 +77,8 @@ class AgentLoop:
         """
         config = self._config
         session = Session(
-            first.request_id,
-            first,
+            first_request.request_id,
+            first_request,
             generate,
             cast(ChatRenderer, renderer),
             limits=config.limits,
@@ -93,8 +93,8 @@ class AgentLoop:
             text=users[-1] if users else "",
             messages=draw.prompt.messages,
             metadata=draw.prompt.metadata,
-            rollout=first.request_id,
-            seed=first.sampling.seed,
+            rollout=first_request.request_id,
+            seed=first_request.sampling.seed,
             time_s=config.limits.time_s,
         )
         answer, problem = await self._run(session, task)

@@ -175,7 +175,7 @@ class ContextBuilder:
         # Tokenizing the whole text again could merge tokens across the border of the engine's earlier answer.
         text = self._escape_images(text)
         known = max((seen for seen in self._texts if text.startswith(seen)), key=len, default="")
-        rest = self._renderer.tokenize(text[len(known) :], first=not known)
+        rest = self._renderer.tokenize(text[len(known) :], add_special_tokens=not known)
         ids = np.concatenate([self._texts[known], rest]).astype(np.int32, copy=False) if known else rest
         if not len(ids):
             raise RequestError(400, "invalid_request", "the prompt must not be empty.", field="prompt")

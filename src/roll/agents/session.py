@@ -34,7 +34,7 @@ from roll.rollout.loops import Generate, build_next_request
 from roll.types import Generation, GenerationRequest, IntArray, MediaSpan, Message
 
 if TYPE_CHECKING:
-    from roll.config.agents import AgentLimits
+    from roll.config.agents import AgentLimitsConfig
 
 __all__ = ["Answer", "Session", "Sessions"]
 
@@ -76,11 +76,11 @@ class Session:
     def __init__(
         self,
         session_id: str,
-        first: GenerationRequest,
+        first_request: GenerationRequest,
         generate: Generate,
         renderer: ChatRenderer,
         *,
-        limits: AgentLimits,
+        limits: AgentLimitsConfig,
         max_context: int,
         tool_format: ToolFormat | None = None,
         constraints_as_text: bool = False,
@@ -97,7 +97,7 @@ class Session:
         self.tool_format = tool_format or detect_tool_format(renderer.template)
         self.contexts = ContextBuilder(
             renderer,
-            end_token_ids=first.sampling.stop_token_ids,
+            end_token_ids=first_request.sampling.stop_token_ids,
             tool_format=self.tool_format,
             max_context=max_context,
         )
@@ -111,7 +111,7 @@ class Session:
         """The messages up to and including each answer of the Responses API, by the ID of the response."""
         self.admission = RequestLimit(limits.parallel)
         self.renderer = renderer
-        self._first, self._generate, self._limits, self._max_context = first, generate, limits, max_context
+        self._first, self._generate, self._limits, self._max_context = first_request, generate, limits, max_context
         self._num_asked = 0
         self._num_tokens = 0
         self._running: set[asyncio.Task[Generation]] = set()

@@ -15,7 +15,7 @@ from roll.data.reasoning import HARMONY_FORMAT, extract_answer
 from roll.envs.tools.calls import TOOL_CALL_FORMATS
 from roll.envs.tools.calls.gemma import END as GEMMA_END
 from roll.envs.tools.calls.gemma import MARK as GEMMA_CALL
-from roll.envs.tools.calls.glm import ARGUMENT
+from roll.envs.tools.calls.glm import ARGUMENT_TAG
 from roll.envs.tools.calls.harmony import CHANNEL
 from roll.types import Message, join_content
 
@@ -68,7 +68,7 @@ def detect_tool_format(template: str) -> ToolFormat:
         return "harmony"
     if GEMMA_CALL in template:
         return "gemma4"
-    if _CALL_START in template and ARGUMENT in template:
+    if _CALL_START in template and ARGUMENT_TAG in template:
         return "glm"
     if _CALL_START in template:
         return "hermes"

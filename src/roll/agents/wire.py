@@ -162,7 +162,7 @@ def parse_body(model: type[B], raw: bytes, warnings: WarningLog | None = None) -
         raise RequestError(400, "invalid_value", "the body is nested too deeply.") from error
 
 
-_UNPAIRED_SURROGATE = re.compile(
+_UNPAIRED_SURROGATE_PATTERN = re.compile(
     rb"""(\\\\ | \\u[dD][89abAB][0-9a-fA-F]{2} \\u[dD][c-fC-F][0-9a-fA-F]{2}) | \\u[dD][89a-fA-F][0-9a-fA-F]{2}""",
     re.VERBOSE,
 )
@@ -171,7 +171,7 @@ _UNPAIRED_SURROGATE = re.compile(
 
 def _replace_surrogates(raw: bytes) -> bytes:
     """Replace unpaired surrogates, which agents produce by truncating a tool's output."""
-    return _UNPAIRED_SURROGATE.sub(lambda found: found[1] or rb"\ufffd", raw)
+    return _UNPAIRED_SURROGATE_PATTERN.sub(lambda found: found[1] or rb"\ufffd", raw)
 
 
 def _format_location(loc: Sequence[int | str]) -> str:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roll.errors import ConfigError, InfraError, short
+from roll.errors import ConfigError, InfraError, shorten
 
 if TYPE_CHECKING:
     from roll.config.agents import AgentConfig
@@ -101,7 +101,7 @@ async def open_directory(directory: str | None, metadata: Mapping[str, Any]) -> 
             else:
                 await asyncio.to_thread(shutil.copytree, source, work, symlinks=True)
         except (OSError, shutil.Error) as error:
-            raise InfraError(f"agent.directory: '{source}' cannot be copied: {short(str(error))}") from error
+            raise InfraError(f"agent.directory: '{source}' cannot be copied: {shorten(str(error))}") from error
         yield work
     finally:
         await asyncio.to_thread(shutil.rmtree, top, ignore_errors=True)

@@ -82,9 +82,9 @@ def compute_gae(rewards: Float64Array, values: Float64Array, gamma: float, gae_l
     return compute_discounted_returns(rewards + gamma * following - values, gamma * gae_lambda)
 
 
-def spread_over_tokens(episode: Episode, by_turn: Float64Array) -> Float64Array:
+def spread_over_tokens(episode: Episode, turn_values: Float64Array) -> Float64Array:
     """Repeat a value per turn [K] for every token that the policy wrote [n]."""
-    return np.repeat(by_turn, [end - start for start, end in episode.spans])
+    return np.repeat(turn_values, [end - start for start, end in episode.spans])
 
 
 def compute_step_advantages(

@@ -19,10 +19,10 @@ from roll.types import Rollout
 
 __all__ = [
     "ShapedRollout",
+    "assigns_one_value_per_rollout",
     "compute_baseline_reward",
     "compute_filter_value_range",
     "compute_soft_overlong_penalty",
-    "is_rollout_level",
     "normalize_outcomes",
     "shape_reward",
     "shape_rollout",
@@ -140,7 +140,7 @@ def compute_filter_value_range(
     )
 
 
-def is_rollout_level(algorithm: AlgorithmConfig) -> bool:
+def assigns_one_value_per_rollout(algorithm: AlgorithmConfig) -> bool:
     """Return whether the estimator assigns one value to the whole rollout, including the rewards of its turns."""
     return algorithm.advantage.estimator in ("outcome", "chunk", "anchor_state")
 
@@ -151,7 +151,7 @@ def compute_baseline_reward(episode: Episode, algorithm: AlgorithmConfig) -> flo
     If the estimator assigns one value to the whole rollout, the result includes rewards per turn and per token (a KL
     penalty).
     """
-    return episode.penalized_total if is_rollout_level(algorithm) else episode.reward
+    return episode.penalized_total if assigns_one_value_per_rollout(algorithm) else episode.reward
 
 
 def normalize_outcomes(

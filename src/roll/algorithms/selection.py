@@ -30,12 +30,12 @@ __all__ = ["Selection", "build_early_stop_predicate", "find_group_filter_reason"
 class Selection:
     """The rollouts that a step trains on, and the outcome (`DrawOutcome`) of every group."""
 
-    trained: tuple[ShapedRollout, ...]
+    trained_rollouts: tuple[ShapedRollout, ...]
     """The policy's rollouts to train on, in the order of their groups."""
-    others: tuple[ShapedRollout, ...] = ()
+    untrained_rollouts: tuple[ShapedRollout, ...] = ()
     """Scored rollouts that are not trained on, but are included in baselines, standard deviations and whitening."""
     outcomes: Float64Array
-    """[n + m] normalized rewards of `trained`, then of `others`."""
+    """[n + m] normalized rewards of `trained_rollouts`, then of `untrained_rollouts`."""
     demonstrations: tuple[ShapedRollout, ...] = ()
     """Expert rollouts that are also trained on; no baseline includes them."""
     draw_outcomes: dict[int, tuple[DrawOutcome, str]]
@@ -48,7 +48,7 @@ class Selection:
     @property
     def rollouts(self) -> tuple[Rollout, ...]:
         """All rollouts to train on: the policy's rollouts, then demonstrations."""
-        return tuple(shaped.rollout for shaped in (*self.trained, *self.demonstrations))
+        return tuple(shaped.rollout for shaped in (*self.trained_rollouts, *self.demonstrations))
 
 
 def select_training_rollouts(
@@ -102,8 +102,8 @@ def select_training_rollouts(
     shown = _select_demonstrations(map(shape, demonstrations), groups, algorithm.imitation.when)
     draw_outcomes |= {s.rollout.draw_id: (DrawOutcome.TRAINED, "") for s in shown}
     return Selection(
-        trained=tuple(scored[i] for i in order[: len(trained)]),
-        others=tuple(scored[i] for i in order[len(trained) :]),
+        trained_rollouts=tuple(scored[i] for i in order[: len(trained)]),
+        untrained_rollouts=tuple(scored[i] for i in order[len(trained) :]),
         outcomes=outcomes[order],
         demonstrations=shown,
         draw_outcomes=draw_outcomes,
@@ -208,11 +208,14 @@ def _select_trained_rollouts(group: Sequence[ShapedRollout], filters: FilterConf
 
 
 def _filter_low_variance(
-    shaped: Mapping[int, Sequence[ShapedRollout]], draw_outcomes: dict[int, tuple[DrawOutcome, str]], share: float
+    shaped: Mapping[int, Sequence[ShapedRollout]], draw_outcomes: dict[int, tuple[DrawOutcome, str]], fraction: float
 ) -> None:
-    if share == 1.0:
+    if fraction == 1.0:
         return
     passed = [draw_id for draw_id in shaped if draw_outcomes[draw_id][0] is DrawOutcome.TRAINED]
     deviations = [float(np.std([s.filter_value for s in shaped[draw_id]])) for draw_id in passed]
-    for i in set(range(len(passed))) - set(select_top_variance(deviations, share)):
-        draw_outcomes[passed[i]] = (DrawOutcome.FILTERED, f"the reward varies less than in the top {share:g} of groups")
+    for i in set(range(len(passed))) - set(select_top_variance(deviations, fraction)):
+        draw_outcomes[passed[i]] = (
+            DrawOutcome.FILTERED,
+            f"the reward varies less than in the top {fraction:g} of groups",
+        )

@@ -17,7 +17,7 @@ from roll.algorithms.advantages import AdvantageEstimate, estimate_advantages, m
 from roll.algorithms.episodes import MAX_ABS_VALUE, Episode, Float64Array
 from roll.algorithms.kl import estimate_kl
 from roll.algorithms.returns import compute_chunk_returns, compute_turn_returns, spread_over_tokens
-from roll.algorithms.rewards import is_rollout_level, normalize_outcomes
+from roll.algorithms.rewards import assigns_one_value_per_rollout, normalize_outcomes
 from roll.algorithms.selection import Selection
 from roll.config.algorithm import AlgorithmConfig
 from roll.errors import ConfigError, find_raise_location, one_line_error
@@ -51,7 +51,7 @@ def add_advantages(
     Raises:
         ConfigError: The user's estimator returned an invalid value.
     """
-    num_own, samples = len(selection.trained), batch.samples
+    num_own, samples = len(selection.trained_rollouts), batch.samples
     rollouts = [[samples[i] for i in places] for places in batch.sequences]
     own = rollouts[:num_own]
     mean_values = [_compute_mean(given) for given in zip(*values, strict=True)]
@@ -59,11 +59,11 @@ def add_advantages(
         selection, _join_without_prefix(mean_values, own), _join_without_prefix(token_rewards, own)
     )
     found = _estimate_trained_advantages(episodes, selection, algorithm)
-    spreads = _join_without_prefix([_compute_deviation(given) for given in zip(*values, strict=True)], own)
+    spreads = _join_without_prefix([_compute_std(given) for given in zip(*values, strict=True)], own)
     masks = [episode.mask for episode in episodes[:num_own]]
-    agreed = _mask_smallest_share(spreads, masks, algorithm.critic.drop_agreed)
+    agreed = _mask_smallest_fraction(spreads, masks, algorithm.critic.drop_agreed)
     # AsyPPO, arXiv 2510.01656: no gradient where critics agree; no entropy bonus where they diverge the most.
-    divergent = _mask_smallest_share([-s for s in spreads], masks, algorithm.entropy.drop_divergent)
+    divergent = _mask_smallest_fraction([-s for s in spreads], masks, algorithm.entropy.drop_divergent)
     factors = _compute_rollout_factors(episodes[:num_own], selection.accuracies, algorithm)
     weights: list[dict[str, Any]] = []
     for i, rollout in enumerate(own):
@@ -144,7 +144,7 @@ def _join_without_prefix(
     return [np.concatenate(parts) for parts in own] if arrays else []
 
 
-def _compute_deviation(values_by_critic: Sequence[FloatArray]) -> FloatArray:
+def _compute_std(values_by_critic: Sequence[FloatArray]) -> FloatArray:
     """Return the population standard deviation of the critics' values for each token, shape [L]."""
     return np.asarray(np.std(values_by_critic, axis=0, dtype=np.float64), np.float32)
 
@@ -170,7 +170,7 @@ def _build_episodes(
     tokens gets the mean penalty of the tokens that are used for training. A penalty that all rollouts have in common
     then does not change any baseline.
     """
-    episodes = [shaped.episode for shaped in (*selection.trained, *selection.others)]
+    episodes = [shaped.episode for shaped in (*selection.trained_rollouts, *selection.untrained_rollouts)]
     if penalties:
         known = [array[episode.mask] for array, episode in zip(penalties, episodes, strict=False)]
         mean = float(np.concatenate(known).mean(dtype=np.float64))
@@ -189,12 +189,14 @@ def _estimate_trained_advantages(
 
     The other episodes are only used for baselines, standard deviations and whitening.
     """
-    settings, num, outcomes = algorithm.advantage, len(selection.trained), selection.outcomes
+    settings, num, outcomes = algorithm.advantage, len(selection.trained_rollouts), selection.outcomes
     if settings.function is not None:
         function = load_function(settings.function, "advantage function")
         return _call_user_estimator(function, settings.function, episodes[:num])
     penalised = (
-        is_rollout_level(algorithm) and settings.mean != "greedy" and any(e.token_rewards is not None for e in episodes)
+        assigns_one_value_per_rollout(algorithm)
+        and settings.mean != "greedy"
+        and any(e.token_rewards is not None for e in episodes)
     )
     if penalised:
         # Selection normalized the rewards before the penalty was known; now it is part of the total, and so of the
@@ -233,9 +235,9 @@ def _call_user_estimator(function: Callable[..., Any], path: str, episodes: list
     return AdvantageEstimate(advantages=advantages)
 
 
-def _mask_smallest_share(values: list[FloatArray], masks: list[BoolArray], share: float) -> list[BoolArray]:
-    """Return masks of the tokens with the smallest `share` of all values; an empty list if the share is 0."""
-    return mask_smallest(values, masks, share) if share > 0 and values else []
+def _mask_smallest_fraction(values: list[FloatArray], masks: list[BoolArray], fraction: float) -> list[BoolArray]:
+    """Return masks of the tokens with the smallest `fraction` of all values; an empty list if the share is 0."""
+    return mask_smallest(values, masks, fraction) if fraction > 0 and values else []
 
 
 def _compute_rollout_factors(

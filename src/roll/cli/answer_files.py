@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roll.errors import DataError, short
+from roll.errors import DataError, shorten
 from roll.registry import did_you_mean
 from roll.rewards.base import build_rollout_from_answer
 from roll.types import Message, Prompt, Rollout
@@ -88,9 +88,11 @@ def _parse_line(
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{location}: the line is not valid JSON ({error}): {short(line.strip())}") from None
+        raise DataError(f"{location}: the line is not valid JSON ({error}): {shorten(line.strip())}") from None
     if not isinstance(row, dict):
-        raise DataError(f"{location}: an answer must be a JSON object, got {type(row).__name__}: {short(line.strip())}")
+        raise DataError(
+            f"{location}: an answer must be a JSON object, got {type(row).__name__}: {shorten(line.strip())}"
+        )
     response_key = _find_key(row, _RESPONSE_KEYS)
     if response_key is None:
         hint = did_you_mean(next(iter(row), ""), _RESPONSE_KEYS)
@@ -123,7 +125,7 @@ def _find_key(row: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
 
 def _read_plain_value(value: Any, key: str, location: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise DataError(f"{location}: '{key}' must be a string or a number, got {short(value)}.")
+        raise DataError(f"{location}: '{key}' must be a string or a number, got {shorten(value)}.")
     return str(value)
 
 
@@ -131,7 +133,7 @@ def _read_typed_value(row: Mapping[str, Any], key: str, kind: type, default: Any
     value = row.get(key, default)
     if not isinstance(value, kind):
         words = {bool: "true or false", dict: "an object", str: "text"}[kind]
-        raise DataError(f"{location}: '{key}' must be {words}, got {short(value)}.")
+        raise DataError(f"{location}: '{key}' must be {words}, got {shorten(value)}.")
     return value
 
 
@@ -159,7 +161,7 @@ def _parse_messages(value: Any, location: str) -> tuple[Message, ...]:
         for message in value
     )
     if not is_chat:
-        raise DataError(f"{location}: the prompt must be a string or a list of chat messages, got {short(value)}.")
+        raise DataError(f"{location}: the prompt must be a string or a list of chat messages, got {shorten(value)}.")
     return tuple(Message(role=message["role"], content=message["content"]) for message in value)
 
 
@@ -169,4 +171,4 @@ def _read_expected(row: Mapping[str, Any], location: str) -> bool | float | None
         return value
     if isinstance(value, int | float):
         return float(value)
-    raise DataError(f"{location}: 'expected' must be true, false or a number, got {short(value)}.")
+    raise DataError(f"{location}: 'expected' must be true, false or a number, got {shorten(value)}.")

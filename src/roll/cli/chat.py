@@ -274,7 +274,7 @@ class _Conversation:
             ),
         )
 
-        def print_new(text: str, *, is_complete: bool = False) -> None:
+        def print_new_text(text: str, *, is_complete: bool = False) -> None:
             printed = "".join(pieces)
             if text.startswith(printed):
                 pieces.append(text[len(printed) :])
@@ -288,12 +288,12 @@ class _Conversation:
             while not work.done():
                 await asyncio.wait([work], timeout=POLL_INTERVAL_S)
                 if self._is_interactive:
-                    print_new(
+                    print_new_text(
                         _strip_partial_character(
                             model.renderer.decode(get_partial_tokens(model.engine, request.request_id))
                         )
                     )
-            print_new(model.renderer.decode((await work).token_ids), is_complete=True)
+            print_new_text(model.renderer.decode((await work).token_ids), is_complete=True)
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)  # wait until the engine has released its slot
@@ -304,9 +304,9 @@ def _strip_partial_character(text: str) -> str:
     return text.rstrip("\ufffd")
 
 
-def _parse_number(text: str, kind: Callable[[str], Any], minimum: float) -> Any:
+def _parse_number(text: str, parse: Callable[[str], Any], minimum: float) -> Any:
     try:
-        value = kind(text)
+        value = parse(text)
     except ValueError:
         value = None
     if value is None or not minimum <= value <= _MAX_NUMBER:

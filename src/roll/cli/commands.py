@@ -34,9 +34,11 @@ class CommandState:
     """True if this process runs only the command, so that the command may change global state."""
 
 
-_overrides = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-_file = click.argument("file", metavar="FILE", shell_complete=complete_files)
-_pipeline = click.option("--pipeline", metavar="NAME", default="rlvr", show_default=True, help="Name of the pipeline.")
+_overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+_file_argument = click.argument("file", metavar="FILE", shell_complete=complete_files)
+_pipeline_option = click.option(
+    "--pipeline", metavar="NAME", default="rlvr", show_default=True, help="Name of the pipeline."
+)
 
 
 def _compute_exit_code(summary: Summary) -> int:
@@ -74,8 +76,8 @@ def roll() -> None:
 
 
 @roll.command()
-@_file
-@_overrides
+@_file_argument
+@_overrides_argument
 @click.pass_obj
 def train(state: CommandState, file: str, overrides: tuple[str, ...]) -> int:
     """Train with the configuration in FILE.
@@ -93,7 +95,7 @@ def train(state: CommandState, file: str, overrides: tuple[str, ...]) -> int:
 
 @roll.command()
 @click.argument("run", metavar="RUN", shell_complete=complete_directories)
-@_overrides
+@_overrides_argument
 @click.pass_obj
 def resume(state: CommandState, run: str, overrides: tuple[str, ...]) -> int:
     """Continue a run from its newest checkpoint.
@@ -109,7 +111,7 @@ def resume(state: CommandState, run: str, overrides: tuple[str, ...]) -> int:
 
 @roll.command()
 @click.argument("run", metavar="RUN", shell_complete=complete_directories)
-@_overrides
+@_overrides_argument
 @click.option("--only", type=click.Choice(["train", "rollout"]), default="train", help="Part of the run to repeat.")
 @click.option("--checkpoint", metavar="PATH", help="Start from this checkpoint: RUN/checkpoints/step-N.")
 @click.pass_obj
@@ -134,8 +136,8 @@ def replay(state: CommandState, run: str, overrides: tuple[str, ...], only: str,
 
 
 @roll.command()
-@_file
-@_overrides
+@_file_argument
+@_overrides_argument
 @click.option("--dry-run", is_flag=True, help="Also try a training step of one rank, without weights or devices.")
 @click.pass_obj
 def check(state: CommandState, file: str, overrides: tuple[str, ...], dry_run: bool) -> None:
@@ -174,8 +176,8 @@ def check(state: CommandState, file: str, overrides: tuple[str, ...], dry_run: b
 
 
 @roll.command(name="eval")
-@_file
-@_overrides
+@_file_argument
+@_overrides_argument
 @click.option("--model", metavar="PATH", help="Model, run or checkpoint to evaluate instead of FILE's model.")
 def evaluate(file: str, overrides: tuple[str, ...], model: str | None) -> int:
     """Evaluate a model on the held-out prompts of FILE.
@@ -196,7 +198,7 @@ def evaluate(file: str, overrides: tuple[str, ...], model: str | None) -> int:
 
 @roll.command()
 @click.argument("file", metavar="[FILE]", required=False, shell_complete=complete_files)
-@_overrides
+@_overrides_argument
 @click.option("--calibrate", metavar="RUN", help="Fit the performance models to RUN instead; writes RUN/calibration/.")
 @click.option("--variant", "-v", multiple=True, metavar="NAME", help="Simulate only this variant; may be repeated.")
 @click.option("--trace/--no-trace", default=True, help="Write traces of the first seed for ui.perfetto.dev.")
@@ -242,7 +244,7 @@ def simulate(
 @click.argument("source", metavar="FILE|MODEL", shell_complete=complete_files)
 @click.option("--device", "device_name", metavar="NAME", help="Device to plan for: h100, h200, a100, ..., cpu.")
 @click.option("--devices", "num_devices", type=int, metavar="N", help="Number of devices, for all roles together.")
-@_overrides
+@_overrides_argument
 def plan(source: str, device_name: str | None, num_devices: int | None, overrides: tuple[str, ...]) -> None:
     """Plan a run: find the fastest assignment of devices to roles.
 
@@ -320,8 +322,8 @@ def config() -> None:
 
 
 @config.command()
-@_file
-@_overrides
+@_file_argument
+@_overrides_argument
 def show(file: str, overrides: tuple[str, ...]) -> None:
     """Print the resolved configuration of FILE and the overrides, with all defaults."""
     from roll.config.load import dump_yaml, load_config
@@ -331,7 +333,7 @@ def show(file: str, overrides: tuple[str, ...]) -> None:
 
 @config.command(name="explain")
 @click.argument("key", required=False, default="")
-@_pipeline
+@_pipeline_option
 def explain_command(key: str, pipeline: str) -> None:
     """Explain the meaning, type, unit and default of KEY. Without KEY, list the sections."""
     from roll.config.explain import explain
@@ -340,7 +342,7 @@ def explain_command(key: str, pipeline: str) -> None:
 
 
 @config.command()
-@_pipeline
+@_pipeline_option
 def schema(pipeline: str) -> None:
     """Print the JSON Schema of configuration files for editors."""
     import json

@@ -71,7 +71,7 @@ def compare_runs(paths: Sequence[str], patterns: Sequence[str], *, as_json: bool
     runs = [_make_label_unique(run, runs, path) for run, path in zip(runs, paths, strict=True)]
     found = {
         "configuration": _find_differences(runs),
-        "outcome": _compute_outcome(runs),
+        "outcome": _compare_outcomes(runs),
         "metrics": _compare_metrics(runs, patterns),
     }
     if as_json:
@@ -147,7 +147,7 @@ def _find_differences(runs: Sequence[_ComparedRun]) -> dict[str, list[Any]]:
     return {key: values for key, values in columns.items() if any(value != values[0] for value in values)}
 
 
-def _compute_outcome(runs: Sequence[_ComparedRun]) -> dict[str, list[float | str | None]]:
+def _compare_outcomes(runs: Sequence[_ComparedRun]) -> dict[str, list[float | str | None]]:
     """Return steps, held-out scores, rewards, durations, throughput, memory and failures: one value per run, by label.
 
     A value that no run has is omitted.
@@ -192,7 +192,7 @@ def _compare_metrics(runs: Sequence[_ComparedRun], patterns: Sequence[str]) -> d
         raise UserError(f"no metric of these runs matches {' or '.join(map(repr, patterns))}. Known: {known}.")
     # Runs of different length are compared at the same step, since metrics change during training.
     last_step = min((run.steps[-1]["step"] for run in runs if run.steps), default=0)
-    last_evaluation = _find_last_common({row["step"] for row in run.evaluations} for run in runs)
+    last_evaluation = _find_last_common_step({row["step"] for row in run.evaluations} for run in runs)
     found = {}
     for name in chosen:
         values = []
@@ -205,11 +205,11 @@ def _compare_metrics(runs: Sequence[_ComparedRun], patterns: Sequence[str]) -> d
     return found
 
 
-def _find_last_common(steps: Iterable[set[float]]) -> float | None:
+def _find_last_common_step(steps: Iterable[set[float]]) -> float | None:
     return max(set.intersection(*steps), default=None)
 
 
-def _render(labels: Sequence[str], found: dict[str, dict[str, list[Any]]]) -> str:
+def _render(labels: Sequence[str], sections: dict[str, dict[str, list[Any]]]) -> str:
     screen = Console(file=io.StringIO(), width=MAX_WIDTH, force_terminal=False, color_system=None)
     titles = {
         "configuration": "Configuration: keys that differ",
@@ -218,8 +218,10 @@ def _render(labels: Sequence[str], found: dict[str, dict[str, list[Any]]]) -> st
     }
     for part, title in titles.items():
         screen.print(Text(title))
-        if found[part]:
-            screen.print(_format_table(labels, found[part], with_change=part != "configuration" and len(labels) == 2))
+        if sections[part]:
+            screen.print(
+                _format_table(labels, sections[part], with_change=part != "configuration" and len(labels) == 2)
+            )
         else:
             screen.print(Text("  none"))
         screen.print()
@@ -246,12 +248,12 @@ def _format_cell(value: Any) -> str:
     return shorten(value if isinstance(value, str) else json.dumps(value, default=str), 60).replace("\n", "⏎")
 
 
-def _format_change(first: Any, second: Any) -> str:
-    """Format the change from `first` to `second`, also in percent unless `first` is almost 0.
+def _format_change(before: Any, after: Any) -> str:
+    """Format the change from `before` to `after`, also in percent unless `before` is almost 0.
 
     Return "" if a value is not a number, or if both are equal.
     """
-    if not all(isinstance(value, int | float) for value in (first, second)) or first == second:
+    if not all(isinstance(value, int | float) for value in (before, after)) or before == after:
         return ""
-    share = f" ({(second - first) / abs(first):+.0%})" if abs(first) > 1e-9 else ""
-    return f"{second - first:+.3g}{share}"
+    share = f" ({(after - before) / abs(before):+.0%})" if abs(before) > 1e-9 else ""
+    return f"{after - before:+.3g}{share}"

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 __all__ = ["env"]
 
-_id = click.argument("id", metavar="ID")
-_options = click.argument("options", nargs=-1, metavar="[KEY=VALUE]...")
-_seed = click.option("--seed", type=int, default=0, show_default=True, help="Seed of the first episode.")
-_html = click.option("--html", "html_file", metavar="FILE", help="Also write the episodes to an HTML page.")
-_text = click.option("--text", "text_file", metavar="FILE", help="Also write the episodes to a text file.")
-_demonstrations = click.option(
+_id_argument = click.argument("id", metavar="ID")
+_options_argument = click.argument("options", nargs=-1, metavar="[KEY=VALUE]...")
+_seed_option = click.option("--seed", type=int, default=0, show_default=True, help="Seed of the first episode.")
+_html_option = click.option("--html", "html_file", metavar="FILE", help="Also write the episodes to an HTML page.")
+_text_option = click.option("--text", "text_file", metavar="FILE", help="Also write the episodes to a text file.")
+_demonstrations_option = click.option(
     "--demonstrations",
     "demonstrations_file",
     metavar="FILE",
@@ -68,12 +68,12 @@ def list_environments(containing: str, as_json: bool) -> None:
 
 
 @env.command()
-@_id
-@_options
-@_seed
-@_html
-@_text
-@_demonstrations
+@_id_argument
+@_options_argument
+@_seed_option
+@_html_option
+@_text_option
+@_demonstrations_option
 def play(
     id: str,
     options: tuple[str, ...],
@@ -100,9 +100,9 @@ def play(
 
 
 @env.command()
-@_id
-@_options
-@_seed
+@_id_argument
+@_options_argument
+@_seed_option
 @click.option(
     "--policy",
     type=click.Choice(["random", "model", "openai"]),
@@ -147,9 +147,9 @@ def play(
     help="Tool for the policy: calculator, '{tool: search, folder: notes}' or tools.py:lookup; may be repeated.",
 )
 @click.option("--tool-format", "--form", "tool_format", default="auto", show_default=True, help="Format of tool calls.")
-@_html
-@_text
-@_demonstrations
+@_html_option
+@_text_option
+@_demonstrations_option
 def rollout(
     id: str,
     options: tuple[str, ...],
@@ -201,7 +201,7 @@ def rollout(
 
 @env.command()
 @click.argument("id", metavar="ID|FILE")
-@_options
+@_options_argument
 @click.option(
     "--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Number of episodes for each rule."
 )

@@ -73,34 +73,34 @@ def _choose_options(target: Path, arguments: Mapping[str, str | None], *, intera
         UserError: an option without a default is missing, or an option does not apply to the pipeline.
     """
 
-    def choose_one(name: str, question: str, default: str | None, kinds: Mapping[str, str] | None = None) -> str:
+    def choose_option(name: str, question: str, default: str | None, choices: Mapping[str, str] | None = None) -> str:
         value = arguments.get(name)
         if value is None and interactive:
-            for kind, meaning in (kinds or {}).items():
+            for kind, meaning in (choices or {}).items():
                 click.echo(f"  {kind:<20}{meaning}")
             value = click.prompt(
-                question, default=default, type=click.Choice(list(kinds)) if kinds else str, show_choices=False
+                question, default=default, type=click.Choice(list(choices)) if choices else str, show_choices=False
             )
         if value is None and default is None:
             raise UserError(f"--{name} is missing: {question}")
         return value if value is not None else str(default)
 
-    pipeline = choose_one("pipeline", "What should the run do?", "rlvr", PIPELINES)
-    options: dict[str, Any] = {"pipeline": pipeline, "model": choose_one("model", "Which model?", DEFAULT_MODEL)}
+    pipeline = choose_option("pipeline", "What should the run do?", "rlvr", PIPELINES)
+    options: dict[str, Any] = {"pipeline": pipeline, "model": choose_option("model", "Which model?", DEFAULT_MODEL)}
     options["name"] = target.resolve().name or "run"
     empty = NewRun(**options)
     if empty.needs_data:
-        file = choose_one("data", f"Which JSONL or Parquet file? ({SAMPLE_DATA} writes a small one)", SAMPLE_DATA)
+        file = choose_option("data", f"Which JSONL or Parquet file? ({SAMPLE_DATA} writes a small one)", SAMPLE_DATA)
         options["data"] = file
         if file != SAMPLE_DATA:
             options["columns"] = read_column_names(Path(file))
             options["data"] = str(_make_relative(target, Path(file)))
     if empty.needs_reward:
-        options["reward"] = choose_one("reward", "How are answers scored?", "math", REWARDS)
+        options["reward"] = choose_option("reward", "How are answers scored?", "math", REWARDS)
     if empty.needs_teacher:
-        options["teacher"] = choose_one("teacher", "Which model teaches? (a run, a directory or a hub id)", None)
+        options["teacher"] = choose_option("teacher", "Which model teaches? (a run, a directory or a hub id)", None)
     if not empty.needs_data:
-        options["environment"] = choose_one("environment", f"Which environment? ({OWN_CODE} writes one)", OWN_CODE)
+        options["environment"] = choose_option("environment", f"Which environment? ({OWN_CODE} writes one)", OWN_CODE)
     if unused := [f"--{name}" for name, value in arguments.items() if value is not None and name not in options]:
         raise UserError(f"the pipeline '{pipeline}' does not support {', '.join(unused)}: remove the option.")
     return NewRun(**options)

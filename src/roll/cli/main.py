@@ -27,7 +27,7 @@ from typing import NoReturn
 import click
 
 from roll.cli.commands import CommandState, roll
-from roll.errors import AlarmError, RollError, UserError, iterate_leaf_errors, short
+from roll.errors import AlarmError, RollError, UserError, iterate_leaf_errors, shorten
 from roll.tracking.escape import escape_controls
 
 __all__ = ["exit_process", "run", "run_guarded"]
@@ -133,7 +133,7 @@ def _report_failure(error: Exception, state: CommandState) -> int:
     files = [leaf for leaf in iterate_leaf_errors(error) if isinstance(leaf, OSError)]
     too_long = next((leaf for leaf in files if leaf.errno == errno.ENAMETOOLONG), None)
     if too_long is not None:
-        _print_error(f"Error: the file name {short(too_long.filename)} is too long.")
+        _print_error(f"Error: the file name {shorten(too_long.filename)} is too long.")
         return 2
     disk = next((leaf for leaf in files if leaf.errno in _DISK_ERRORS), None)
     if disk is not None:

@@ -43,7 +43,7 @@ async def play_episodes(
     id: str,
     options: dict[str, Any],
     policy: Literal["random", "model", "openai"],
-    sampling: PlayerSettings,
+    settings: PlayerSettings,
     seeds: Iterable[int],
     max_turns: int,
     tools: Sequence[Any] = (),
@@ -55,7 +55,7 @@ async def play_episodes(
         id: id of the environment.
         options: arguments of the environment.
         policy: random actions, an embedded model, or a model behind an OpenAI-compatible server.
-        sampling: the model and its sampling options.
+        settings: the model and its sampling options.
         seeds: seeds of the episodes.
         max_turns: maximum number of turns of an episode.
         tools: tools of the player, as entries of `roll.envs.tools.build_tools`.
@@ -73,7 +73,7 @@ async def play_episodes(
             )
         return make_random_policy(environment) if answer is None else answer
 
-    async with _open_policy(policy, sampling) as answer:
+    async with _open_policy(policy, settings) as answer:
         return [
             await play_one_episode(id, options, seed, max_turns, lambda env: choose(env, answer), tools, tool_format)
             for seed in seeds
@@ -85,14 +85,14 @@ async def play_one_episode(
     options: dict[str, Any],
     seed: int,
     max_turns: int,
-    choose: Callable[[Any], Policy],
+    build_policy: Callable[[Any], Policy],
     tools: Sequence[Any] = (),
     tool_format: str = "auto",
 ) -> Transcript:
     """Play one episode, and return its transcript.
 
     Args:
-        choose: returns the policy for the environment.
+        build_policy: returns the policy for the environment.
 
     See `play_episodes` for the other arguments.
 
@@ -105,7 +105,9 @@ async def play_one_episode(
         environment = make(id, options)
         if tools:
             environment = equipped = with_tools(environment, tools, tool_format=tool_format)
-        return await play_episode(environment, choose(environment), environment=id, seed=seed, max_turns=max_turns)
+        return await play_episode(
+            environment, build_policy(environment), environment=id, seed=seed, max_turns=max_turns
+        )
     except ProtocolError as error:
         raise InfraError(f"environment '{id}', seed {seed}: {error}") from error
     except (UserError, InfraError):
@@ -123,7 +125,7 @@ async def play_one_episode(
 def build_human_policy(environment: Any) -> Policy:
     """Return a policy that reads actions from the terminal, and shows the result of the previous action."""
 
-    def ask(transcript: Transcript) -> str | None:
+    def ask_player(transcript: Transcript) -> str | None:
         observation = transcript.turns[-1].observation if transcript.turns else transcript.first
         click.echo(escape_controls(describe_content(observation)))
         if transcript.turns:
@@ -138,7 +140,7 @@ def build_human_policy(environment: Any) -> Policy:
         needs_box = "\\boxed" not in typed and "\\boxed" in describe_content(transcript.first)
         return f"\\boxed{{{typed}}}" if needs_box else typed
 
-    return ask
+    return ask_player
 
 
 def build_messages(transcript: Transcript) -> list[Message]:
@@ -152,24 +154,24 @@ def build_messages(transcript: Transcript) -> list[Message]:
 
 @contextlib.asynccontextmanager
 async def _open_policy(
-    policy: Literal["random", "model", "openai"], sampling: PlayerSettings
+    policy: Literal["random", "model", "openai"], settings: PlayerSettings
 ) -> AsyncIterator[Policy | None]:
     """Yield the policy of the embedded model or of the server, or `None` if `policy` is `random`."""
     if policy == "random":
         yield None
     elif policy == "model":
-        async with _open_embedded_policy(sampling) as answer:
+        async with _load_local_policy(settings) as answer:
             yield answer
     else:
-        async with _open_served_policy(sampling) as answer:
+        async with _connect_policy_server(settings) as answer:
             yield answer
 
 
 @contextlib.asynccontextmanager
-async def _open_embedded_policy(sampling: PlayerSettings) -> AsyncIterator[Policy]:
+async def _load_local_policy(settings: PlayerSettings) -> AsyncIterator[Policy]:
     from roll.process_environment import prepare_environment
 
-    if sampling.model is None:
+    if settings.model is None:
         raise UserError("--policy model requires --model: a path, a run, or a name such as smollm2-135m-instruct.")
     prepare_environment()
     from roll.data import ChatRenderer
@@ -177,8 +179,8 @@ async def _open_embedded_policy(sampling: PlayerSettings) -> AsyncIterator[Polic
     from roll.models import check_can_generate, describe_model, find_stop_token_ids, load_tokenizer, resolve_model
     from roll.types import GenerationRequest, SamplingParams
 
-    path = resolve_model(sampling.model)
-    check_can_generate(path, sampling.model)
+    path = resolve_model(settings.model)
+    check_can_generate(path, settings.model)
     renderer = ChatRenderer(load_tokenizer(path))
     model = describe_model(path)
     most = min(model.context_length, _MAX_CONTEXT)
@@ -198,15 +200,15 @@ async def _open_embedded_policy(sampling: PlayerSettings) -> AsyncIterator[Polic
 
     async def answer(transcript: Transcript) -> str:
         tokens = renderer.render(build_messages(transcript))
-        if len(tokens) + sampling.max_new_tokens > most:
+        if len(tokens) + settings.max_new_tokens > most:
             raise UserError(
                 f"after {len(transcript.turns)} turns the conversation has {len(tokens)} tokens, and an answer of "
-                f"{sampling.max_new_tokens} does not fit into the context of {most}: lower --turns or --max-new-tokens."
+                f"{settings.max_new_tokens} does not fit into the context of {most}: lower --turns or --max-new-tokens."
             )
         name = f"{transcript.environment}-{transcript.seed}-{len(transcript.turns)}"
         how = SamplingParams(
-            max_new_tokens=sampling.max_new_tokens,
-            temperature=sampling.temperature,
+            max_new_tokens=settings.max_new_tokens,
+            temperature=settings.temperature,
             stop_token_ids=stops,
             seed=1000 * (transcript.seed or 0) + len(transcript.turns),
         )
@@ -220,12 +222,12 @@ async def _open_embedded_policy(sampling: PlayerSettings) -> AsyncIterator[Polic
 
 
 @contextlib.asynccontextmanager
-async def _open_served_policy(sampling: PlayerSettings) -> AsyncIterator[Policy]:
+async def _connect_policy_server(settings: PlayerSettings) -> AsyncIterator[Policy]:
     import aiohttp
 
-    if sampling.url is None or sampling.model is None:
+    if settings.url is None or settings.model is None:
         raise UserError("--policy openai requires --url, such as http://localhost:8000/v1, and --model.")
-    url = f"{sampling.url.rstrip('/')}/chat/completions"
+    url = f"{settings.url.rstrip('/')}/chat/completions"
     key = os.environ.get("OPENAI_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
 
@@ -233,10 +235,10 @@ async def _open_served_policy(sampling: PlayerSettings) -> AsyncIterator[Policy]
 
         async def answer(transcript: Transcript) -> str:
             body = {
-                "model": sampling.model,
+                "model": settings.model,
                 "messages": [message.to_dict() for message in build_messages(transcript)],
-                "max_tokens": sampling.max_new_tokens,
-                "temperature": sampling.temperature,
+                "max_tokens": settings.max_new_tokens,
+                "temperature": settings.temperature,
             }
             try:
                 async with session.post(url, json=body) as response:

@@ -83,7 +83,10 @@ def _read_token(variable: str | None) -> str:
 
 
 async def _serve(
-    lists: Mapping[str, Sequence[RewardConfig]], config: RunConfig | None, settings: ServiceSettings, token: str
+    rewards_by_name: Mapping[str, Sequence[RewardConfig]],
+    config: RunConfig | None,
+    settings: ServiceSettings,
+    token: str,
 ) -> None:
     from roll.cluster.pool import LocalWorkerPool
     from roll.rewards.opening import open_reward_lists
@@ -95,7 +98,7 @@ async def _serve(
         pool = LocalWorkerPool(settings.num_workers or os.cpu_count() or 1)
         stack.push_async_callback(pool.close)
         if config is None:
-            opening = open_reward_lists(lists, SandboxConfig(), pool)
+            opening = open_reward_lists(rewards_by_name, SandboxConfig(), pool)
         else:
             from roll.cluster.local import LocalCluster
             from roll.pipelines.judge import start_scoring
@@ -105,7 +108,7 @@ async def _serve(
         rewards = await stack.enter_async_context(opening)
         server = RewardServer(
             rewards,
-            lists,
+            rewards_by_name,
             pool,
             host=settings.host,
             port=settings.port,
@@ -121,7 +124,7 @@ async def _serve(
             ) from error
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        click.echo(f"Serving {_describe(lists)} at {server.url}. Stop with Ctrl-C.")
+        click.echo(f"Serving {_describe_rewards(rewards_by_name)} at {server.url}. Stop with Ctrl-C.")
         if not token and settings.host not in ("127.0.0.1", "localhost", "::1"):
             click.echo("Other machines can use the service without a token: --token-env sets one.", err=True)
         await stop.wait()
@@ -130,7 +133,10 @@ async def _serve(
         click.echo(f"Stopping: running requests have {settings.drain_s:g} s to end.")
 
 
-def _describe(lists: Mapping[str, Sequence[RewardConfig]]) -> str:
+def _describe_rewards(rewards_by_name: Mapping[str, Sequence[RewardConfig]]) -> str:
     """Describe the rewards in one line: `math`, or `gsm8k (math), code (code + format)`."""
-    names = {domain: " + ".join(config.name or config.type for config in configs) for domain, configs in lists.items()}
+    names = {
+        domain: " + ".join(config.name or config.type for config in configs)
+        for domain, configs in rewards_by_name.items()
+    }
     return ", ".join(f"{domain} ({name})" if domain else f"the reward '{name}'" for domain, name in names.items())

@@ -34,9 +34,9 @@ REWARDS: Mapping[str, str] = {
     "short_answer": "F1 score over the words of the reference",
     OWN_CODE: "your own function: a file reward.py is written",
 }
-_CONVERSATIONS = ("sft", "distill_offline")
-_PAIRS = ("preference", "reward_model")
-_TEACHERS = ("distill", "distill_offline")
+_CONVERSATION_PIPELINES = ("sft", "distill_offline")
+_PAIR_PIPELINES = ("preference", "reward_model")
+_TEACHER_PIPELINES = ("distill", "distill_offline")
 _PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "input", "messages")
 _ANSWER_COLUMNS = ("answer", "solution", "target", "label", "output", "response")
 
@@ -78,7 +78,7 @@ class NewRun:
     @property
     def needs_teacher(self) -> bool:
         """True if the pipeline distills from a teacher."""
-        return self.pipeline in _TEACHERS
+        return self.pipeline in _TEACHER_PIPELINES
 
 
 def read_column_names(path: Path) -> list[str]:
@@ -139,7 +139,7 @@ def _format_configuration(run: NewRun) -> str:
 def _format_data(run: NewRun) -> list[str]:
     path = "data.jsonl" if run.data == SAMPLE_DATA else run.data
     lines = ["data:", "  - source: file", f"    path: {_quote(path)}  # JSONL or Parquet"]
-    if run.pipeline in _CONVERSATIONS + _PAIRS:
+    if run.pipeline in _CONVERSATION_PIPELINES + _PAIR_PIPELINES:
         return [*lines, "    held_out: 0.1  # fraction of the rows that is kept for evaluation"]
     prompt = _choose_column(run, _PROMPT_COLUMNS)
     if prompt is None:
@@ -185,7 +185,7 @@ def _format_sections(pipeline: str) -> list[str]:
         "distill": ["distillation: {divergence: reverse}"],
         "rejection_sampling": ["rejection: {keep: 2, min_reward: 1.0}  # number of answers of each prompt to train on"],
     }.get(pipeline, [])
-    if pipeline in _CONVERSATIONS + _PAIRS:
+    if pipeline in _CONVERSATION_PIPELINES + _PAIR_PIPELINES:
         return [
             *own,
             "training: {num_epochs: 1, examples_per_step: 8, learning_rate: 1.0e-5}",
@@ -223,12 +223,12 @@ def _quote(text: str) -> str:
 def _build_sample_rows(pipeline: str) -> list[dict[str, object]]:
     """Return twenty sample rows with the columns that the pipeline reads."""
     sums = [(a, b) for a in range(2, 6) for b in range(3, 8)]
-    if pipeline in _PAIRS:
+    if pipeline in _PAIR_PIPELINES:
         return [
             {"prompt": f"What is {a} + {b}?", "chosen": f"{a + b}", "rejected": f"It is {a + b + 1}, I believe."}
             for a, b in sums
         ]
-    if pipeline in _CONVERSATIONS:
+    if pipeline in _CONVERSATION_PIPELINES:
         return [
             {
                 "messages": [

@@ -49,10 +49,10 @@ class ScoredLine:
 
 def format_json_lines(scored_lines: Sequence[ScoredLine]) -> str:
     """Return the results as JSON Lines: one object for each scored line."""
-    return "\n".join(json.dumps(_to_plain(scored), ensure_ascii=False) for scored in scored_lines)
+    return "\n".join(json.dumps(_to_json_dict(scored), ensure_ascii=False) for scored in scored_lines)
 
 
-def _to_plain(scored: ScoredLine) -> dict[str, Any]:
+def _to_json_dict(scored: ScoredLine) -> dict[str, Any]:
     """Return the result of a line, or its problem, as data that JSON can represent."""
     result = scored.result
     outcome: dict[str, Any] = {"line": scored.line.number}

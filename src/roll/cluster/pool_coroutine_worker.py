@@ -46,10 +46,10 @@ _call_numbers: WeakKeyDictionary[asyncio.Future[Any], int | None] = WeakKeyDicti
 
 
 def _create_numbered_task(
-    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any] | Generator[Any, None, Any], /, **options: Any
+    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any] | Generator[Any, None, Any], /, **options: Any
 ) -> asyncio.Task[Any]:
     """Create a task and store the number of its call; used as the event loop's task factory."""
-    task = asyncio.Task(work, loop=loop, **options)
+    task = asyncio.Task(coroutine, loop=loop, **options)
     _call_numbers[task] = _call_number.get()
     return task
 

@@ -200,13 +200,13 @@ def _run_child(connection: socket.socket, memory_limit_bytes: int) -> NoReturn:
     code = 1
     with contextlib.suppress(BaseException):
         while (frame := read_frame(stream)) is not None:
-            write_frame(stream, _answer(frame, actor, loop))
+            write_frame(stream, _build_reply(frame, actor, loop))
         code = 0
     # `sys.exit` would run the exit handlers that the fork server's imports have registered.
     os._exit(code)
 
 
-def _answer(frame: bytes, actor: list[Any], loop: asyncio.AbstractEventLoop) -> bytes:
+def _build_reply(frame: bytes, actor: list[Any], loop: asyncio.AbstractEventLoop) -> bytes:
     try:
         method, args = pickle.loads(frame)
         if method is None:

@@ -25,13 +25,13 @@ from roll.errors import WorkerDiedError
 
 __all__ = ["ForkedActors"]
 
-Call = tuple[Callable[..., Any], tuple[Any, ...]]
+FunctionCall = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class _ForkServer:
     """The controller's connection to a fork server and to the actors that it forked."""
 
-    def __init__(self, prepare: Call, memory_limit_bytes: int) -> None:
+    def __init__(self, prepare: FunctionCall, memory_limit_bytes: int) -> None:
         self._prepare = prepare
         self._process = PoolProcess("roll.cluster.pool_fork_worker", memory_limit_bytes)
         self._starting = asyncio.Lock()
@@ -162,7 +162,9 @@ class ForkedActors:
         self._fork_servers: dict[bytes, _ForkServer] = {}
         self._closed = False
 
-    async def create_actor(self, factory: Callable[..., Any], args: tuple[Any, ...], prepare: Call) -> _ForkedActor:
+    async def create_actor(
+        self, factory: Callable[..., Any], args: tuple[Any, ...], prepare: FunctionCall
+    ) -> _ForkedActor:
         """See `WorkerPool.create_actor`."""
         if self._closed:
             raise WorkerDiedError("the worker pool is closed")

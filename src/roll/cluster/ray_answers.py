@@ -7,10 +7,10 @@ from typing import Any
 
 from ray.exceptions import ActorUnschedulableError, RayActorError, RayTaskError
 
-__all__ = ["await_answer"]
+__all__ = ["await_result"]
 
 
-async def await_answer(reference: Any, build_death_error: Callable[[], Exception]) -> Any:
+async def await_result(reference: Any, build_death_error: Callable[[], Exception]) -> Any:
     """Wait for an actor's answer; raise the original error of a failed call.
 
     Args:

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 
 from roll.cluster.actor_log import redirect_to_run_log
-from roll.cluster.ray_answers import await_answer
+from roll.cluster.ray_answers import await_result
 from roll.errors import EngineDiedError
 from roll.inference import ENGINES, EngineSpec, build_engine, resolve_engine_kind
 from roll.protocols import PauseMode, SupportsPrefetch, SupportsReadback
@@ -37,7 +37,7 @@ __all__ = ["EngineActor", "RayEngine"]
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 10.0
-REPORT_EVERY_S = 0.2
+REPORT_INTERVAL_S = 0.2
 """Interval at which the load of a busy engine is polled."""
 
 
@@ -93,7 +93,7 @@ class RayEngine:
         self._actor: Any = actor.remote(named)
 
     async def _await(self, reference: Any) -> Any:
-        return await await_answer(reference, lambda: EngineDiedError(self.engine_id, "its process ended"))
+        return await await_result(reference, lambda: EngineDiedError(self.engine_id, "its process ended"))
 
     async def start(self) -> None:
         """See `InferenceEngine.start`."""
@@ -116,7 +116,7 @@ class RayEngine:
         with contextlib.suppress(EngineDiedError):  # the waiting requests raise it
             while self._running:
                 self._reported = await self._await(self._actor.load.remote())
-                await asyncio.sleep(REPORT_EVERY_S)
+                await asyncio.sleep(REPORT_INTERVAL_S)
 
     async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
         return await self._await(self._actor.call.remote("logprobs", list(sequences), list(media)))
@@ -148,8 +148,8 @@ class RayEngine:
     def load(self) -> EngineLoad:
         """Return the load: the requests of this controller, and the cache and steps that the engine last reported.
 
-        While requests run, the report is at most `REPORT_EVERY_S` plus one round trip old; afterwards it is the load at
-        the end of the latest request.
+        While requests run, the report is at most `REPORT_INTERVAL_S` plus one round trip old; afterwards it is the load
+        at the end of the latest request.
         """
         capacity = self._spec.max_num_seqs
         return EngineLoad(

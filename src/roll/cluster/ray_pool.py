@@ -120,9 +120,9 @@ class _Node:
         """Store the counts in `health`, increased by the counts of this node's actors that died earlier."""
         self.counts = {name: self._before[name] + health[name] for name in self.counts}
 
-    def replace(self, dead: Any) -> None:
-        """Start a new actor, unless `dead` has been replaced already."""
-        if dead is self.actor:
+    def replace(self, dead_actor: Any) -> None:
+        """Start a new actor, unless `dead_actor` has been replaced already."""
+        if dead_actor is self.actor:
             self.counts["restarts"] += self.num_workers
             self._before = dict(self.counts)
             self.actor = self._start()

@@ -22,7 +22,7 @@ from typing import Any
 import ray
 
 from roll.cluster.actor_log import ACTOR_LOG, redirect_to_run_log
-from roll.cluster.ray_answers import await_answer
+from roll.cluster.ray_answers import await_result
 from roll.config.training import TRAINERS
 from roll.errors import WorkerDiedError
 from roll.protocols import TrainBackend, TrainerGroup
@@ -107,7 +107,7 @@ class RayTrainerGroup(TrainerGroup):
             specs = [replace(spec, rank=r, world_size=len(slots), init_method=address) for r in range(len(slots))]
             backend = TRAINERS.path(spec.training.backend)
             building = [actor.build.remote(s, backend) for actor, s in zip(group._actors, specs, strict=True)]
-            await group._gather_answers(building, DEATH_TIMEOUT_S)
+            await group._gather_results(building, DEATH_TIMEOUT_S)
         except BaseException:
             group._kill_actors()  # not closed: a rank that loads a model would not answer
             raise
@@ -126,9 +126,9 @@ class RayTrainerGroup(TrainerGroup):
         """
         if self._lost:
             raise WorkerDiedError(f"the trainer cannot continue, because one of its ranks failed: {self._lost}")
-        return await self._gather_answers(calls(), FAILURE_TIMEOUT_S)
+        return await self._gather_results(calls(), FAILURE_TIMEOUT_S)
 
-    async def _gather_answers(self, calls: Iterable[Any], reconnect_timeout_s: float) -> list[Any]:
+    async def _gather_results(self, calls: Iterable[Any], reconnect_timeout_s: float) -> list[Any]:
         """Await the results of all ranks; if several ranks fail, raise the error of a rank whose process died.
 
         If the process of one rank dies, the other ranks fail as well.
@@ -156,7 +156,7 @@ class RayTrainerGroup(TrainerGroup):
             log = f" (see {self._logs[rank]})" if self._logs[rank] else ""
             return WorkerDiedError(f"rank {rank} of trainer {self._name}: its process ended{log}: resume the run.")
 
-        return await await_answer(call, build_death_error)
+        return await await_result(call, build_death_error)
 
     async def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
         # Put once: otherwise Ray would copy the batch into the object store for each rank's call.
@@ -192,14 +192,14 @@ class RayTrainerGroup(TrainerGroup):
         return (await self._call_all_ranks(lambda: [actor.send.remote() for actor in self._actors]))[0]
 
     async def release(self, failed: bool) -> None:
-        await self._gather_answers([actor.release.remote(failed) for actor in self._actors], DEATH_TIMEOUT_S)
+        await self._gather_results([actor.release.remote(failed) for actor in self._actors], DEATH_TIMEOUT_S)
 
     async def close(self) -> None:
         """Free the shared memory, then end the processes of all ranks."""
         try:
             with contextlib.suppress(WorkerDiedError, TimeoutError):
                 async with asyncio.timeout(10.0):
-                    await self._gather_answers([actor.close.remote() for actor in self._actors], DEATH_TIMEOUT_S)
+                    await self._gather_results([actor.close.remote() for actor in self._actors], DEATH_TIMEOUT_S)
         finally:
             self._kill_actors()
 

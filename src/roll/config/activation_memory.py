@@ -17,8 +17,8 @@ from roll.config.training import TrainingConfig
 
 __all__ = [
     "ModelSizes",
-    "PeakStageShares",
-    "compute_peak_stage_shares",
+    "PeakStageFractions",
+    "compute_peak_stage_fractions",
     "estimate_activation_bytes_per_token",
     "estimate_forward_backward_bytes",
     "estimate_gathered_bytes",
@@ -131,7 +131,7 @@ def estimate_activation_bytes_per_token(
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeakStageShares:
+class PeakStageFractions:
     """The largest fractions of the weights and of the activations in one pipeline stage; 1 for a single stage."""
 
     weights: float
@@ -139,7 +139,7 @@ class PeakStageShares:
     """Fraction relative to `ParallelConfig.compute_peak_activations`, which assumes equal stages."""
 
 
-def compute_peak_stage_shares(sizes: ModelSizes, parallel: ParallelConfig) -> PeakStageShares:
+def compute_peak_stage_fractions(sizes: ModelSizes, parallel: ParallelConfig) -> PeakStageFractions:
     """Compute the largest fractions of the weights and of the activations in one pipeline stage.
 
     This is usually the first stage: it has the embeddings in addition to its layers, more layers than the last stage,
@@ -151,7 +151,7 @@ def compute_peak_stage_shares(sizes: ModelSizes, parallel: ParallelConfig) -> Pe
     """
     stages = parallel.pp
     if stages == 1:
-        return PeakStageShares(weights=1.0, activations=1.0)
+        return PeakStageFractions(weights=1.0, activations=1.0)
     embedding = sizes.vocab_size * sizes.hidden_size
     matrices = 2 if sizes.has_untied_lm_head else 1
     layer = max(sizes.num_parameters - matrices * embedding, 1) / sizes.num_layers
@@ -160,7 +160,9 @@ def compute_peak_stage_shares(sizes: ModelSizes, parallel: ParallelConfig) -> Pe
     layers = [sum(parts[i::stages]) for i in range(stages)]
     weights = [layer * own + embedding * (i in (0, stages - 1)) for i, own in enumerate(layers)]
     in_flight = [own * (stages - i) for i, own in enumerate(layers)]
-    return PeakStageShares(weights=max(weights) / sizes.num_parameters, activations=max(in_flight) / sizes.num_layers)
+    return PeakStageFractions(
+        weights=max(weights) / sizes.num_parameters, activations=max(in_flight) / sizes.num_layers
+    )
 
 
 def estimate_forward_backward_bytes(
@@ -194,7 +196,7 @@ def estimate_forward_backward_bytes(
     )
     in_flight = (
         training.parallel.compute_peak_activations(micro_batches)
-        * compute_peak_stage_shares(sizes, training.parallel).activations
+        * compute_peak_stage_fractions(sizes, training.parallel).activations
     )
     parts = {**shared, "activations": round(own * kept * in_flight)}
     return parts | ({"a layer": own * passing} if passing else {})

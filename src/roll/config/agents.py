@@ -10,10 +10,10 @@ from pydantic import field_validator, model_validator
 from roll.config.base import FUNCTION_PATTERN, Section, option, path_option
 from roll.config.rewards.base import check_pattern
 
-__all__ = ["AgentConfig", "AgentLimits"]
+__all__ = ["AgentConfig", "AgentLimitsConfig"]
 
 
-class AgentLimits(Section):
+class AgentLimitsConfig(Section):
     """Limits on an agent's requests in one rollout. Requests beyond a limit are rejected, and the rollout is marked as
     truncated.
     """
@@ -81,7 +81,7 @@ class AgentConfig(Section):
         examples=[{"agent.sh": "agent.sh"}],
     )
     environment: dict[str, str] = option({}, "Additional environment variables for `command`.")
-    limits: AgentLimits = option(AgentLimits(), "Limits on each rollout's agent requests.")
+    limits: AgentLimitsConfig = option(AgentLimitsConfig(), "Limits on each rollout's agent requests.")
     tool_format: Literal["auto", "hermes", "llama3", "mistral", "harmony", "glm", "gemma4", "plain", "none"] = option(
         "auto", "Format of the model's tool calls; `auto` detects it from the chat template."
     )

@@ -21,7 +21,7 @@ from roll.config.algorithm_parts import (
 )
 from roll.config.base import EXTENSION_PATTERN, Section, option, path_option
 from roll.config.correction import CorrectionConfig
-from roll.config.gates import LOSSES, GateConfig, MinClip
+from roll.config.gates import LOSSES, GateConfig, MinClipConfig
 from roll.config.presets import PresetName, expand_preset
 
 __all__ = ["AlgorithmConfig"]
@@ -36,7 +36,7 @@ class AlgorithmConfig(Section):
     advantage: AdvantageConfig = option(AdvantageConfig(), "Advantage estimation.")
     ratio: RatioConfig = option(RatioConfig(), "Importance ratio of the surrogate objective.")
     gate: GateConfig = option(
-        MinClip(type="min_clip"), "Surrogate objective of a token as a function of its ratio and advantage."
+        MinClipConfig(type="min_clip"), "Surrogate objective of a token as a function of its ratio and advantage."
     )
     aggregation: Literal["sequence_mean", "token_mean", "constant_length", "sequence_sum"] = option(
         "sequence_mean",

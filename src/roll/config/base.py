@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from roll.errors import short
+from roll.errors import shorten
 
 __all__ = [
     "EXTENSION_PATTERN",
@@ -75,7 +75,9 @@ def expand_path(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     if "\x00" in value or any(len(os.fsencode(name)) > MAX_NAME_LENGTH for name in value.split("/")):
-        raise ValueError(f"{short(value)} is not a valid file name: it has a NUL, or more than {MAX_NAME_LENGTH} bytes")
+        raise ValueError(
+            f"{shorten(value)} is not a valid file name: it has a NUL, or more than {MAX_NAME_LENGTH} bytes"
+        )
     if not ("$" in value or value.startswith("~")):
         return value
     empty = next((name for name in _VARIABLE_PATTERN.findall(value) if os.environ.get(name.strip("${}")) == ""), None)

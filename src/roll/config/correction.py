@@ -10,7 +10,7 @@ from roll.config.base import Section, option
 
 __all__ = ["CorrectionConfig"]
 
-Level = Literal["token", "chunk", "sequence", "geometric"]
+CorrectionLevel = Literal["token", "chunk", "sequence", "geometric"]
 
 
 class CorrectionConfig(Section):
@@ -36,7 +36,7 @@ class CorrectionConfig(Section):
         "over its rollouts. Snapshots are always on with `corrects: mismatch`, `corrects: staleness` and "
         "`ratio.against: behavior`.",
     )
-    level: Level = option(
+    level: CorrectionLevel = option(
         "token",
         "Level of the importance weight. `token`: one weight per token. `chunk`: geometric mean over the tokens of a "
         "chunk (turn). `sequence`: product over the tokens of a sequence. `geometric`: geometric mean over the tokens "

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-class _ScoredSource(Section):
+class _ScoredDataConfig(Section):
     reward: RewardList = option(
         ...,
         "Rewards that score the answers: a reward type, a section, or a list of reward types and sections. The total "
@@ -46,7 +46,7 @@ class _ScoredSource(Section):
     weight: float = option(1.0, "Sampling weight of the source, relative to the other sources.", gt=0)
 
 
-class _Source(DataEntryBase, _ScoredSource):
+class _Source(DataEntryBase, _ScoredDataConfig):
     @field_validator("reward", mode="before", json_schema_input_type=str | RewardConfig | list[str | RewardConfig])
     @classmethod
     def _expand_reward(cls, value: Any) -> Any:
@@ -288,7 +288,7 @@ class ReasoningGymData(_SplitSource):
         return self.source.partition(":")[2]
 
 
-def _get_kind(value: Any) -> str:
+def _get_source_type(value: Any) -> str:
     source = value.get("source") if isinstance(value, dict) else getattr(value, "source", None)
     return str(source).partition(":")[0]
 
@@ -302,5 +302,5 @@ DataConfig = Annotated[
     | Annotated[HuggingFaceData, Tag("huggingface")]
     | Annotated[PythonData, Tag("python")]
     | Annotated[ReasoningGymData, Tag("reasoning_gym")],
-    Discriminator(_get_kind),
+    Discriminator(_get_source_type),
 ]

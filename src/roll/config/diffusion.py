@@ -11,20 +11,20 @@ from roll.config.model import ModelConfig
 from roll.config.training import TrainingConfig
 
 __all__ = [
-    "DDPO",
-    "DPO",
-    "NFT",
+    "DDPOConfig",
+    "DPOConfig",
     "DiffusionAlgorithm",
     "DiffusionDataConfig",
-    "DiffusionEvaluation",
+    "DiffusionEvaluationConfig",
     "DiffusionModelConfig",
-    "DiffusionTraining",
-    "FlowGRPO",
-    "FlowMatching",
+    "DiffusionTrainingConfig",
+    "FlowGRPOConfig",
+    "FlowMatchingConfig",
     "ImageRewardConfig",
-    "OnlineAlgorithm",
-    "RewardGradient",
-    "RewardWeighted",
+    "NFTConfig",
+    "OnlineAlgorithmConfig",
+    "RewardGradientConfig",
+    "RewardWeightedConfig",
     "SamplingConfig",
 ]
 
@@ -145,7 +145,7 @@ class SamplingConfig(Section):
     batch_size: int = option(16, "Number of samples that a rank denoises at once.", ge=1)
 
 
-class FlowMatching(Section):
+class FlowMatchingConfig(Section):
     """Flow matching on given images (arXiv 2210.02747): pretraining and fine-tuning."""
 
     type: Literal["flow_matching"] = option(..., "Name of the method.")
@@ -158,7 +158,7 @@ class FlowMatching(Section):
     )
 
 
-class DPO(Section):
+class DPOConfig(Section):
     """Diffusion-DPO on pairs of images (arXiv 2311.12908)."""
 
     type: Literal["dpo"] = option(..., "Name of the method.")
@@ -167,7 +167,7 @@ class DPO(Section):
     density: Literal["uniform", "logit_normal"] = option("uniform", "Density of noise levels.")
 
 
-class OnlineAlgorithm(Section):
+class OnlineAlgorithmConfig(Section):
     """Common keys of methods that learn from the rewards of the policy's samples."""
 
     samples_per_prompt: int = option(8, "Number of samples per prompt: the group.", ge=2)
@@ -180,7 +180,7 @@ class OnlineAlgorithm(Section):
     num_epochs: int = option(1, "Number of passes over a batch.", ge=1)
 
 
-class FlowGRPO(OnlineAlgorithm):
+class FlowGRPOConfig(OnlineAlgorithmConfig):
     """Flow-GRPO: GRPO on the SDE steps of a flow model (arXiv 2505.05470)."""
 
     type: Literal["flow_grpo"] = option(..., "Name of the method.")
@@ -200,7 +200,7 @@ class FlowGRPO(OnlineAlgorithm):
     )
 
 
-class DDPO(OnlineAlgorithm):
+class DDPOConfig(OnlineAlgorithmConfig):
     """DDPO with importance sampling (arXiv 2305.13301), on the SDE steps of a flow model; no KL penalty.
 
     Rewards are normalized over the samples of a prompt in a step; the paper uses running statistics instead.
@@ -210,7 +210,7 @@ class DDPO(OnlineAlgorithm):
     clip_range: float = option(1e-4, "Clipping of the ratio.", gt=0)
 
 
-class RewardWeighted(OnlineAlgorithm):
+class RewardWeightedConfig(OnlineAlgorithmConfig):
     """Reward-weighted regression (arXiv 2305.13301): flow matching on the policy's samples, weighted by exp(R /
     temperature)."""
 
@@ -220,7 +220,7 @@ class RewardWeighted(OnlineAlgorithm):
     density: Literal["uniform", "logit_normal"] = option("uniform", "Density of noise levels.")
 
 
-class NFT(OnlineAlgorithm):
+class NFTConfig(OnlineAlgorithmConfig):
     """DiffusionNFT (arXiv 2509.16117): good and bad samples of an old policy, without likelihoods."""
 
     type: Literal["nft"] = option(..., "Name of the method.")
@@ -241,7 +241,7 @@ class NFT(OnlineAlgorithm):
         return min(max(step - self.old_decay_start_step, 0) * self.old_decay_rate, self.old_max_decay)
 
 
-class RewardGradient(Section):
+class RewardGradientConfig(Section):
     """Reward-FL (IPRO, arXiv 2510.14255): backpropagation of a differentiable reward through denoising steps."""
 
     type: Literal["reward_gradient"] = option(..., "Name of the method.")
@@ -262,7 +262,14 @@ class RewardGradient(Section):
 
 
 DiffusionAlgorithm: TypeAlias = Annotated[
-    FlowMatching | DPO | FlowGRPO | DDPO | RewardWeighted | NFT | RewardGradient, Field(discriminator="type")
+    FlowMatchingConfig
+    | DPOConfig
+    | FlowGRPOConfig
+    | DDPOConfig
+    | RewardWeightedConfig
+    | NFTConfig
+    | RewardGradientConfig,
+    Field(discriminator="type"),
 ]
 
 
@@ -279,7 +286,7 @@ _LANGUAGE_MODEL_KEYS = (
 """Keys of `training` that only language models use."""
 
 
-class DiffusionTraining(TrainingConfig):
+class DiffusionTrainingConfig(TrainingConfig):
     """Training of the denoiser."""
 
     learning_rate: float = option(1e-4, "Peak learning rate of AdamW.", gt=0)
@@ -311,7 +318,7 @@ class DiffusionTraining(TrainingConfig):
         return self
 
 
-class DiffusionEvaluation(Section):
+class DiffusionEvaluationConfig(Section):
     """Evaluation with ODE samples from fixed noise. Methods that learn from fixed images also report the loss."""
 
     every_num_steps: int = option(20, "Evaluate every N steps; 0 means only before and after training.", ge=0)

@@ -69,11 +69,11 @@ class NormalDistribution(Section):
 
     @model_validator(mode="after")
     def _check_positive_part(self) -> NormalDistribution:
-        if self.std > 0 and 1 - self._compute_redrawn_share() < 1e-9:
+        if self.std > 0 and 1 - self._compute_redrawn_fraction() < 1e-9:
             raise ValueError(f"normal(mean={self.mean:g}, std={self.std:g}) is never positive: raise its mean")
         return self
 
-    def _compute_redrawn_share(self) -> float:
+    def _compute_redrawn_fraction(self) -> float:
         """Return the fraction of values that are resampled because they are below 0; 0 with `negative: zero`."""
         return NormalDist(self.mean, self.std).cdf(0.0) if self.negative == "redraw" else 0.0
 
@@ -82,7 +82,7 @@ class NormalDistribution(Section):
         if self.std == 0:
             return lambda u: max(self.mean, 0.0)
         # `inv_cdf` raises at 0 and 1, which a probability within rounding of them would otherwise reach.
-        law, below, tiny = NormalDist(self.mean, self.std), self._compute_redrawn_share(), 1e-15
+        law, below, tiny = NormalDist(self.mean, self.std), self._compute_redrawn_fraction(), 1e-15
         return lambda u: max(law.inv_cdf(min(max(below + u * (1 - below), tiny), 1 - tiny)), 0.0)
 
 

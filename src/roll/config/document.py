@@ -28,16 +28,16 @@ _MAX_NODES = 20_000
 
 _MAX_FILE_BYTES = 16 * 2**20
 """Maximum bytes of a file."""
-_TOO_MANY_VALUES = f"more than {_MAX_NODES} values: this is not a configuration"
-_INT = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*|0o[0-7]+|0x[0-9a-fA-F]+")
-_FLOAT = re.compile(
+_TOO_MANY_VALUES_MESSAGE = f"more than {_MAX_NODES} values: this is not a configuration"
+_INT_PATTERN = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT_PATTERN = re.compile(
     r"[-+]?(?:\.[0-9]+|[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 )
 _RESOLVERS: tuple[tuple[str, str, str], ...] = (
     ("null", r"~|null|Null|NULL|", "~nN"),
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("int", _INT.pattern, "-+0123456789"),
-    ("float", _FLOAT.pattern, "-+.0123456789"),
+    ("int", _INT_PATTERN.pattern, "-+0123456789"),
+    ("float", _FLOAT_PATTERN.pattern, "-+.0123456789"),
     ("merge", r"<<", "<"),
 )
 
@@ -51,7 +51,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.num_nodes += 1
         if self.num_nodes > _MAX_NODES:
-            raise yaml.YAMLError(_TOO_MANY_VALUES)
+            raise yaml.YAMLError(_TOO_MANY_VALUES_MESSAGE)
         return super().compose_node(parent, index)
 
 
@@ -150,7 +150,7 @@ def read(path: str | Path) -> Document:
     if tree is None:
         raise ConfigError(f"configuration file '{name}' is empty.")
     if not isinstance(tree, dict):
-        raise ConfigError(f"{name}:1: expected keys and values such as 'name: my-run', found {_describe_kind(tree)}.")
+        raise ConfigError(f"{name}:1: expected keys and values such as 'name: my-run', found {_describe_type(tree)}.")
     return Document(name=name, tree=tree, origins=origins)
 
 
@@ -164,7 +164,7 @@ def _suggest_similar_file(path: Path) -> str:
     return did_you_mean(path.name, names)
 
 
-def _describe_kind(value: object) -> str:
+def _describe_type(value: object) -> str:
     return "a list" if isinstance(value, list) else f"only the value {str(value)[:40]!r}"
 
 
@@ -221,7 +221,7 @@ class _Builder:
     def build(self, node: yaml.Node, path: KeyPath) -> Any:
         self._count += 1
         if self._count > _MAX_NODES:
-            raise ConfigError(f"{self.name}: {_TOO_MANY_VALUES}.")
+            raise ConfigError(f"{self.name}: {_TOO_MANY_VALUES_MESSAGE}.")
         if isinstance(node, yaml.ScalarNode):
             return self._build_scalar(node)
         if id(node) in self._open:
@@ -288,9 +288,9 @@ class _Builder:
                 return None
             case "bool" if text.lower() in {"true", "false"}:
                 return text.lower() == "true"
-            case "int" if _INT.fullmatch(text):
+            case "int" if _INT_PATTERN.fullmatch(text):
                 return self._parse_int(text, node)
-            case "float" if _FLOAT.fullmatch(text):
+            case "float" if _FLOAT_PATTERN.fullmatch(text):
                 return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
         raise ConfigError(f"{self._locate(node)}: {text[:40]!r} with the tag '{kind[:40]}' is not a plain value.")
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from roll.errors import ConfigError, short
+from roll.errors import ConfigError, shorten
 from roll.extensions import ExtensibleRegistry
 from roll.registry import import_object
 from roll.user_code import check_factory
@@ -207,7 +207,7 @@ def get_engine_capabilities(kind: str) -> EngineCapabilities:
     for name in _CAPABILITY_DESCRIPTIONS:
         if not isinstance(value := getattr(found, name), bool):
             raise ConfigError(
-                f"the capability {name} of the engine '{kind}' is {short(value)}: it must be True or False."
+                f"the capability {name} of the engine '{kind}' is {shorten(value)}: it must be True or False."
             )
     return found
 

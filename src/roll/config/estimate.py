@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from roll.config.activation_memory import (
     ModelSizes,
-    compute_peak_stage_shares,
+    compute_peak_stage_fractions,
     estimate_forward_backward_bytes,
     get_element_bytes,
 )
@@ -296,7 +296,7 @@ def estimate_trained_bytes(
 
 def _compute_rank_share(sizes: ModelSizes, parallel: ParallelConfig, ranks: int) -> float:
     """Compute the largest fraction of the weights on one rank, if one copy is sharded over `ranks` ranks."""
-    return compute_peak_stage_shares(sizes, parallel).weights * parallel.pp / ranks
+    return compute_peak_stage_fractions(sizes, parallel).weights * parallel.pp / ranks
 
 
 def estimate_frozen_bytes(sizes: ModelSizes, parallel: ParallelConfig, ranks: int, element_bytes: int) -> int:

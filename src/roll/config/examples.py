@@ -16,10 +16,10 @@ __all__ = [
     "FileExamples",
     "HuggingFaceExamples",
     "PythonExamples",
-    "TooLong",
+    "TooLongHandling",
 ]
 
-TooLong: TypeAlias = Literal["refuse", "cut", "skip"]
+TooLongHandling: TypeAlias = Literal["refuse", "cut", "skip"]
 
 
 class _ExampleSource(DataEntryBase):
@@ -29,7 +29,7 @@ class _ExampleSource(DataEntryBase):
         "examples in the source, so that every example is drawn once in an epoch.",
         gt=0,
     )
-    too_long: TooLong = option(
+    too_long: TooLongHandling = option(
         "refuse",
         "Handling of an example with more tokens than the context: `refuse` ends the run, `cut` removes the end of the "
         "answer, `skip` drops the example.",

@@ -13,21 +13,21 @@ from pydantic import Field, field_validator, model_validator
 from roll.config.base import EXTENSION_PATTERN, Section, option, path_option
 from roll.extensions import ExtensibleRegistry
 
-__all__ = ["GATES", "LOSSES", "GateConfig", "MinClip"]
+__all__ = ["GATES", "LOSSES", "GateConfig", "MinClipConfig"]
 
 LOSSES: ExtensibleRegistry[Callable[..., Any]] = ExtensibleRegistry("loss", {}, group="roll.losses")
 """Functions of `LossInputs`, used instead of the loss composed of ratio, gate, KL and entropy."""
 GATES: ExtensibleRegistry[Callable[..., Any]] = ExtensibleRegistry(
     "gate",
     {
-        "min_clip": "roll.algorithms.gates:MinClip",
-        "dual_clip": "roll.algorithms.gates:DualClip",
-        "stop_gradient": "roll.algorithms.gates:StopGradient",
-        "sign_split": "roll.algorithms.gates:SignSplit",
-        "none": "roll.algorithms.gates:NoGate",
-        "log_prob": "roll.algorithms.gates:LogProbGate",
-        "squared_penalty": "roll.algorithms.gates:SquaredPenalty",
-        "soft": "roll.algorithms.gates:SoftGate",
+        "min_clip": "roll.algorithms.gates:MinClipConfig",
+        "dual_clip": "roll.algorithms.gates:DualClipConfig",
+        "stop_gradient": "roll.algorithms.gates:StopGradientConfig",
+        "sign_split": "roll.algorithms.gates:SignSplitConfig",
+        "none": "roll.algorithms.gates:NoGateConfig",
+        "log_prob": "roll.algorithms.gates:LogProbGateConfig",
+        "squared_penalty": "roll.algorithms.gates:SquaredPenaltyConfig",
+        "soft": "roll.algorithms.gates:SoftGateConfig",
     },
     group="roll.gates",
 )
@@ -38,20 +38,20 @@ class _ClipRange(Section):
     high: float = option(0.2, "Upper clip range: the ratio is clipped from above at 1 + high.", ge=0)
 
 
-class MinClip(_ClipRange):
+class MinClipConfig(_ClipRange):
     """min(r A, clip(r, 1 - low, 1 + high) A): PPO, arXiv 1707.06347."""
 
     type: Literal["min_clip"] = option(..., "Objective type.")
 
 
-class DualClip(_ClipRange):
+class DualClipConfig(_ClipRange):
     """`min_clip` with the lower bound `bound` x A for negative advantages (dual-clip PPO): arXiv 1912.09729."""
 
     type: Literal["dual_clip"] = option(..., "Objective type.")
     bound: float = option(3.0, "Dual-clip constant c: upper bound of the ratio for negative advantages.", gt=1)
 
 
-_GateWithBounds = TypeVar("_GateWithBounds", "StopGradient", "SignSplit")
+_GateWithBounds = TypeVar("_GateWithBounds", "StopGradientConfig", "SignSplitConfig")
 
 
 def _check_lower_and_upper(gate: _GateWithBounds) -> _GateWithBounds:
@@ -60,7 +60,7 @@ def _check_lower_and_upper(gate: _GateWithBounds) -> _GateWithBounds:
     return gate
 
 
-class StopGradient(Section):
+class StopGradientConfig(Section):
     """sg(clip(r, lower, upper)) A log pi: TIS (0, 1), CISPO (1 - e, 1 + e)."""
 
     type: Literal["stop_gradient"] = option(..., "Objective type.")
@@ -71,11 +71,11 @@ class StopGradient(Section):
     )
 
     @model_validator(mode="after")
-    def _check_bounds(self) -> StopGradient:
+    def _check_bounds(self) -> StopGradientConfig:
         return _check_lower_and_upper(self)
 
 
-class SignSplit(Section):
+class SignSplitConfig(Section):
     """A > 0: w+ A log pi. A <= 0: w- sg(clip(r, lower, upper)) A log pi: TOPR, arXiv 2503.14286."""
 
     type: Literal["sign_split"] = option(..., "Objective type.")
@@ -85,30 +85,30 @@ class SignSplit(Section):
     upper: float = option(1.0, "Upper bound of the clipped ratio of tokens with negative advantage.", gt=0)
 
     @model_validator(mode="after")
-    def _check_bounds(self) -> SignSplit:
+    def _check_bounds(self) -> SignSplitConfig:
         return _check_lower_and_upper(self)
 
 
-class NoGate(Section):
+class NoGateConfig(Section):
     """r A without clipping; in the first update, its gradient equals the gradient of A log pi."""
 
     type: Literal["none"] = option(..., "Objective type.")
 
 
-class LogProbGate(Section):
+class LogProbGateConfig(Section):
     """A log pi, without a ratio: REINFORCE."""
 
     type: Literal["log_prob"] = option(..., "Objective type.")
 
 
-class SquaredPenalty(Section):
+class SquaredPenaltyConfig(Section):
     """A log pi - tau/2 (log r)^2: Kimi k1.5, arXiv 2501.12599."""
 
     type: Literal["squared_penalty"] = option(..., "Objective type.")
     tau: float = option(0.1, "Weight of the squared log-ratio.", ge=0)
 
 
-class SoftGate(Section):
+class SoftGateConfig(Section):
     """4/tau sigmoid(tau (r - 1)) A, with a tau for each sign of A: SAPO, arXiv 2511.20347."""
 
     type: Literal["soft"] = option(..., "Objective type.")
@@ -116,7 +116,7 @@ class SoftGate(Section):
     tau_negative: float = option(1.05, "Steepness for negative advantages.", gt=0)
 
 
-class PythonGate(Section):
+class PythonGateConfig(Section):
     """A user-defined surrogate objective; see `Gate` in `roll.algorithms.gates`."""
 
     type: Literal["python"] = option(..., "Objective type.")
@@ -136,6 +136,14 @@ class PythonGate(Section):
 
 
 GateConfig = Annotated[
-    MinClip | DualClip | StopGradient | SignSplit | NoGate | LogProbGate | SquaredPenalty | SoftGate | PythonGate,
+    MinClipConfig
+    | DualClipConfig
+    | StopGradientConfig
+    | SignSplitConfig
+    | NoGateConfig
+    | LogProbGateConfig
+    | SquaredPenaltyConfig
+    | SoftGateConfig
+    | PythonGateConfig,
     Field(discriminator="type"),
 ]

@@ -226,7 +226,7 @@ def _describe_values(value_type: ValueType, limits: list[Any]) -> str:
         return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
     words = _SCALAR_DESCRIPTIONS.get(value_type.scalar, str(value_type.scalar))
     if value_type.scalar is str:
-        return _describe_text(words, limits)
+        return _describe_string(words, limits)
     bounds = _describe_bounds(limits)
     return f"{words} {bounds}" if bounds else words
 
@@ -251,11 +251,15 @@ def _describe_items(value_type: ValueType) -> str:
     return _ITEM_DESCRIPTIONS.get(value_type.scalar, "sections")
 
 
-def _describe_text(words: str, limits: list[Any]) -> str:
+def _describe_string(description: str, limits: list[Any]) -> str:
     if _get_length_limits(limits)[0]:
-        words = f"a non-empty {words.removeprefix('a ')}"
+        description = f"a non-empty {description.removeprefix('a ')}"
     pattern = next((item.pattern for item in limits if getattr(item, "pattern", None)), None)
-    return words if pattern is None else f"{words} {PATTERN_DESCRIPTIONS.get(pattern, f'that matches `{pattern}`')}"
+    return (
+        description
+        if pattern is None
+        else f"{description} {PATTERN_DESCRIPTIONS.get(pattern, f'that matches `{pattern}`')}"
+    )
 
 
 def _get_length_limits(limits: list[Any]) -> tuple[int, int | None]:

@@ -161,7 +161,7 @@ def format_overrides(overrides: Overrides) -> list[str]:
     return [format_override(key, _to_plain(value)) for key, value in overrides.items()]
 
 
-_FIXED_ON_RESUME = ("pipeline", "name", "output_dir", "model.path", "seed", "training.optimizer")
+_KEYS_FIXED_ON_RESUME = ("pipeline", "name", "output_dir", "model.path", "seed", "training.optimizer")
 
 
 def _get_value(config: Section, key: str) -> Any:
@@ -193,7 +193,7 @@ def load_run_config(run: str | Path, overrides: Overrides = ()) -> RunConfig:
         # checked first: with another pipeline, every other key of the run would be reported as a problem, too
         check_unchanged("pipeline", _find_pipeline_name(_build_document(path), overrides)[0])
     after = load_config(path, overrides)
-    for key in _FIXED_ON_RESUME:
+    for key in _KEYS_FIXED_ON_RESUME:
         check_unchanged(key, _get_value(after, key))
     return after
 

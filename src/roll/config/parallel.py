@@ -80,7 +80,7 @@ class ParallelConfig(Section):
         return self.cp * self.tp
 
     @property
-    def ranks_per_share(self) -> int:
+    def ranks_per_batch_shard(self) -> int:
         """Number of ranks that process the same part of a batch; a batch has (all ranks / this number) parts."""
         return self.pp * self.ranks_per_micro_batch
 

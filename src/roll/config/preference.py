@@ -31,11 +31,11 @@ MethodName: TypeAlias = Literal[
     "orpo",
     "kto",
 ]
-Setting: TypeAlias = Literal[
+SettingName: TypeAlias = Literal[
     "beta", "label_smoothing", "margin", "likelihood", "tau", "desirable_weight", "undesirable_weight"
 ]
-_SETTINGS: tuple[Setting, ...] = get_args(Setting)
-_PAIRWISE_SETTINGS: tuple[Setting, ...] = ("label_smoothing", "tau")
+_SETTINGS: tuple[SettingName, ...] = get_args(SettingName)
+_PAIRWISE_SETTINGS: tuple[SettingName, ...] = ("label_smoothing", "tau")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +50,7 @@ class PreferenceMethod:
     pairwise_arguments: Mapping[str, Any] = field(default_factory=dict)
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the loss in addition to its settings."""
-    defaults: Mapping[Setting, float]
+    defaults: Mapping[SettingName, float]
     """Default values of all settings of the method, from the paper if it has any."""
 
     @property

@@ -61,7 +61,7 @@ _EQUIVALENT_COLUMNS = {"answer_key": "completion_key", "completion_key": "answer
 MAX_LINES = 20
 """Maximum number of problems in one message."""
 
-_DOTTED = re.compile(r"[a-z_]+(?:\.[a-z0-9_]+)+")
+_DOTTED_KEY_PATTERN = re.compile(r"[a-z_]+(?:\.[a-z0-9_]+)+")
 
 
 def format_problems(lines: Iterable[str]) -> str:
@@ -200,7 +200,7 @@ def _format_value_error(text: str, path: KeyPath, document: Document) -> str:
     """Format a validator's message with the key and the place where it was written."""
     if path:
         return f"'{format_path(path)}'{format_location(document, path)}: {text}."
-    for name in _DOTTED.findall(text):
+    for name in _DOTTED_KEY_PATTERN.findall(text):
         key = tuple(name.split("."))
         if key in document.origins:
             return f"{text} ({document.origins[key]})."

@@ -58,8 +58,8 @@ class RolloutConfig(Section):
     loop: str | None = path_option(
         None,
         "A user-defined coroutine function that generates one rollout, instead of ROLL's loop: "
-        "`package.module:function` or `path/to/file.py:function`. It is called with `(draw, index, first, generate, "
-        "renderer)` and returns a `Rollout`.",
+        "`package.module:function` or `path/to/file.py:function`. It is called with `(draw, index, first_request, "
+        "generate, renderer)` and returns a `Rollout`.",
         examples=["examples/loops/second_try.py:second_try"],
         pattern=FUNCTION_PATTERN,
     )

@@ -182,13 +182,13 @@ class SchedulingConfig(Section):
 
     def compute_num_prompts(self, num_trained: int) -> int:
         """Compute the number of prompts to launch, including redundant ones, for a step of `num_trained` prompts."""
-        return _scale(self.prompt_redundancy, self.type, num_trained)
+        return _apply_redundancy(self.prompt_redundancy, self.type, num_trained)
 
     def compute_num_rollouts(self, num_trained: int) -> int:
         """Compute the number of rollouts to launch, including redundant ones, for a group of `num_trained` rollouts."""
-        return _scale(self.rollout_redundancy, self.type, num_trained)
+        return _apply_redundancy(self.rollout_redundancy, self.type, num_trained)
 
 
-def _scale(factor: float | None, kind: str, num_trained: int) -> int:
-    used = factor if factor is not None else (TAIL_REDUNDANCY if kind == "tail_batching" else 1.0)
+def _apply_redundancy(factor: float | None, schedule: str, num_trained: int) -> int:
+    used = factor if factor is not None else (TAIL_REDUNDANCY if schedule == "tail_batching" else 1.0)
     return math.ceil(round(used * num_trained, 9))

@@ -19,14 +19,14 @@ from roll.config.sources import validate_unique_names
 from roll.config.training import TrainingConfig
 from roll.errors import ConfigError
 
-__all__ = ["AnswersConfig", "HeldOutConfig", "SupervisedConfig", "SupervisedTraining"]
+__all__ = ["AnswersConfig", "HeldOutConfig", "SupervisedConfig", "SupervisedTrainingConfig"]
 
 
 MAX_DRAWS = 2**53
 """Maximum number of examples that a run draws, the largest integer range that is exact as a float."""
 
 
-class SupervisedTraining(TrainingConfig):
+class SupervisedTrainingConfig(TrainingConfig):
     """Training on examples. A run ends after `num_steps` or `num_epochs`, whichever comes first."""
 
     num_steps: int = option(0, "Maximum number of steps; 0: the number that `num_epochs` needs.", ge=0, examples=[100])
@@ -115,7 +115,7 @@ class SupervisedConfig(RunConfig):
         min_length=1,
         examples=[[{"source": "file", "path": "data/chats.jsonl"}]],
     )
-    training: SupervisedTraining = option(SupervisedTraining(), "Training of the model.")
+    training: SupervisedTrainingConfig = option(SupervisedTrainingConfig(), "Training of the model.")
     evaluation: HeldOutConfig = option(HeldOutConfig(), "Evaluation on held-out examples.")
 
     _check_unique_names = field_validator("data")(validate_unique_names)

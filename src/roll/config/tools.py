@@ -116,7 +116,7 @@ class UserTool(_Tool):
         return {**self.options, "tool": self.tool}
 
 
-def _get_kind(value: Any) -> str:
+def _get_tool_type(value: Any) -> str:
     name = value.get("tool") if isinstance(value, dict) else getattr(value, "tool", None)
     return USER_TOOL_TAG if ":" in str(name) else str(name)
 
@@ -129,7 +129,7 @@ ToolConfig = Annotated[
     | Annotated[HttpSearchTool, Tag("http_search")]
     | Annotated[McpTool, Tag("mcp")]
     | Annotated[UserTool, Tag(USER_TOOL_TAG)],
-    Discriminator(_get_kind),
+    Discriminator(_get_tool_type),
 ]
 ToolList: TypeAlias = list[ToolConfig]
 

@@ -12,12 +12,12 @@ from roll.dashboard.runs import Run
 
 __all__ = ["CpuLimiter", "stream_changes"]
 
-_POLL_S = 1.0
+_POLL_INTERVAL_S = 1.0
 _MIN_INTERVAL_S = 2.0
 """Minimum time between notifications: a step writes several files, and a page requests everything that changed."""
 _MAX_INTERVAL_S = 20.0
 """Maximum delay of a notification, even if the server is over its budget."""
-_CPU_SHARE = 0.004
+_MAX_CPU_FRACTION = 0.004
 """Fraction of the CPU time of all cores that a server with open pages may use."""
 
 
@@ -26,7 +26,7 @@ class CpuLimiter:
 
     def __init__(
         self,
-        share: float = _CPU_SHARE,
+        share: float = _MAX_CPU_FRACTION,
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
@@ -38,7 +38,7 @@ class CpuLimiter:
     def is_over_budget(self) -> bool:
         """Return whether the server has used more CPU time than its budget. Idle time adds little budget."""
         at, spent = self._clock(), self._spent()
-        earned = self._rate * min(at - self._at, 2 * _POLL_S)
+        earned = self._rate * min(at - self._at, 2 * _POLL_INTERVAL_S)
         owed = self._owed + spent - self._before - earned
         self._owed, self._at, self._before = min(max(owed, 0.0), self._rate * _MAX_INTERVAL_S), at, spent
         return self._owed > 1e-9
@@ -59,7 +59,7 @@ async def stream_changes(
     yield "retry: 2000\n\n"
     quiet, told_at = 0, time.monotonic()
     while not is_ending():
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(_POLL_INTERVAL_S)
         now = await asyncio.to_thread(run.read_stamps)
         kinds = [kind for kind, stamp in now.items() if stamp != before[kind]]
         quiet, passed, is_over_budget = quiet + 1, time.monotonic() - told_at, limiter.is_over_budget()

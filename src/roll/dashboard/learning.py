@@ -16,7 +16,7 @@ _MIN_CHANGE = 0.05
 """Minimum change of a mean reward or held-out score that is not treated as flat."""
 _MIN_LEARNING_RATE = 1e-9
 """Smallest learning rate that changes weights noticeably."""
-_FAILED_SHARE = 0.5
+_MAX_FAILED_FRACTION = 0.5
 
 
 def explain_learning(facts: RunFacts) -> Answer:
@@ -68,7 +68,7 @@ def _explain_failed_rewards(facts: RunFacts) -> str | None:
     share = facts.compute_mean("rollout/infra_error_share", slice(-RECENT_STEPS, None))
     evaluated = facts.evaluation.get_last("eval/infra_errors") or 0.0
     nothing_trained = not facts.train.steps and evaluated > 0
-    if not nothing_trained and (share is None or share < _FAILED_SHARE):
+    if not nothing_trained and (share is None or share < _MAX_FAILED_FRACTION):
         return None
     which = "of the first evaluation" if nothing_trained else f"of the last steps ({share or 0:.0%})"
     cause = f": {facts.failures[0]['cause']}" if facts.failures else ""

@@ -13,7 +13,7 @@ __all__ = ["read_plans"]
 _MAX_FILE_BYTES = 2**20
 _MAX_FILES = 50
 """Maximum number of files of one directory."""
-_DIRECTORIES = ((), ("calibration",), ("simulation",), ("plan",))
+_PLAN_DIRECTORIES = ((), ("calibration",), ("simulation",), ("plan",))
 
 
 def read_plans(run_dir: SafeDirectory, path: str) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def read_plans(run_dir: SafeDirectory, path: str) -> dict[str, Any]:
         path: The run's path, for the instructions.
     """
     items: list[dict[str, Any]] = []
-    for parts in _DIRECTORIES:
+    for parts in _PLAN_DIRECTORIES:
         names = run_dir.list_stamps(*parts)
         for name in sorted(names)[:_MAX_FILES]:
             try:
@@ -53,7 +53,7 @@ def _build_simulation_table(name: str, content: bytes) -> list[dict[str, Any]]:
     try:
         variants = parse_json(content)["variants"]
         rows = [
-            [name, *_get_interval(one.get("step_s")), *_get_interval(one.get("speed_up"))]
+            [name, *_get_confidence_interval(one.get("step_s")), *_get_confidence_interval(one.get("speed_up"))]
             for name, one in variants.items()
         ]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -63,7 +63,7 @@ def _build_simulation_table(name: str, content: bytes) -> list[dict[str, Any]]:
     return [{"name": name, "kind": "simulate", "table": {"columns": columns, "rows": rows}, "predicted": predicted}]
 
 
-def _get_interval(values: Any) -> list[Any]:
+def _get_confidence_interval(values: Any) -> list[Any]:
     """Return the mean and half-width of a confidence interval in `results.json`; `None` for missing numbers."""
     found = values if isinstance(values, Mapping) else {}
     return [value if isinstance(value, int | float) else None for value in (found.get("mean"), found.get("half"))]

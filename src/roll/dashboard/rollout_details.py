@@ -220,12 +220,12 @@ def _explain_missing(name: str, settings: Mapping[str, Any], was_trained: bool) 
 
 
 def _combine(
-    own: np.ndarray | None, other: np.ndarray | None, formula: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    values: np.ndarray | None, other_values: np.ndarray | None, formula: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> np.ndarray | None:
-    if own is None or other is None:
+    if values is None or other_values is None:
         return None
     with np.errstate(all="ignore"):
-        return formula(own, other)
+        return formula(values, other_values)
 
 
 def _is_clipped(ratio: np.ndarray, advantages: np.ndarray, settings: Mapping[str, Any]) -> np.ndarray | None:

@@ -69,7 +69,7 @@ def find_matching_rollouts(rollouts: Rollouts, filters: Filters) -> np.ndarray:
 
 
 def sort_positions(
-    rollouts: Rollouts, positions: np.ndarray, by: str, descending: bool, start: int, count: int
+    rollouts: Rollouts, positions: np.ndarray, column: str, descending: bool, start: int, count: int
 ) -> np.ndarray:
     """Sort index positions by a column, then by row, and return `count` of them from `start`.
 
@@ -78,7 +78,7 @@ def sort_positions(
     Raises:
         KeyError: the column does not exist.
     """
-    keys = _compute_sort_keys(rollouts, by)[positions].astype(np.float64)
+    keys = _compute_sort_keys(rollouts, column)[positions].astype(np.float64)
     if descending:
         keys = -keys
     keys[np.isnan(keys)] = np.inf  # after the negation, so that rows without a value are last in both orders
@@ -91,13 +91,13 @@ def sort_positions(
     return positions[np.lexsort((rows, keys))[start:end]]
 
 
-def _compute_sort_keys(rollouts: Rollouts, by: str) -> np.ndarray:
-    if by in LABEL_COLUMNS:
-        texts = rollouts.get_label_values(by)
+def _compute_sort_keys(rollouts: Rollouts, column: str) -> np.ndarray:
+    if column in LABEL_COLUMNS:
+        texts = rollouts.get_label_values(column)
         ranks = np.empty(len(texts))
         ranks[np.array(sorted(range(len(texts)), key=texts.__getitem__))] = np.arange(len(texts))
-        return ranks[rollouts.get_column(by)]
-    return rollouts.get_column("row" if by in ("rollout_id", "prompt", "text") else by)
+        return ranks[rollouts.get_column(column)]
+    return rollouts.get_column("row" if column in ("rollout_id", "prompt", "text") else column)
 
 
 def build_rows(rollouts: Rollouts, positions: np.ndarray) -> list[dict[str, Any]]:
@@ -140,7 +140,7 @@ def search_texts(
     filters: Filters,
     query: str,
     cursor: str,
-    seconds: float = _MAX_SEARCH_S,
+    time_limit_s: float = _MAX_SEARCH_S,
 ) -> dict[str, Any]:
     """Build the response of `/rollouts` with a text search: the rows whose prompt or answer contains a text.
 
@@ -152,12 +152,12 @@ def search_texts(
         filters: further conditions.
         query: the text to search for.
         cursor: cursor of the last response; empty at the beginning.
-        seconds: maximum time of this search.
+        time_limit_s: maximum time of this search.
     """
     rows = np.sort(rollouts.get_column("row")[find_matching_rollouts(rollouts, filters)])
     first = int(cursor) if cursor.isdecimal() and len(cursor) < 17 else 0
     todo = rows[np.searchsorted(rows, first) :]
-    ended, hits, num_hits = time.monotonic() + seconds, [], 0
+    ended, hits, num_hits = time.monotonic() + time_limit_s, [], 0
     at = 0
     while at < len(todo) and (at == 0 or time.monotonic() < ended) and num_hits < _MAX_HITS:
         file = int(todo[at]) // MAX_FILE_ROWS

@@ -96,9 +96,9 @@ class Trace:
         stamp = self._run_dir.get_stamp("trace.json")
         return max(0, stamp.size - self._tail.offset - len(self._tail.rest)) if stamp is not None else 0
 
-    def refresh(self, seconds: float) -> None:
+    def refresh(self, time_limit_s: float) -> None:
         """Read new events for a limited time. If the file cannot be read, `problem` contains the reason."""
-        ended = time.monotonic() + seconds
+        ended = time.monotonic() + time_limit_s
         try:
             if self._reading is None and self._tail.has_changed():
                 self._reading = self._tail.read_chunks()
@@ -250,10 +250,10 @@ class Trace:
         return found + [{}] * (len(offsets) - len(found))
 
 
-def _select_overlapping(block: Columns, first: float, last: float) -> np.ndarray:
-    """Return the rows of the spans in a block that overlap the interval from `first` to `last`."""
+def _select_overlapping(block: Columns, start_s: float, end_s: float) -> np.ndarray:
+    """Return the rows of the spans in a block that overlap the interval from `start_s` to `end_s`."""
     starts = block["start"]
-    return np.flatnonzero((starts + block["duration"] >= first) & (starts <= last))
+    return np.flatnonzero((starts + block["duration"] >= start_s) & (starts <= end_s))
 
 
 class _Window:

@@ -45,10 +45,10 @@ _MAX_CONCURRENT_DECODES = 2
 """Maximum number of images that are decoded at once."""
 _MAX_DIFFED_RUNS = 100
 """Maximum number of runs whose settings are compared."""
-STATIC = Path(__file__).parent / "static"
+STATIC_DIR = Path(__file__).parent / "static"
 
 
-class _Json(JSONResponse):
+class _JsonResponse(JSONResponse):
     """A JSON response with `null` for NaN and infinities, and `?` for lone surrogates."""
 
     def render(self, content: Any) -> bytes:
@@ -76,7 +76,7 @@ def make_app(
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
-        default_response_class=_Json,
+        default_response_class=_JsonResponse,
         dependencies=[Depends(_reject_repeated_arguments)],
     )
     app.state.runs = runs
@@ -111,21 +111,21 @@ def _reject_repeated_arguments(request: Request) -> None:
 
 def _handle_http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _Json({"error": str(error.detail)}, status_code=error.status_code)
+    return _JsonResponse({"error": str(error.detail)}, status_code=error.status_code)
 
 
 def _handle_invalid_request(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     said = "; ".join(f"{'.'.join(map(str, e['loc'][1:]))}: {e['msg']}" for e in error.errors())
-    return _Json({"error": said[:1000]}, status_code=400)
+    return _JsonResponse({"error": said[:1000]}, status_code=400)
 
 
 def _handle_unreadable_run(_: Request, error: Exception) -> Response:
-    return _Json({"error": str(error)}, status_code=404)
+    return _JsonResponse({"error": str(error)}, status_code=404)
 
 
 def _handle_error(_: Request, error: Exception) -> Response:
-    return _Json({"error": f"{type(error).__name__}: {str(error)[:300]}"}, status_code=500)
+    return _JsonResponse({"error": f"{type(error).__name__}: {str(error)[:300]}"}, status_code=500)
 
 
 def _find_run(run: str, request: Request) -> Run:
@@ -385,10 +385,10 @@ def _read_filters(
 def _add_page_routes(app: FastAPI) -> None:
     @app.get("/")
     def get_page() -> Response:
-        path = STATIC / "index.html"
+        path = STATIC_DIR / "index.html"
         if path.is_file():
             return FileResponse(path)
         return PlainTextResponse("The page is not part of this package; /api/runs is available.", status_code=404)
 
-    if STATIC.is_dir():
-        app.mount("/static", StaticFiles(directory=STATIC))
+    if STATIC_DIR.is_dir():
+        app.mount("/static", StaticFiles(directory=STATIC_DIR))

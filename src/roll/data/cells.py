@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roll.errors import DataError, short
+from roll.errors import DataError, shorten
 from roll.registry import did_you_mean
 
 __all__ = ["ROLES", "ArrowRow", "BadRow", "Row", "as_list", "check_unicode", "is_null", "read_column"]
@@ -48,7 +48,7 @@ def read_column(row: Row, name: str, location: str, option: str) -> Any:
         BadRow: The row has no such column.
     """
     if name not in row:
-        columns = ", ".join(short(column) for column in list(row)[:20]) or "none"
+        columns = ", ".join(shorten(column) for column in list(row)[:20]) or "none"
         raise BadRow(
             "missing column",
             f"{location}: there is no column '{name}'.{did_you_mean(name, [c for c in row if isinstance(c, str)])} "
@@ -87,6 +87,6 @@ def check_unicode(value: str, label: str, location: str) -> str:
     except UnicodeEncodeError as error:
         raise BadRow(
             "invalid Unicode",
-            f"{location}: {label} is not valid Unicode text at character {error.start}: {short(value)}.",
+            f"{location}: {label} is not valid Unicode text at character {error.start}: {shorten(value)}.",
         ) from None
     return value

@@ -93,7 +93,7 @@ class ChatRenderer:
 
     def encode(self, text: str) -> EncodedText:
         """Return the token IDs of a rendered text, with the spans of its images; see `MediaText.encode`."""
-        tokenize = partial(self.tokenize, first=not self.has_template)
+        tokenize = partial(self.tokenize, add_special_tokens=not self.has_template)
         return EncodedText(tokenize(text)) if self.media is None else self.media.encode(text, tokenize)
 
     def encode_fragment(self, text: str) -> EncodedText:
@@ -151,15 +151,15 @@ class ChatRenderer:
         """Decode token IDs with all special tokens, as the model generated them."""
         return self._decoder.decode_raw(token_ids)
 
-    def tokenize(self, text: str, *, first: bool = False) -> IntArray:
-        """Tokenize a text, shape [N]; special tokens such as BOS are added only if `first` is true."""
+    def tokenize(self, text: str, *, add_special_tokens: bool = False) -> IntArray:
+        """Tokenize a text, shape [N]; special tokens such as BOS are added only if `add_special_tokens` is true."""
         if not text.isascii():
             text = text.encode(errors="replace").decode()  # tokenizers reject unpaired surrogates
         if self._backend is not None:
-            ids = self._backend.encode(text, add_special_tokens=first).ids
+            ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         else:
-            ids = self._tokenizer(text, add_special_tokens=first, verbose=False)["input_ids"]
-        return np.asarray(self._beginning.remove_duplicate(text, ids) if first else ids, dtype=np.int32)
+            ids = self._tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
+        return np.asarray(self._beginning.remove_duplicate(text, ids) if add_special_tokens else ids, dtype=np.int32)
 
     def escape_special_tokens(self, text: str) -> str:
         """Escape message delimiters in untrusted text: `<|im_end|>` becomes `< |im_end|>`, which ends no message."""
@@ -200,7 +200,7 @@ class ChatRenderer:
         messages: Sequence[Message],
         num_prompt_messages: int = 0,
         *,
-        untrained: Collection[int] = (),
+        untrained_messages: Collection[int] = (),
         tools: Sequence[Tool] = (),
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[IntArray, BoolArray]:
@@ -212,7 +212,7 @@ class ChatRenderer:
         Args:
             messages: The conversation.
             num_prompt_messages: Number of leading messages that are context only.
-            untrained: Indices of other messages that are context only.
+            untrained_messages: Indices of other messages that are context only.
             tools: JSON schemas of the functions that the model may call.
             template_kwargs: Further variables of the template, such as `enable_thinking`.
 
@@ -220,7 +220,7 @@ class ChatRenderer:
             DataError: The template rejects the conversation, omits a part of an answer, or changes the last answer.
         """
         answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
-        indices = [i for i in answers if i >= num_prompt_messages and i not in untrained]
+        indices = [i for i in answers if i >= num_prompt_messages and i not in untrained_messages]
         self.check_fully_rendered(messages, tools, template_kwargs or {})
         if not self.has_template:
             return _tokenize_texts(self, messages, indices)

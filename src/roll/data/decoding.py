@@ -19,7 +19,7 @@ __all__ = ["NUM_CONTEXT_TOKENS", "Decoder", "get_rust_backend"]
 
 NUM_CONTEXT_TOKENS = 24
 """Number of tokens before an answer that are searched for the start of its reasoning."""
-_CALL_MARK = re.compile(r"tool|call|python_tag|constrain|ARGS|\|\"\|", re.IGNORECASE)
+_CALL_MARK_PATTERN = re.compile(r"tool|call|python_tag|constrain|ARGS|\|\"\|", re.IGNORECASE)
 _CALL_ENDS = ("<|call|>", "<|tool_response>")
 """Tokens with which models end a message that calls tools."""
 
@@ -76,7 +76,7 @@ class Decoder:
     def _marks(self) -> dict[int, str]:
         """Special tokens that mark reasoning and tool calls, by ID."""
         shown = "".join(self.reasoning.all_marks) if self.reasoning else ""
-        return {i: name for i, name in self._special.by_id.items() if name in shown or _CALL_MARK.search(name)}
+        return {i: name for i, name in self._special.by_id.items() if name in shown or _CALL_MARK_PATTERN.search(name)}
 
     @cached_property
     def _unmarked_ids(self) -> IntArray:

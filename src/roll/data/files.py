@@ -13,7 +13,7 @@ from typing import Any
 from roll.config.sources import FileTable
 from roll.data.cells import ArrowRow, BadRow, Row
 from roll.data.rows import Table
-from roll.errors import DataError, short
+from roll.errors import DataError, shorten
 from roll.registry import did_you_mean, format_search_directory
 
 __all__ = ["JsonlTable", "ParquetTable", "open_file_tables", "open_table"]
@@ -168,7 +168,7 @@ def _as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         counts = Counter(name for name, _ in pairs)
-        raise _RepeatedKey(short(next(name for name, count in counts.items() if count > 1)))
+        raise _RepeatedKey(shorten(next(name for name, count in counts.items() if count > 1)))
     return found
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from roll.config.sources import FileTable
 from roll.data.cells import BadRow, as_list
-from roll.errors import DataError, short
+from roll.errors import DataError, shorten
 from roll.media import MediaStore, build_video, convert_array_to_audio, convert_array_to_image, convert_pillow_to_image
 from roll.types import (
     MEDIA_KINDS,
@@ -65,7 +65,7 @@ MEDIA_NOUNS: Mapping[MediaKind, str] = {"image": "an image", "audio": "audio", "
 """A noun for each type of medium, for messages."""
 _PART_TYPES: Mapping[MediaKind, type[RowMedia]] = {"image": ImagePart, "audio": AudioPart, "video": VideoPart}
 _PLURALS: Mapping[MediaKind, str] = {"image": "images", "audio": "audio files", "video": "videos"}
-_NEXT_MEDIUM_MARK = re.compile("\ufdd0(image|audio|video)\ufdd1")
+_NEXT_MEDIUM_MARK_PATTERN = re.compile("\ufdd0(image|audio|video)\ufdd1")
 """Mark of a message part that refers to the next medium of the row's column."""
 _MAX_BASE64_CHARACTERS: Mapping[MediaKind, int] = {"image": 96 * 2**20, "audio": 384 * 2**20, "video": 384 * 2**20}
 """Maximum number of base64 characters of a medium: more than 4 / 3 of the limit on decoded bytes."""
@@ -141,7 +141,7 @@ class MediaReader:
             return self._store.add_image(_to_image(found, location)), ""
         raise DataError(
             f"{label} must be a path, bytes, base64, or an object with "
-            f"{'`array` and `sampling_rate`' if kind == 'audio' else '`frames` and `fps`'}, got {short(value)}."
+            f"{'`array` and `sampling_rate`' if kind == 'audio' else '`frames` and `fps`'}, got {shorten(value)}."
         )
 
     def _store_frames(self, frames: Any, fps: Any, location: str) -> str:
@@ -189,11 +189,11 @@ class MediaReader:
             return _decode_base64(rest.partition("base64,")[2], location, kind)
         if scheme.lower() in ("http", "https", "ftp", "s3", "gs", "hf"):
             raise DataError(
-                f"{location}: the {kind} is the URL {short(value)}, and {_PLURALS[kind]} are not downloaded during a "
+                f"{location}: the {kind} is the URL {shorten(value)}, and {_PLURALS[kind]} are not downloaded during a "
                 "run: download them first, and give paths."
             )
         if scheme == "file":
-            raise DataError(f"{location}: the {kind} is the URL {short(value)}: give the path without `file:`.")
+            raise DataError(f"{location}: the {kind} is the URL {shorten(value)}: give the path without `file:`.")
         path = Path(value) if len(value) < 4096 and "\0" not in value else None
         if path is not None:
             found = self._directory / path
@@ -201,7 +201,7 @@ class MediaReader:
                 return found
         if (len(value) > 255 and path is None) or len(value) > 1024:
             return _decode_base64(value, location, kind)
-        raise DataError(f"{location}: the {kind} {short(value)} is not a file in '{self._directory.absolute()}'.")
+        raise DataError(f"{location}: the {kind} {shorten(value)} is not a file in '{self._directory.absolute()}'.")
 
     def _store_file(self, path: Path, location: str, kind: MediaKind) -> str:
         key = kind, str(path)
@@ -251,7 +251,7 @@ def place_media(
     Raises:
         BadRow: The numbers of media and placeholders of a type differ, or there is no user message.
     """
-    expected = {*columns, *(kind for one in messages for kind in _NEXT_MEDIUM_MARK.findall(str(one.content)))}
+    expected = {*columns, *(kind for one in messages for kind in _NEXT_MEDIUM_MARK_PATTERN.findall(str(one.content)))}
     messages = tuple(map(_replace_marks, messages))
     texts = [text for message in messages for text in iter_texts(message.content)]
     queues: dict[str, list[RowMedia]] = {}
@@ -292,7 +292,7 @@ def _replace_marks(message: Message) -> Message:
     """Replace each mark of a medium in a message by a media part."""
     if not isinstance(message.content, str) or "\ufdd0" not in message.content:
         return message
-    text = _NEXT_MEDIUM_MARK.sub(lambda mark: f"<{mark[1]}>", message.content)
+    text = _NEXT_MEDIUM_MARK_PATTERN.sub(lambda mark: f"<{mark[1]}>", message.content)
     pieces = re.split("\ufdd0((?:image|audio|video) [0-9a-f]+)\ufdd1", text)
     parts: list[Part] = []
     for number, piece in enumerate(pieces):
@@ -334,7 +334,7 @@ def _to_image(value: Any, location: str) -> Image:
         return convert_pillow_to_image(value, f"{location}: the image")
     if isinstance(value, np.ndarray) or (isinstance(value, list) and value and isinstance(value[0], list)):
         return convert_array_to_image(_as_bytes(value), f"{location}: the image")
-    raise DataError(f"{location}: an image must be a path, bytes, base64, or an array, got {short(value)}.")
+    raise DataError(f"{location}: an image must be a path, bytes, base64, or an array, got {shorten(value)}.")
 
 
 def _as_bytes(value: Any) -> np.ndarray[Any, Any]:

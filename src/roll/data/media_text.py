@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["MediaText", "count_media_tokens"]
 
 # Noncharacters of Unicode, which no text contains; tokenizers never see them.
-_MEDIA_MARK = re.compile("\ufdd0([0-9a-f]+)\ufdd1")
+_MEDIA_MARK_PATTERN = re.compile("\ufdd0([0-9a-f]+)\ufdd1")
 
 
 def count_media_tokens(media: Iterable[MediaSpan], inputs: MediaInputs | None) -> int:
@@ -93,10 +93,12 @@ class MediaText:
         Raises:
             DataError: A medium is not in the run's store, or the processor rejects it.
         """
-        digests = _MEDIA_MARK.findall(text)
+        digests = _MEDIA_MARK_PATTERN.findall(text)
         if not digests:
             return EncodedText(tokenize(text))
-        return self.expand(tokenize(_MEDIA_MARK.sub(lambda mark: self._get_placeholder(mark[1]), text)), digests)
+        return self.expand(
+            tokenize(_MEDIA_MARK_PATTERN.sub(lambda mark: self._get_placeholder(mark[1]), text)), digests
+        )
 
     def expand(self, token_ids: IntArray, digests: Sequence[str]) -> EncodedText:
         """Expand each placeholder token to the tokens of its medium."""

@@ -12,7 +12,7 @@ from roll.types import EncodedText, Message, Prompt
 
 __all__ = ["tokenize_prompt"]
 
-_OPENED_TAG = re.compile(r"<[^<>\s]+>\s*\Z")
+_OPENED_TAG_PATTERN = re.compile(r"<[^<>\s]+>\s*\Z")
 
 
 def tokenize_prompt(prompt: Prompt, renderer: ChatRenderer) -> EncodedText:
@@ -32,7 +32,7 @@ def tokenize_prompt(prompt: Prompt, renderer: ChatRenderer) -> EncodedText:
     if prompt.environment is not None:
         return renderer.encode(renderer.render_text(prompt.messages, prompt.tools))
     if prompt.text is not None and _is_rendered(prompt.text, renderer):
-        return EncodedText(renderer.tokenize(prompt.text, first=True))
+        return EncodedText(renderer.tokenize(prompt.text, add_special_tokens=True))
     if renderer.has_template:
         _check_special_tokens(prompt, renderer)
     renderer.check_fully_rendered(prompt.input_messages, prompt.tools, prompt.template_kwargs)
@@ -72,7 +72,7 @@ def _append_prefill(head: str, prefill: str) -> str:
     '<|im_start|>assistant\n<think>Let me'
     """
     # Templates of reasoning models end the generation prompt with `<think>`, which a row's prefill may begin with too.
-    found = _OPENED_TAG.search(head)
+    found = _OPENED_TAG_PATTERN.search(head)
     if found and prefill.lstrip().startswith(found[0].strip()):
         return head[: found.start()] + prefill.lstrip()
     return head + prefill

@@ -30,7 +30,7 @@ from roll.data.conversations.fields import UnsupportedMedia
 from roll.data.conversations.messages import check_text
 from roll.data.media import MediaReader, place_media
 from roll.data.source import get_prompt_content
-from roll.errors import DataError, short
+from roll.errors import DataError, shorten
 from roll.types import Message, Prompt, get_content_key
 
 __all__ = ["PromptReader"]
@@ -140,7 +140,7 @@ def _read_messages(
         messages = apply_prompt_template(messages, config.prompt_template, location)
     system = messages[:1] if messages[0].role == "system" else ()
     messages = prepend_system_message((*system, *context.history, *messages[len(system) :]), context, config, location)
-    check_order(messages, location, answered=False)
+    check_order(messages, location, ends_with_answer=False)
     return messages, text
 
 
@@ -151,7 +151,8 @@ def _read_answer(row: RowView, config: TableConfig, location: str) -> str:
     value = value.item() if isinstance(value, np.generic) else value
     if not isinstance(value, str | int | float) and not hasattr(value, "as_tuple"):  # a Decimal has `as_tuple`
         raise BadRow(
-            "wrong type", f"{location}: column '{config.answer_key}' must be a string or a number, got {short(value)}."
+            "wrong type",
+            f"{location}: column '{config.answer_key}' must be a string or a number, got {shorten(value)}.",
         )
     if not isinstance(value, str | int) and not math.isfinite(value):  # data frames write missing values as NaN
         raise BadRow(
@@ -170,7 +171,7 @@ def _read_answer(row: RowView, config: TableConfig, location: str) -> str:
         if found is None:
             raise BadRow(
                 "answer_pattern not found",
-                f"{location}: answer_pattern {config.answer_pattern!r} does not match {short(text)}: correct the "
+                f"{location}: answer_pattern {config.answer_pattern!r} does not match {shorten(text)}: correct the "
                 "pattern, or leave the row out.",
             )
         text = ((found.group(1) if found.re.groups else found.group(0)) or "").strip()
@@ -195,6 +196,6 @@ def _read_demonstration(row: RowView, config: TableConfig, location: str) -> tup
         raise BadRow(
             "wrong type",
             f"{location}: column '{config.expert_key}' must be the text of an answer, or null for no answer, got "
-            f"{short(value)}.",
+            f"{shorten(value)}.",
         )
     return (check_unicode(value, f"column '{config.expert_key}'", location),)

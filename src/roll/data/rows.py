@@ -119,7 +119,9 @@ def split_rows(reader: RowReader[T], tables: tuple[Table, Table | None], seed: i
             the first.
     """
     table, held_out = tables
-    return _split_by_share(reader, table, seed) if held_out is None else _split_by_table(reader, table, held_out, seed)
+    return (
+        _split_by_fraction(reader, table, seed) if held_out is None else _split_by_table(reader, table, held_out, seed)
+    )
 
 
 def _read_rows(reader: RowReader[T], table: Table, prefix: str) -> Iterator[tuple[int, T]]:
@@ -151,7 +153,7 @@ def _shuffle(rows: array[int], seed: int) -> NDArray[np.int64]:
     return _to_array(rows)[np.random.default_rng([seed, 0x0E1D]).permutation(len(rows))]
 
 
-def _split_by_share(reader: RowReader[T], table: Table, seed: int) -> tuple[RowItems[T], RowItems[T]]:
+def _split_by_fraction(reader: RowReader[T], table: Table, seed: int) -> tuple[RowItems[T], RowItems[T]]:
     """Split one table into training items and a held-out fraction."""
     # The side of an item depends on its question and the seed, not on its neighbors: a question that occurs twice never
     # leaks, and adding rows moves none.

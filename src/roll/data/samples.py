@@ -38,27 +38,29 @@ def build_samples(rollout: Rollout, *, max_new_tokens: int = 1) -> tuple[Trainin
     cuts = rollout.contexts
     ends = [start for start, _ in cuts[1:]] + [num_tokens]
 
-    def build_sample(number: int, context: IntArray, media: Sequence[MediaSpan], own: slice) -> TrainingSample:
-        def prepend_context(values: NDArray[Any], before: Any) -> NDArray[Any]:
-            return np.concatenate([np.full(len(context), before, values.dtype), values[own]])
+    def build_sample(index: int, context: IntArray, media: Sequence[MediaSpan], trained_slice: slice) -> TrainingSample:
+        def prepend_context(values: NDArray[Any], context_value: Any) -> NDArray[Any]:
+            return np.concatenate([np.full(len(context), context_value, values.dtype), values[trained_slice]])
 
         logprobs = np.where(written, rollout.logprobs, 0.0).astype(np.float32)
-        experts = rollout.experts[number] if number < len(rollout.experts) else None
+        experts = rollout.experts[index] if index < len(rollout.experts) else None
         return TrainingSample(
-            sample_id=f"{rollout.sample_id}.{number}" if number else rollout.sample_id,
+            sample_id=f"{rollout.sample_id}.{index}" if index else rollout.sample_id,
             unit=rollout.draw_id,
             sequence=str(rollout.rollout_id) if len(cuts) > 1 else "",
             prefix_length=len(context),
-            token_ids=np.concatenate([context, rollout.token_ids[own]]).astype(np.int32, copy=False),
+            token_ids=np.concatenate([context, rollout.token_ids[trained_slice]]).astype(np.int32, copy=False),
             loss_mask=prepend_context(written, False),
-            media=(*media, *slice_media(rollout.media, own.start, own.stop, len(context))),
-            advantages=np.zeros(len(context) + own.stop - own.start, np.float32),
+            media=(*media, *slice_media(rollout.media, trained_slice.start, trained_slice.stop, len(context))),
+            advantages=np.zeros(len(context) + trained_slice.stop - trained_slice.start, np.float32),
             rollout_logprobs=prepend_context(logprobs, 0.0),
             policy_versions=prepend_context(rollout.policy_versions.astype(np.int32), -1),
             chunk_ids=prepend_context(chunks, -1) if rollout.turns else None,
             max_length=max_new_tokens * rollout.prompt.turns,
             expert=rollout.expert,
-            experts=experts if experts is not None and len(experts) == len(context) + own.stop - own.start else None,
+            experts=experts
+            if experts is not None and len(experts) == len(context) + trained_slice.stop - trained_slice.start
+            else None,
         )
 
     return tuple(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from roll.data.templates import ChatTemplate, Tool
-from roll.errors import DataError, short
+from roll.errors import DataError, shorten
 from roll.types import Message, get_content_key
 
 __all__ = ["check_fully_rendered"]
@@ -36,7 +36,7 @@ def check_fully_rendered(
     for name in template_kwargs:
         if name not in template.variables:
             raise DataError(
-                f"the model's chat template does not read {short(name)}, which the row gives as an argument of the "
+                f"the model's chat template does not read {shorten(name)}, which the row gives as an argument of the "
                 "template: remove it, or choose a model whose template reads it."
             )
     if messages and messages[0].role == "system" and template.drops_system_messages:

@@ -26,7 +26,7 @@ PROBE_TEXT = "7321640958"
 """A string that no template contains or changes, with which the behavior of templates is tested."""
 _REASONING_NAMES = ("reasoning", "thinking")
 """Other names of `reasoning_content` in published templates."""
-_GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_GENERATION_MARK_PATTERN = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 class ChatTemplate:
@@ -72,7 +72,7 @@ class ChatTemplate:
         Raises:
             DataError: The template rejects the conversation.
         """
-        if not _GENERATION_MARK.search(self.source):
+        if not _GENERATION_MARK_PATTERN.search(self.source):
             return None
         from transformers.utils.chat_template_utils import render_jinja_template
 

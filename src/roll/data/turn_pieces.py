@@ -48,7 +48,7 @@ def find_turns_in_pieces(
     indices: Sequence[int],
     text: str,
     render: RenderText,
-    find: FindTurns,
+    find_turns: FindTurns,
     strip_extra_ends: Callable[[str], str],
 ) -> dict[int, Span] | None:
     """Find the span of the turn at each message index; `None` if the conversation cannot be split into pieces.
@@ -58,7 +58,7 @@ def find_turns_in_pieces(
         indices: Indices of the assistant's messages to train on.
         text: The whole conversation's text.
         render: Renders messages.
-        find: Finds turns by rendering every prompt.
+        find_turns: Finds turns by rendering every prompt.
         strip_extra_ends: Removes the tokens at the end of a text that end the conversation, but do not belong to its
             last message.
     """
@@ -82,7 +82,7 @@ def find_turns_in_pieces(
                 return None
             moved = len(lead) - begin
             inside = [place + moved for place in indices if begin <= place < end]
-            turns = find(piece, inside, own)
+            turns = find_turns(piece, inside, own)
             found |= {place - moved: (a + shift, b + shift) for place, (a, b) in turns.items()}
             if is_last:
                 if shift + len(own) != len(text):
@@ -92,9 +92,9 @@ def find_turns_in_pieces(
             if following[:head] != text[:head] or not own.endswith(following[head:]):
                 return None
             shift += len(own) - len(following)
-        found |= find(messages, [place for place in indices if place < cuts[0]], text)
+        found |= find_turns(messages, [place for place in indices if place < cuts[0]], text)
         checked = sorted({indices[len(indices) // 3], indices[2 * len(indices) // 3], indices[-1]})
-        whole = find(messages, checked, text)
+        whole = find_turns(messages, checked, text)
     except DataError:  # rendering every prompt reports the error
         return None
     return found if whole == {place: found[place] for place in checked if place in found} else None

@@ -150,7 +150,7 @@ def find_turns(
         DataError: The last turn is not what the model would generate.
     """
 
-    def find(chat: Sequence[Message], wanted: Sequence[int], text: str) -> dict[int, Span]:
+    def find_turns_in_text(chat: Sequence[Message], wanted: Sequence[int], text: str) -> dict[int, Span]:
         found: dict[int, Span] = {}
         for i in wanted:
             so_far = text if i == len(chat) - 1 else render(chat[: i + 1], False)
@@ -166,8 +166,10 @@ def find_turns(
         return text[: special.find_spans(text)[-num_extra_ends][0]] if num_extra_ends else text
 
     text = render(messages, False)
-    turns = find_turns_in_pieces(messages, indices, text, lambda chat: render(chat, False), find, strip_extra_ends)
-    turns = find(messages, indices, text) if turns is None else turns
+    turns = find_turns_in_pieces(
+        messages, indices, text, lambda chat: render(chat, False), find_turns_in_text, strip_extra_ends
+    )
+    turns = find_turns_in_text(messages, indices, text) if turns is None else turns
     return text, [turns[i] for i in sorted(turns)]
 
 
@@ -187,13 +189,13 @@ class _Head:
 
 
 def _find_head(
-    messages: Sequence[Message], so_far: str, render: RenderFn, modes: Sequence[Mapping[str, bool]]
+    messages: Sequence[Message], prefix: str, render: RenderFn, modes: Sequence[Mapping[str, bool]]
 ) -> _Head:
     """Find the rendered text before an assistant message, up to the start of the message.
 
-    `messages` are the earlier messages; `so_far` is the text of the conversation up to and including the message. Uses
-    the first of `modes` whose generation prompt is a prefix of `so_far`. If there is none, the head ends where the
-    default prompt and `so_far` first differ.
+    `messages` are the earlier messages; `prefix` is the text of the conversation up to and including the message. Uses
+    the first of `modes` whose generation prompt is a prefix of `prefix`. If there is none, the head ends where the
+    default prompt and `prefix` first differ.
     """
     for mode in modes:
         try:
@@ -202,34 +204,34 @@ def _find_head(
             if not mode:
                 raise
             continue
-        if so_far.startswith(prompt):
+        if prefix.startswith(prompt):
             return _Head(prompt=prompt, text=prompt)
     prompt = render(messages, True)
-    return _Head(prompt=prompt, text=prompt[: compute_common_prefix(prompt, so_far)])
+    return _Head(prompt=prompt, text=prompt[: compute_common_prefix(prompt, prefix)])
 
 
 def _find_turn(
-    text: str, so_far: str, head: _Head, message: Message, special: SpecialTokens, num_extra_ends: int
+    text: str, prefix: str, head: _Head, message: Message, special: SpecialTokens, num_extra_ends: int
 ) -> Span | None:
     """Find a turn's span in the text of the whole conversation; `None` if it is rendered differently there.
 
     Args:
         text: The whole conversation.
-        so_far: The conversation up to and including the message.
+        prefix: The conversation up to and including the message.
         head: The text before the message.
         message: The assistant's message.
         special: The model's special tokens.
-        num_extra_ends: Number of special tokens at the end of `so_far` that do not belong to the message.
+        num_extra_ends: Number of special tokens at the end of `prefix` that do not belong to the message.
 
     Raises:
         DataError: The template leaves out a part of the message, or writes no special token after it.
     """
     begin = len(head.text)
-    closing = special.find_spans(so_far, begin)
+    closing = special.find_spans(prefix, begin)
     closing = closing[: len(closing) - num_extra_ends]
-    start, end = closing[-1] if closing else (begin, len(so_far))
+    start, end = closing[-1] if closing else (begin, len(prefix))
     # Some templates begin the reasoning in the generation prompt, and the message repeats it.
-    written = _remove_whitespace("".join(head.text.split()[-1:]) + so_far[begin:end])
+    written = _remove_whitespace("".join(head.text.split()[-1:]) + prefix[begin:end])
     for label, part in _list_parts(message):
         if _remove_whitespace(part) not in written:
             raise DataError(
@@ -237,10 +239,10 @@ def _find_turn(
             )
     if not closing and head.matches_prompt:
         raise DataError(_describe_untrainable_turn("does not end an assistant's message with a special token", message))
-    if text.startswith(so_far[:end]):
+    if text.startswith(prefix[:end]):
         return begin, end
     # Some templates end a message differently once the conversation continues: the text before that end is unchanged.
-    same = start > begin and text.startswith(so_far[:start]) and special.find_at_start(text[start:]) is not None
+    same = start > begin and text.startswith(prefix[:start]) and special.find_at_start(text[start:]) is not None
     return (begin, start) if same else None
 
 
@@ -280,7 +282,7 @@ def _describe_untrainable_turn(label: str, message: Message) -> str:
 
 
 def tokenize(
-    tokenizer: PreTrainedTokenizerBase, text: str, turns: Sequence[Span], marked: Sequence[Span] | None = None
+    tokenizer: PreTrainedTokenizerBase, text: str, turns: Sequence[Span], generated_spans: Sequence[Span] | None = None
 ) -> tuple[IntArray, BoolArray]:
     """Tokenize a rendered text; return its token IDs and the loss mask, shape [L] each.
 
@@ -291,15 +293,15 @@ def tokenize(
         tokenizer: The model's tokenizer.
         text: The rendered conversation.
         turns: Spans that the model generates.
-        marked: Spans that the template marks as generated; only tokens that start in them are trained on. `None` if the
-            template has no marks.
+        generated_spans: Spans that the template marks as generated; only tokens that start in them are trained on.
+            `None` if the template has no marks.
     """
     # The text is tokenized once: turns tokenized separately could differ from the conversation's tokens at each border.
     borders = sorted({border for span in turns for border in span if 0 < border < len(text)})
     ids, starts = _tokenize_pieces(tokenizer, text, borders)
     mask = _mark_spans(starts, turns)
-    if marked is not None:
-        mask &= _mark_spans(starts, marked)
+    if generated_spans is not None:
+        mask &= _mark_spans(starts, generated_spans)
     mask[:1] = False  # no token precedes the first one, so its log-prob does not exist
     return np.asarray(ids, np.int32), mask
 

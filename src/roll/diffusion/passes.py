@@ -110,7 +110,7 @@ class DiffusionPassRunner:
             loss=metrics.pop("loss"), num_tokens=num_terms, num_loss_tokens=num_terms, metrics=metrics
         )
 
-    def select_share(self, items: Sequence[T], unit: int = 1) -> list[T]:
+    def select_rank_items(self, items: Sequence[T], unit: int = 1) -> list[T]:
         """Return this rank's share of a list: a contiguous part that consists of whole units of `unit` items."""
         num_units = len(items) // unit
         rank, size = self._ranks.data_rank, self._ranks.data_size
@@ -131,7 +131,7 @@ class DiffusionPassRunner:
     ) -> None:
         """Run a loss whose terms are single inputs of the denoiser."""
         unit = 2 if loss.compares_pairs else 1
-        terms = self._build_terms(batch, loss, self.select_share(batch.samples, unit), unit)
+        terms = self._build_terms(batch, loss, self.select_rank_items(batch.samples, unit), unit)
         sums.num_terms = len(terms)
         # A rank without samples takes part in collectives with an input of another rank's sample.
         idle = terms[:1] or self._build_terms(batch, loss, list(batch.samples[:unit]), unit)[:1]
@@ -206,7 +206,9 @@ class DiffusionPassRunner:
             SampleRequest(sample_id=s.sample_id, prompt=s.prompt, seed=s.seed, first_frame=s.first_frame)
             for s in batch.samples
         ]
-        own = self.select_share(list(zip(requests, [s.weight / len(requests) for s in batch.samples], strict=True)))
+        own = self.select_rank_items(
+            list(zip(requests, [s.weight / len(requests) for s in batch.samples], strict=True))
+        )
         sums.num_terms = len(own) * min(loss.num_gradient_steps, settings.num_steps)
         idle = (requests[0], 0.0)
         paths: list[list[DenoisingPath]] = []

@@ -85,7 +85,7 @@ class DiffusionTrainer(TorchRank[DiffusionBatch, Loss]):
         self._prepare_updates(trained)
         self._copies = WeightCopies(trained)
         if spec.holds_reference:
-            self._copies.keep("reference")
+            self._copies.store("reference")
         self._sampler = Sampler(self.model, PromptCache(self.model))
         self._passes = DiffusionPassRunner(
             self.model,
@@ -116,8 +116,8 @@ class DiffusionTrainer(TorchRank[DiffusionBatch, Loss]):
         self.network.eval()
         found: list[DenoisingPath] = []
         with self._use_weights(weights), self._random_states.activate():
-            for group in _split_by_start(requests):
-                own = self._passes.select_share(group)
+            for group in _split_by_start_step(requests):
+                own = self._passes.select_rank_items(group)
                 paths: list[DenoisingPath] = []
                 for part, _ in self._passes.iter_micro_batches(own, settings.batch_size, group[0]):
                     paths += self._sampler.sample(part, settings, decode=decode)
@@ -127,11 +127,11 @@ class DiffusionTrainer(TorchRank[DiffusionBatch, Loss]):
 
     def start_old_policy(self) -> None:
         """Initialize the weights `old`, the moving average of the policy, with a copy of the current weights."""
-        self._copies.keep("old")
+        self._copies.store("old")
 
     def update_old_policy(self, decay: float) -> None:
         """Move the weights `old` towards the current weights: old <- decay old + (1 - decay) current."""
-        self._copies.move("old", decay)
+        self._copies.update_ema("old", decay)
 
     @contextlib.contextmanager
     def _use_weights(self, name: WeightsName) -> Iterator[None]:
@@ -188,7 +188,7 @@ def _shard(network: nn.Module, blocks: Sequence[nn.Module], ranks: Ranks, precis
         fully_shard_module(module, ranks.weights_mesh, policy)
 
 
-def _split_by_start(requests: Sequence[SampleRequest]) -> list[list[SampleRequest]]:
+def _split_by_start_step(requests: Sequence[SampleRequest]) -> list[list[SampleRequest]]:
     """Split requests into contiguous parts that begin at the same step."""
     groups: list[list[SampleRequest]] = []
     for request in requests:

@@ -38,13 +38,13 @@ class WeightCopies:
         return list(self._copies.get(name, {}).values())
 
     @torch.no_grad()
-    def keep(self, name: str) -> None:
+    def store(self, name: str) -> None:
         """Copy the current weights."""
         # Sharded as the parameters are, so that a checkpoint has the parts of all ranks.
         self._copies[name] = {key: t.detach().clone().to(torch.float32) for key, t in self._tensors.items()}
 
     @torch.no_grad()
-    def move(self, name: str, decay: float) -> None:
+    def update_ema(self, name: str, decay: float) -> None:
         """Move a copy towards the current weights; `decay` is the weight of the copy."""
         for key, copy in self._copies[name].items():
             _get_local(copy).lerp_(_get_local(self._tensors[key]).to(torch.float32), 1.0 - decay)

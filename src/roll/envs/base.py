@@ -115,12 +115,12 @@ class EnvWrapper:
         """Convert the player's action to the action of the inner environment."""
         return action
 
-    def on_step(self, action: str, stepped: StepResult) -> StepResult:
+    def on_step(self, action: str, result: StepResult) -> StepResult:
         """Return the inner environment's step result, changed by this wrapper.
 
         `action` is the player's action, before `on_action` changed it.
         """
-        return stepped
+        return result
 
     def reset(self, seed: int | None = None) -> Any:
         return map_result(self.env.reset(seed=seed), lambda started: self.on_reset(*started))
@@ -148,13 +148,13 @@ class EnvWrapper:
         return getattr(self.env, name)
 
 
-def map_result(value: Any, change: Callable[[Any], Any]) -> Any:
+def map_result(value: Any, function: Callable[[Any], Any]) -> Any:
     """Return `change(value)`; if `value` is awaitable, return a coroutine that awaits it first."""
     if not inspect.isawaitable(value):
-        return change(value)
+        return function(value)
 
     async def change_later() -> Any:
-        changed = change(await value)
+        changed = function(await value)
         return await changed if inspect.isawaitable(changed) else changed
 
     return change_later()

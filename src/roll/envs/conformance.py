@@ -104,7 +104,7 @@ def check_object(build: Callable[[], Any], *, num_seeds: int = 3) -> list[Findin
     findings = []
     for rule in (
         _check_interface,
-        _check_equal_seeds,
+        _check_same_seed,
         _check_different_seeds,
         _check_unusual_actions,
         _check_end,
@@ -148,7 +148,7 @@ async def _check_interface(build: Callable[[], Any], num_seeds: int) -> Any:
         )
 
 
-async def _check_equal_seeds(build: Callable[[], Any], num_seeds: int) -> Any:
+async def _check_same_seed(build: Callable[[], Any], num_seeds: int) -> Any:
     for seed in range(num_seeds):
         actions = await _play_episode(build(), seed)
         one, two = build(), build()

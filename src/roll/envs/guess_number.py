@@ -11,7 +11,7 @@ from roll.data.guess_number import build_question
 
 __all__ = ["GuessNumber"]
 
-_NUMBER = re.compile(r"\d+")
+_NUMBER_PATTERN = re.compile(r"\d+")
 _MAX_DIGITS = 9
 
 
@@ -44,7 +44,7 @@ class GuessNumber:
         return build_question(self._max_number), {"state": "start"}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        numbers = _NUMBER.findall(action)
+        numbers = _NUMBER_PATTERN.findall(action)
         guess = int(numbers[-1]) if numbers and len(numbers[-1]) <= _MAX_DIGITS else None
         if guess == self._secret:
             return "Right!", 1.0, True, False, {"state": "won"}

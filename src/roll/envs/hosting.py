@@ -175,7 +175,7 @@ class EnvHosts:
     def _find_host(self, settings: EnvironmentSettings) -> Host:
         name = settings.host or get_default_host(settings.name)
         if name == "loop" or (settings.host is None and name not in self.hosts):
-            return _LOOP
+            return _LOOP_HOST
         if name not in self.hosts:
             raise ConfigError(
                 f"environment '{settings.name}' requires the host '{name}', but this run does not have it. Available "
@@ -232,12 +232,12 @@ class _GuardedEnv:
     async def reset(self, seed: int | None = None) -> ResetResult:
         env = self._require_open()
         result = await self._call("reset", self.settings.reset_time_limit_s, lambda: env.reset(seed))
-        return await self._read("reset", result, sanitize_reset)
+        return await self._sanitize_and_store("reset", result, sanitize_reset)
 
     async def step(self, action: str) -> StepResult:
         env = self._require_open()
         result = await self._call("step", self.settings.step_time_limit_s, lambda: env.step(action))
-        return await self._read("step", result, sanitize_step)
+        return await self._sanitize_and_store("step", result, sanitize_step)
 
     async def close(self) -> None:
         """Close the environment, without raising. Calling it twice is safe."""
@@ -281,7 +281,7 @@ class _GuardedEnv:
         self.failed |= kind == "failures"
         self.hosts.counts[self.settings.name, kind] += number  # type: ignore[assignment]
 
-    async def _read(self, action: str, result: Any, sanitize: Callable[[Any], T]) -> T:
+    async def _sanitize_and_store(self, action: str, result: Any, sanitize: Callable[[Any], T]) -> T:
         """Return `sanitize(result)`; encode images in a thread, because an image takes milliseconds."""
         if not has_images(result):
             return self._sanitize(action, result, sanitize)
@@ -302,11 +302,11 @@ class _GuardedEnv:
             ) from error
 
 
-async def _close(opened: HostedEnv, label: str) -> None:
+async def _close(env: HostedEnv, label: str) -> None:
     """Close an environment with a timeout; failures are only logged."""
     try:
         async with asyncio.timeout(CLOSE_TIME_LIMIT_S):
-            await opened.close()
+            await env.close()
     except Exception as error:
         logger.warning("%s: cannot be closed: %s: %s", label, type(error).__name__, error)
 
@@ -344,7 +344,7 @@ class LoopHost:
         """See `Host`."""
 
 
-_LOOP = LoopHost()
+_LOOP_HOST = LoopHost()
 
 
 class _LoopEnv:

@@ -116,12 +116,12 @@ class ImageStorage:
             task.add_done_callback(lambda done: self._finish(part.digest, done))
         return await asyncio.shield(task)  # a caller that is canceled must not cancel the others
 
-    def _finish(self, key: str, done: asyncio.Task[str]) -> None:
+    def _finish(self, key: str, task: asyncio.Task[str]) -> None:
         del self._decoding[key]
-        if done.cancelled() or done.exception() is not None:
+        if task.cancelled() or task.exception() is not None:
             return
         known = self.inputs.store.known
-        known[key] = done.result()
+        known[key] = task.result()
         if len(known) > MAX_CACHED_DIGESTS:
             known.popitem(last=False)
 

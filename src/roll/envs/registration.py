@@ -216,10 +216,10 @@ class _AdapterFactory:
         return build(self.name, **options)
 
 
-def _reject_unknown_arguments(id: str, kind: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+def _reject_unknown_arguments(id: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     """Reject misspelled arguments, even if the environment would accept them silently through a `**_` parameter."""
     try:
-        parameters = inspect.signature(kind).parameters.values()
+        parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):  # a class that is not written in Python
         return
     if any(each.kind is each.VAR_KEYWORD and not each.name.startswith("_") for each in parameters):

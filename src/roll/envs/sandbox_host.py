@@ -27,8 +27,8 @@ from roll_sandbox import Job, Limits, Mount, PythonCode, SandboxManager, Sandbox
 
 __all__ = ["SandboxHost"]
 
-_LIBRARY = "/opt/roll"
-_MODULE = "roll.envs.episode_program"
+_LIBRARY_MOUNT_PATH = "/opt/roll"
+_PROGRAM_MODULE = "roll.envs.episode_program"
 MAX_EPISODE_S = 86_400.0
 """Maximum duration of an episode in seconds; the limits of an episode end it long before."""
 MAX_LINE_BYTES = 2**24
@@ -60,7 +60,7 @@ class SandboxHost:
         files, name = {}, settings.name
         if file is not None:
             files, name = {file.name: await asyncio.to_thread(file.read_bytes)}, f"{file.name}:{kind}"
-        source = f"from {_MODULE} import main; main()"
+        source = f"from {_PROGRAM_MODULE} import main; main()"
         program = PythonCode(source=source, files=files, interactive=True, result=True)
         stack = AsyncExitStack()
         with sandbox_errors():
@@ -98,7 +98,7 @@ class SandboxHost:
         )
         if self._shares_file_system:
             return SandboxSpec(limits=limits, trust="trusted", python_path=tuple(places))
-        mounts = [Mount(source=place, target=f"{_LIBRARY}/{name}") for place, name in places.items()]
+        mounts = [Mount(source=place, target=f"{_LIBRARY_MOUNT_PATH}/{name}") for place, name in places.items()]
         return SandboxSpec(
             limits=limits,
             trust="untrusted",

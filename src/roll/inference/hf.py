@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from roll.errors import EngineDiedError, RollError, UserError, WeightSyncError
-from roll.inference.hf_requests import Arrivals, RequestQueue, Row, check_options, check_request, create_row
+from roll.inference.hf_requests import Arrivals, BatchRow, RequestQueue, check_options, check_request, create_row
 from roll.inference.hf_thread import WorkerThread, build_decoder
 from roll.inference.prefetching import PrefetchMixin
 from roll.inference.spec import EngineSpec
@@ -190,7 +190,7 @@ class HFEngine(PrefetchMixin):
         """Compute the log-probs of each sequence separately, with the current weights."""
         self._get_decoder()
         async with self._device:
-            return await self._compute(self._get_decoder().logprobs, sequences, media)
+            return await self._run_in_executor(self._get_decoder().logprobs, sequences, media)
 
     async def abort(self, request_ids: Collection[str]) -> None:
         """End requests after the current step; they return their tokens so far."""
@@ -236,7 +236,7 @@ class HFEngine(PrefetchMixin):
                 raise WeightSyncError(f"engine '{self.engine_id}' is asleep: call wake() before update_weights().")
             # Set before the update and cleared after it, so that it stays set if the update fails or is canceled.
             self._unsynced = f"the sync of policy version {update.policy_version} failed"
-            checksums = await self._compute(decoder.update_weights, update, ends_engine=False)
+            checksums = await self._run_in_executor(decoder.update_weights, update, ends_engine=False)
             self._unsynced = ""
         self._changed.set()
         return WeightReceipt(
@@ -253,13 +253,13 @@ class HFEngine(PrefetchMixin):
             decoder = self._get_decoder(synced=False)
             if not decoder.is_released:
                 self._unsynced = "it was asleep"
-                self._queue.put_back(await self._compute(decoder.release))
+                self._queue.requeue(await self._run_in_executor(decoder.release))
 
     async def wake(self) -> None:
         """Allocate the memory again; `update_weights` must be called next."""
         self._get_decoder(synced=False)
         async with self._device:
-            await self._compute(self._get_decoder(synced=False).allocate_weights)
+            await self._run_in_executor(self._get_decoder(synced=False).allocate_weights)
 
     # ---- the loop
 
@@ -292,18 +292,18 @@ class HFEngine(PrefetchMixin):
         decoder = self._get_decoder()
         if not self._draining and (self._is_continuous or not (decoder.rows or self._queue.num_in_wave)):
             self._queue.begin_wave()
-        joining = self._queue.pop_fitting(decoder.can_join)
+        joining = self._queue.pop_admissible(decoder.can_join)
         if joining:
-            await self._compute(decoder.admit, joining)
+            await self._run_in_executor(decoder.admit, joining)
             self._num_steps += 1
-        self._resolve_requests(await self._compute(decoder.step))
+        self._resolve_requests(await self._run_in_executor(decoder.step))
         self._num_steps += 1
 
     @property
     def _is_continuous(self) -> bool:
         return self._spec.options.get("admission", "wave") == "continuous"
 
-    async def _compute(self, function: Callable[..., T], *args: Any, ends_engine: bool = True) -> T:
+    async def _run_in_executor(self, function: Callable[..., T], *args: Any, ends_engine: bool = True) -> T:
         """Run a function in the worker thread. The caller must hold the device lock.
 
         With `ends_engine`, an unexpected exception ends the engine, even if it was caused by a single request.
@@ -329,10 +329,10 @@ class HFEngine(PrefetchMixin):
         decoder = self._get_decoder(synced=False)
         running = [row for row in decoder.rows if row.request.request_id in request_ids]
         if running:
-            await self._compute(decoder.remove, running)
+            await self._run_in_executor(decoder.remove, running)
         self._resolve_requests([*running, *self._queue.remove(request_ids)], aborted=True)
 
-    def _resolve_requests(self, rows: Iterable[Row], aborted: bool = False) -> None:
+    def _resolve_requests(self, rows: Iterable[BatchRow], aborted: bool = False) -> None:
         for row in rows:
             future = self._futures.pop(row.request.request_id)
             if not future.done():

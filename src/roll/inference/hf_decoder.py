@@ -30,7 +30,7 @@ from roll.inference.hf_attention import (
     register_attention,
     round_up,
 )
-from roll.inference.hf_requests import Row, build_prefill_key
+from roll.inference.hf_requests import BatchRow, build_prefill_key
 from roll.inference.hf_routing import RoutingRecorder, reuse_first_pass
 from roll.inference.hf_sampling import Sampler
 from roll.inference.hf_weights import apply_update
@@ -73,7 +73,7 @@ class Decoder:
         )
         torch.nn.Module.to(self.model, device)
         self.model.requires_grad_(False)
-        self.rows: list[Row] = []
+        self.rows: list[BatchRow] = []
         self.policy_version = 0
         self.vocab_size = len(self.model.get_input_embeddings().weight)  # type: ignore[arg-type]
         self._body = self.model.base_model if self.model.base_model is not self.model else self.model
@@ -142,7 +142,7 @@ class Decoder:
             )
         return budget // token_bytes
 
-    def can_join(self, row: Row, joining: Sequence[Row] = ()) -> bool:
+    def can_join(self, row: BatchRow, joining: Sequence[BatchRow] = ()) -> bool:
         """Return whether the cache has room for `row` in addition to the running rows and the rows in `joining`."""
         candidates = [*self.rows, *joining, row]
         widest, rows = max(other.capacity for other in candidates), len(candidates)
@@ -155,7 +155,7 @@ class Decoder:
         return sum(round_up(row.capacity, WIDTH_MULTIPLE) for row in self.rows) / self.capacity_tokens
 
     @torch.inference_mode()
-    def admit(self, rows: Sequence[Row]) -> None:
+    def admit(self, rows: Sequence[BatchRow]) -> None:
         """Add rows, which must fit, and compute the keys and values of all tokens except the last of each row."""
         width = round_up(max(row.capacity for row in [*self.rows, *rows]), WIDTH_MULTIPLE)
         # Growing the cache copies it, so it gets the maximum number of rows for this width at once.
@@ -184,7 +184,7 @@ class Decoder:
                 row.store_experts(0, self._routing.get_chosen_experts())
 
     @torch.inference_mode()
-    def step(self) -> list[Row]:
+    def step(self) -> list[BatchRow]:
         """Generate one token for every row; remove and return the rows that ended."""
         count = len(self.rows)
         ids = torch.zeros(round_up(count, ROW_MULTIPLE), dtype=torch.int64)
@@ -208,7 +208,7 @@ class Decoder:
         return ended
 
     @torch.inference_mode()
-    def remove(self, rows: Sequence[Row]) -> None:
+    def remove(self, rows: Sequence[BatchRow]) -> None:
         """Remove rows; fill each gap with the last row."""
         # Running rows must be the first rows of the cache, because `DecodePass` reads them as one slice.
         for row in rows:
@@ -244,7 +244,7 @@ class Decoder:
         """True if the memory has been released."""
         return bool(self._shapes)
 
-    def release(self) -> list[Row]:
+    def release(self) -> list[BatchRow]:
         """Free weights and cache; return the running rows, which must be admitted again later."""
         rows, self.rows = self.rows, []
         self._cache.clear()
@@ -285,7 +285,7 @@ class Decoder:
             output = self._forward(module, ids, rotary, how)
         return output, rotary.max().item() + 1 - len(ids)
 
-    def _ends_with_image(self, row: Row) -> bool:
+    def _ends_with_image(self, row: BatchRow) -> bool:
         return self._media is not None and self._media.ends_with_feature(row.tokens[: row.length], row.request.media)
 
     def _embed_last_images(self) -> AbstractContextManager[None]:

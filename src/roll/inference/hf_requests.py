@@ -16,8 +16,8 @@ from roll.types import FinishReason, Generation, GenerationRequest, build_sequen
 
 __all__ = [
     "Arrivals",
+    "BatchRow",
     "RequestQueue",
-    "Row",
     "build_prefill_key",
     "check_options",
     "check_request",
@@ -32,12 +32,12 @@ SETTLE_ITERATIONS = 3
 """Number of event loop iterations without a new request after which a wave begins."""
 
 
-def build_prefill_key(row: Row, count: int) -> bytes:
+def build_prefill_key(row: BatchRow, count: int) -> bytes:
     """Return a key that identifies the first `count` tokens of a row, including their media."""
     return build_sequence_key(row.tokens[: row.length], row.request.media)[:count].tobytes()
 
 
-class Row:
+class BatchRow:
     """A request in progress: its tokens so far and its random numbers."""
 
     def __init__(self, request: GenerationRequest, order: int, seed: int) -> None:
@@ -143,8 +143,8 @@ class RequestQueue:
     """The waiting requests: a *wave* of requests that may join the decoder, and requests that arrived later."""
 
     def __init__(self) -> None:
-        self._arrivals: list[Row] = []
-        self._wave: deque[Row] = deque()
+        self._arrivals: list[BatchRow] = []
+        self._wave: deque[BatchRow] = deque()
 
     def __len__(self) -> int:
         return len(self._arrivals) + len(self._wave)
@@ -154,7 +154,7 @@ class RequestQueue:
         """The number of requests in the wave that have not joined the decoder yet."""
         return len(self._wave)
 
-    def add(self, row: Row) -> None:
+    def add(self, row: BatchRow) -> None:
         """Add a request to the arrivals."""
         self._arrivals.append(row)
 
@@ -163,7 +163,7 @@ class RequestQueue:
         order = sorted([*self._wave, *self._arrivals], key=lambda row: (row.request.priority, row.order))
         self._wave, self._arrivals = deque(order), []
 
-    def put_back(self, rows: Iterable[Row]) -> None:
+    def requeue(self, rows: Iterable[BatchRow]) -> None:
         """Return requests that have already started to the front of the wave."""
         rows = list(rows)
         for row in rows:
@@ -172,14 +172,14 @@ class RequestQueue:
                 row.experts = None
         self._wave.extendleft(reversed(rows))
 
-    def pop_fitting(self, fits: Callable[[Row, list[Row]], bool]) -> list[Row]:
+    def pop_admissible(self, can_admit: Callable[[BatchRow, list[BatchRow]], bool]) -> list[BatchRow]:
         """Remove and return rows from the front of the wave, as long as `fits(row, rows removed so far)` is true."""
-        taken: list[Row] = []
-        while self._wave and fits(self._wave[0], taken):
+        taken: list[BatchRow] = []
+        while self._wave and can_admit(self._wave[0], taken):
             taken.append(self._wave.popleft())
         return taken
 
-    def remove(self, request_ids: Collection[str]) -> list[Row]:
+    def remove(self, request_ids: Collection[str]) -> list[BatchRow]:
         """Remove and return the waiting requests with the ids `request_ids`; ignore unknown ids."""
         removed = [row for row in (*self._wave, *self._arrivals) if row.request.request_id in request_ids]
         self._wave = deque(row for row in self._wave if row.request.request_id not in request_ids)
@@ -192,12 +192,12 @@ def draw_uniforms(seed: int, count: int) -> np.ndarray:
     return np.random.Generator(np.random.PCG64(seed % 2**64)).random(count)
 
 
-def create_row(request: GenerationRequest, order: int, engine_seed: int) -> Row:
+def create_row(request: GenerationRequest, order: int, engine_seed: int) -> BatchRow:
     """Create the row of a request. If it has no seed, one is derived from the engine's seed and `order`."""
     seed = request.sampling.seed
     if seed is None:
         seed = int(np.random.SeedSequence([engine_seed % 2**64, order]).generate_state(1, np.uint64)[0])
-    return Row(request, order, seed)
+    return BatchRow(request, order, seed)
 
 
 def check_request(request: GenerationRequest, max_context: int, vocab_size: int) -> None:

@@ -64,7 +64,7 @@ class Sampler:
             scaled[:, self._excluded] = float("-inf")
         for row, param in enumerate(params):
             if param.choices:
-                _restrict_to(scaled[row], param.choices)
+                _restrict_to_choices(scaled[row], param.choices)
             if param.temperature > 0 and (param.top_k > 0 or param.top_p < 1):
                 _apply_top_k_top_p(scaled[row, : logits.shape[1]], param.top_k, param.top_p)
         highest = scaled.amax(-1, keepdim=True)
@@ -108,26 +108,26 @@ class Sampler:
         return scaled
 
 
-def _restrict_to(scaled: Tensor, choices: Sequence[int]) -> None:
+def _restrict_to_choices(logits: Tensor, choices: Sequence[int]) -> None:
     """Set all tokens of one row [V] except `choices` to -inf, in place."""
-    kept = scaled[list(choices)]
-    scaled.fill_(float("-inf"))
-    scaled[list(choices)] = kept
+    kept = logits[list(choices)]
+    logits.fill_(float("-inf"))
+    logits[list(choices)] = kept
 
 
-def _apply_top_k_top_p(scaled: Tensor, top_k: int, top_p: float) -> None:
+def _apply_top_k_top_p(logits: Tensor, top_k: int, top_p: float) -> None:
     """Apply top-k and top-p to one row [V], in place: all other tokens are set to -inf.
 
     First, the `top_k` most likely tokens are kept, including ties. Then, the smallest set of most likely tokens whose
     probability reaches `top_p` is kept; it has at least one token.
     """
-    if 0 < top_k < len(scaled):
-        scaled.masked_fill_(scaled < scaled.topk(top_k).values[-1], float("-inf"))
+    if 0 < top_k < len(logits):
+        logits.masked_fill_(logits < logits.topk(top_k).values[-1], float("-inf"))
     if top_p < 1:
-        ordered, order = scaled.sort(descending=True, stable=True)
+        ordered, order = logits.sort(descending=True, stable=True)
         probabilities = ordered.double().softmax(-1)
         before = probabilities.cumsum(-1) - probabilities
         # A token is kept if the more likely tokens have not reached `top_p`, so the token that reaches it is kept too.
         outside = before >= top_p
         outside[0] = False
-        scaled[order[outside]] = float("-inf")
+        logits[order[outside]] = float("-inf")

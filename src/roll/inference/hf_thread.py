@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerThread", "build_decoder"]
 
-_Work = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
+_Task = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 class WorkerThread(Executor):
@@ -29,7 +29,7 @@ class WorkerThread(Executor):
     """
 
     def __init__(self, name: str) -> None:
-        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

@@ -20,7 +20,9 @@ from roll.types import (
 
 __all__ = ["UserEngine"]
 
-_METHODS = [name for name, value in vars(InferenceEngine).items() if not name.startswith("_") and callable(value)]
+_ENGINE_METHODS = [
+    name for name, value in vars(InferenceEngine).items() if not name.startswith("_") and callable(value)
+]
 
 
 class UserEngine:
@@ -49,7 +51,7 @@ class UserEngine:
         except Exception as error:
             place, cause = find_raise_location(error), one_line_error(error)
             raise ConfigError(f"engine '{kind}' cannot be built with an EngineSpec ({place}): {cause}") from error
-        missing = [name for name in _METHODS if not callable(getattr(self._engine, name, None))]
+        missing = [name for name in _ENGINE_METHODS if not callable(getattr(self._engine, name, None))]
         if missing:
             raise ConfigError(
                 f"engine '{kind}' lacks the methods {', '.join(missing)}: implement roll.protocols.InferenceEngine."

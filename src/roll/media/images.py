@@ -64,7 +64,7 @@ def decode_image(data: bytes, label: str, limits: ImageLimits | None = None) -> 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns about large images, which are rejected below
-            return _load_upright(Image.open(io.BytesIO(data), formats=FORMATS), label, limits)
+            return _load_with_exif_rotation(Image.open(io.BytesIO(data), formats=FORMATS), label, limits)
     except DataError:
         raise
     except Image.DecompressionBombError as error:  # Pillow's own limit on pixels, checked before any is decoded
@@ -91,7 +91,7 @@ def convert_pillow_to_image(image: Any, label: str, limits: ImageLimits | None =
     if not image.width * image.height:
         raise DataError(f"{label} has {image.width} × {image.height} pixels: it is empty.")
     try:
-        return _load_upright(image, label, limits or ImageLimits())
+        return _load_with_exif_rotation(image, label, limits or ImageLimits())
     except DataError:
         raise
     except Exception as error:  # the decoders of a file that was opened lazily raise various errors
@@ -141,11 +141,11 @@ def read_image_size(file: IO[bytes]) -> tuple[int, int] | None:
         return None
 
 
-def encode_thumbnail(image: Image, longest: int) -> bytes:
-    """Encode an image as PNG, scaled down to at most `longest` pixels in width and height."""
-    if max(image.size) > longest:
+def encode_thumbnail(image: Image, max_side: int) -> bytes:
+    """Encode an image as PNG, scaled down to at most `max_side` pixels in width and height."""
+    if max(image.size) > max_side:
         image = image.copy()
-        image.thumbnail((longest, longest))
+        image.thumbnail((max_side, max_side))
     encoded = io.BytesIO()
     image.save(encoded, "PNG", compress_level=1)
     return encoded.getvalue()
@@ -158,7 +158,7 @@ def compute_digest(image: Image) -> str:
     return digest.hexdigest()
 
 
-def _load_upright(image: Any, label: str, limits: ImageLimits) -> Image:
+def _load_with_exif_rotation(image: Any, label: str, limits: ImageLimits) -> Image:
     """Decode a Pillow image within the limits; return it upright and in mode RGB."""
     from PIL import ImageOps
 

@@ -15,7 +15,7 @@ from roll.tracking.reading.files import SafeDirectory
 
 __all__ = ["StoredImage", "describe_images", "find_image", "find_mentions", "list_images", "remove_mentions"]
 
-_IMAGE_MENTION = re.compile(r"\[image ([0-9a-f]{12})\]")
+_IMAGE_MENTION_PATTERN = re.compile(r"\[image ([0-9a-f]{12})\]")
 """An image in the text of a message, as `roll.types.describe_content` writes it."""
 _DIGEST_PATTERN = re.compile(r"[0-9a-f]{12,64}")
 _DIGEST_LENGTH = 64
@@ -59,12 +59,12 @@ def list_images(run_dir: SafeDirectory, texts: Iterable[str], digests: Sequence[
 
 def find_mentions(texts: Iterable[str]) -> list[str]:
     """Return the first 12 characters of the digest of each distinct image that the texts mention, in order."""
-    return list(dict.fromkeys(prefix for text in texts for prefix in _IMAGE_MENTION.findall(text)))
+    return list(dict.fromkeys(prefix for text in texts for prefix in _IMAGE_MENTION_PATTERN.findall(text)))
 
 
 def remove_mentions(text: str) -> str:
     """Remove mentions of images, such as `[image 00ff00ff00ff]`, from a text."""
-    return _IMAGE_MENTION.sub("", text)
+    return _IMAGE_MENTION_PATTERN.sub("", text)
 
 
 def find_image(run_dir: SafeDirectory, digest: str) -> StoredImage:
@@ -104,7 +104,9 @@ def describe_images(run_dir: SafeDirectory, text: str) -> str:
     """
     if run_dir.get_stamp("media") is None:
         return text
-    return _IMAGE_MENTION.sub(lambda mention: f"[image {mention[1]}: {_describe_size(run_dir, mention[1])}]", text)
+    return _IMAGE_MENTION_PATTERN.sub(
+        lambda mention: f"[image {mention[1]}: {_describe_size(run_dir, mention[1])}]", text
+    )
 
 
 def _describe_size(run_dir: SafeDirectory, prefix: str) -> str:

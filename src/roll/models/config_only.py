@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from roll.errors import ModelError, short
+from roll.errors import ModelError, shorten
 from roll.models.catalogue import CATALOGUE
 from roll.models.describe import DTYPE_NAMES, ModelDescription, WeightCounts, make_description
 from roll.models.hub_fetch import FetchError, fetch_config
@@ -125,8 +125,8 @@ def _count_parameters(directory: Path, config: dict[str, Any], name: str) -> Wei
     except Exception as error:  # transformers raises various errors for configurations that it does not support
         kind = config.get("model_type", "without a model_type")
         raise ModelError(
-            f"transformers cannot build a causal language model from the config.json of '{name}' ({short(kind)}): "
-            f"{short(str(error))}"
+            f"transformers cannot build a causal language model from the config.json of '{name}' ({shorten(kind)}): "
+            f"{shorten(str(error))}"
         ) from None
     parameters = dict(model.named_parameters())  # lists tied weights once
     text = {name: parameter for name, parameter in parameters.items() if not (reads_media and is_tower_weight(name))}

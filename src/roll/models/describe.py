@@ -108,24 +108,24 @@ def read_context_length(path: str | Path) -> int:
     return describe_model(path).context_length
 
 
-def read_rope_scaling_length(text: Mapping[str, Any]) -> int | None:
+def read_rope_scaling_length(text_config: Mapping[str, Any]) -> int | None:
     """Return the sequence length up to which the rotary frequencies are constant; `None` if they never change.
 
     Beyond that length, the RoPE types `dynamic` and `longrope` use different frequencies for all tokens of the forward
     pass. In a packed row, or in an engine that allows longer sequences, shorter sequences are then affected too.
 
     Args:
-        text: The settings of the language model in config.json.
+        text_config: The settings of the language model in config.json.
     """
-    rope = text.get("rope_parameters") or text.get("rope_scaling")
+    rope = text_config.get("rope_parameters") or text_config.get("rope_scaling")
     if not isinstance(rope, Mapping):
         return None
     found: list[Any] = []
     for own in (rope, *(part for part in rope.values() if isinstance(part, Mapping))):
-        kind, longest = own.get("rope_type") or own.get("type"), text.get("max_position_embeddings")
+        kind, longest = own.get("rope_type") or own.get("type"), text_config.get("max_position_embeddings")
         if kind in ("longrope", "su"):  # `su` is the older name
             name = "original_max_position_embeddings"
-            found.append(text.get(name) or own.get(name) or longest)
+            found.append(text_config.get(name) or own.get(name) or longest)
         elif kind == "dynamic":
             found.append(longest)
     return min((length for length in found if isinstance(length, int) and length), default=None)
@@ -271,7 +271,7 @@ def make_description(config: Mapping[str, Any], weights: WeightCounts, name: str
         num_parameters=weights.num_elements,
         num_layers=read_size("num_hidden_layers", "n_layer"),
         hidden_size=hidden,
-        intermediate_size=_read_inner_size(text, hidden),
+        intermediate_size=_read_intermediate_size(text, hidden),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
@@ -294,30 +294,32 @@ def _read_architecture(config: Mapping[str, Any]) -> str:
     return str(named[0] if isinstance(named, list) and named else config.get("model_type", "unknown"))
 
 
-def _read_experts_per_token(text: Mapping[str, Any]) -> int:
-    return _read_int(text, "num_experts_per_tok") if _count_experts(text) > 1 else 0
+def _read_experts_per_token(text_config: Mapping[str, Any]) -> int:
+    return _read_int(text_config, "num_experts_per_tok") if _count_experts(text_config) > 1 else 0
 
 
-def _count_experts(text: Mapping[str, Any]) -> int:
-    counts = [text.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")]
+def _count_experts(text_config: Mapping[str, Any]) -> int:
+    counts = [text_config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")]
     return next((n for n in counts if isinstance(n, int)), 0)
 
 
-def _read_inner_size(text: Mapping[str, Any], hidden: int) -> int:
+def _read_intermediate_size(text_config: Mapping[str, Any], hidden_size: int) -> int:
     """Return the inner size of an MLP; for MoE, the sum over all experts of a token, including shared experts."""
-    dense = text.get("intermediate_size") or text.get("n_inner") or 4 * hidden
+    dense = text_config.get("intermediate_size") or text_config.get("n_inner") or 4 * hidden_size
     if not isinstance(dense, int):  # some model families have one size per layer
-        dense = max((size for size in dense if isinstance(size, int)), default=4 * hidden)
-    chosen = _read_experts_per_token(text)
+        dense = max((size for size in dense if isinstance(size, int)), default=4 * hidden_size)
+    chosen = _read_experts_per_token(text_config)
     if not chosen:
         return dense
-    expert_size = _read_int(text, "moe_intermediate_size") or dense
-    shared = _read_int(text, "shared_expert_intermediate_size") or expert_size * _read_int(text, "n_shared_experts")
+    expert_size = _read_int(text_config, "moe_intermediate_size") or dense
+    shared = _read_int(text_config, "shared_expert_intermediate_size") or expert_size * _read_int(
+        text_config, "n_shared_experts"
+    )
     return chosen * expert_size + shared
 
 
-def _read_int(text: Mapping[str, Any], key: str) -> int:
-    value = text.get(key)
+def _read_int(text_config: Mapping[str, Any], key: str) -> int:
+    value = text_config.get(key)
     return value if isinstance(value, int) else 0
 
 

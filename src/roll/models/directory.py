@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from roll.errors import ModelError, short
+from roll.errors import ModelError, shorten
 from roll.models.tied_weights import check_tied_weights
 
 __all__ = [
@@ -107,7 +107,7 @@ def check_directory(directory: Path, *, allow_quantized: bool = False) -> None:
     chosen = config.get("transformers_weights")
     if chosen is not None and chosen != (INDEX_FILE if (directory / INDEX_FILE).is_file() else files[0].name):
         raise ModelError(
-            f"'{directory / 'config.json'}' has transformers_weights: {short(chosen)}, but the weights of "
+            f"'{directory / 'config.json'}' has transformers_weights: {shorten(chosen)}, but the weights of "
             f"the directory are in '{files[0].name}': remove the key, or the other files."
         )
     tensors = read_tensor_headers(files)
@@ -150,7 +150,7 @@ def list_weight_files(directory: Path) -> list[Path]:
     if missing:
         raise MissingFileError(
             f"model directory '{directory}' lacks {len(missing)} of {len(files)} weight files, "
-            f"for example {short(missing[0])}: copy or download the model again."
+            f"for example {shorten(missing[0])}: copy or download the model again."
         )
     for file in files:
         _reject_lfs_pointer(file)
@@ -173,8 +173,8 @@ def read_tensor_headers(files: list[Path]) -> dict[str, StoredTensor]:
                     part = tensors.get_slice(name)
                     if name in found:
                         raise ModelError(
-                            f"weight {short(name)} is in two files, '{found[name].file}' and '{file}': remove the file "
-                            "that does not belong to the model from the index, or copy the model again."
+                            f"weight {shorten(name)} is in two files, '{found[name].file}' and '{file}': remove the "
+                            "file that does not belong to the model from the index, or copy the model again."
                         )
                     found[name] = StoredTensor(file, part.get_dtype(), tuple(part.get_shape()))
         except (OSError, SafetensorError) as error:
@@ -211,7 +211,7 @@ def _read_listed_files(directory: Path) -> list[Path]:
         raise ModelError(f"'{index}' must have a 'weight_map' with the file of each weight: copy it again.")
     outside = next((name for name in listed.values() if Path(name).is_absolute() or ".." in Path(name).parts), None)
     if outside is not None:
-        raise ModelError(f"'{index}' names the weight file {short(outside)}, which is not in its directory.")
+        raise ModelError(f"'{index}' names the weight file {shorten(outside)}, which is not in its directory.")
     return [directory / name for name in sorted(set(listed.values()))]
 
 
@@ -275,7 +275,7 @@ def _read_quantization(config: Mapping[str, Any]) -> str | None:
         if not settings:
             continue
         if not isinstance(settings, Mapping):
-            return short(settings)
+            return shorten(settings)
         if method := settings.get("quant_method") or settings.get("quant_algo"):
             return str(method)
         is_bitsandbytes = bool({"load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit"} & set(settings))
@@ -284,9 +284,9 @@ def _read_quantization(config: Mapping[str, Any]) -> str | None:
 
 
 def _reject_quantized(directory: Path, method: str, tensor: str | None = None) -> None:
-    location = f"weight {short(tensor)}" if tensor else "config.json"
+    location = f"weight {shorten(tensor)}" if tensor else "config.json"
     raise ModelError(
-        f"model directory '{directory}' has quantized weights ({short(method)}; see its {location}), which cannot be "
+        f"model directory '{directory}' has quantized weights ({shorten(method)}; see its {location}), which cannot be "
         "trained. Train the model that was quantized, in bfloat16, float16 or float32; `model.lora.base: nf4` keeps "
         "its frozen weights in 4 bits."
     )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compute_model_fingerprint", "compute_tokenizer_fingerprint"]
 
-_END_BYTES = 1 << 20
+_HASHED_END_BYTES = 1 << 20
 _NUM_BLOCKS, _BLOCK_BYTES = 128, 1 << 12
 """Number and size of the blocks of a file that are hashed in addition to its ends, because training may change only
 some matrices."""
@@ -35,12 +35,12 @@ def compute_model_fingerprint(directory: Path) -> str:
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:
-            digest.update(file.read(_END_BYTES))
-            for place in range(_END_BYTES, size - _END_BYTES, max(size // _NUM_BLOCKS, _BLOCK_BYTES)):
+            digest.update(file.read(_HASHED_END_BYTES))
+            for place in range(_HASHED_END_BYTES, size - _HASHED_END_BYTES, max(size // _NUM_BLOCKS, _BLOCK_BYTES)):
                 file.seek(place)
                 digest.update(file.read(_BLOCK_BYTES))
-            file.seek(max(0, size - _END_BYTES))
-            digest.update(file.read(_END_BYTES))
+            file.seek(max(0, size - _HASHED_END_BYTES))
+            digest.update(file.read(_HASHED_END_BYTES))
     return digest.hexdigest()
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roll.errors import ModelError, short
+from roll.errors import ModelError, shorten
 from roll.models.directory import list_weight_files
 
 if TYPE_CHECKING:
@@ -93,6 +93,6 @@ def _has_non_finite(stored: np.ndarray, width: type[np.unsignedinteger[Any]], ex
 
 def _build_non_finite_error(name: str, path: str) -> ModelError:
     return ModelError(
-        f"weight {short(name)} of model '{path}' has NaN or infinite values, so the model cannot be used: "
+        f"weight {shorten(name)} of model '{path}' has NaN or infinite values, so the model cannot be used: "
         "copy the model again, or use another checkpoint."
     )

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roll.errors import ModelError, short
+from roll.errors import ModelError, shorten
 from roll.models.describe import check_files
 from roll.models.directory import read_json
 from roll.models.finite_check import check_finite
@@ -68,7 +68,7 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreT
     if not isinstance(longest := tokenizer.model_max_length, int | float):
         raise ModelError(
             f"tokenizer of model '{path}' cannot be used: tokenizer_config.json has model_max_length: "
-            f"{short(longest)}, but it must be a number."
+            f"{shorten(longest)}, but it must be a number."
         )
     return tokenizer
 
@@ -283,7 +283,7 @@ def find_stop_token_ids(path: str | Path, tokenizer: PreTrainedTokenizerBase | N
         tokens = named if isinstance(named, list) else [] if named is None else [named]
         if not all(type(token) is int and token <= _MAX_TOKEN_ID for token in tokens):
             raise ModelError(
-                f"'{directory / name}' has eos_token_id: {short(named)}, but it must be a token ID or a list of "
+                f"'{directory / name}' has eos_token_id: {shorten(named)}, but it must be a token ID or a list of "
                 "token IDs."
             )
         ids.update(token for token in tokens if token >= 0)  # in some files, -1 means none

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from roll.errors import ModelError, short
+from roll.errors import ModelError, shorten
 from roll.models.directory import read_json
 
 __all__ = ["check_sizes", "get_text_config", "get_thinker_config", "read_config"]
@@ -72,7 +72,7 @@ def check_sizes(config: Mapping[str, Any], label: str) -> None:
             continue
         if type(value) is not int or not lower <= value <= upper:
             raise ModelError(
-                f"{label} has {key}: {short(value)}, but it must be an integer from {lower} to {upper:,}: "
+                f"{label} has {key}: {shorten(value)}, but it must be an integer from {lower} to {upper:,}: "
                 "restore the model's original config.json."
             )
     chosen = text.get("num_experts_per_tok")

@@ -14,8 +14,8 @@ from roll.errors import ModelError
 
 __all__ = ["build_tied_weights_error", "check_tied_weights", "find_tied_copy"]
 
-EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight", "embedding.weight")
-PROJECTIONS = ("lm_head.weight", "embed_out.weight")
+EMBEDDING_NAMES = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight", "embedding.weight")
+OUTPUT_PROJECTION_NAMES = ("lm_head.weight", "embed_out.weight")
 
 
 def check_tied_weights(directory: Path, config: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
@@ -42,7 +42,9 @@ def find_tied_copy(config: Mapping[str, Any], tensors: Collection[str]) -> tuple
     The result is also `None` if only some parts of the configuration tie weights, because the model's class then
     decides during loading.
     """
-    projections, embeddings = ([n for n in tensors if n.endswith(ends)] for ends in (PROJECTIONS, EMBEDDINGS))
+    projections, embeddings = (
+        [n for n in tensors if n.endswith(ends)] for ends in (OUTPUT_PROJECTION_NAMES, EMBEDDING_NAMES)
+    )
     embeddings = [name for name in embeddings if not name.endswith("position_embedding.weight")]  # of vision towers
     if len(projections) != 1 or len(embeddings) != 1 or not all(_iter_tie_settings(config)):
         return None
@@ -62,12 +64,12 @@ def _iter_tie_settings(config: Mapping[str, Any]) -> Iterator[bool]:
         yield bool(setting)
 
 
-def _are_equal(file: Path, name: str, other_file: Path, other: str) -> bool:
+def _are_equal(file: Path, name: str, other_file: Path, other_name: str) -> bool:
     from safetensors import safe_open
     from torch import equal, promote_types
 
     with safe_open(file, framework="pt") as first, safe_open(other_file, framework="pt") as second:
-        a, b = first.get_tensor(name), second.get_tensor(other)
+        a, b = first.get_tensor(name), second.get_tensor(other_name)
         wider = promote_types(a.dtype, b.dtype) if a.dtype != b.dtype else a.dtype
         return equal(a.to(wider), b.to(wider))
 

@@ -15,15 +15,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["PROJECTOR", "TowerDescription", "describe_towers", "is_tower_weight"]
+__all__ = ["PROJECTOR_PATTERN", "TowerDescription", "describe_towers", "is_tower_weight"]
 
-PROJECTOR = re.compile(r"(?:^|[._])(?:projector|connector|merger|resampler)|(?:^|\.)audio_tower\.proj\d?\.")
+PROJECTOR_PATTERN = re.compile(r"(?:^|[._])(?:projector|connector|merger|resampler)|(?:^|\.)audio_tower\.proj\d?\.")
 """Names of projectors: `multi_modal_projector` (LLaVA, InternVL, Gemma 3), `connector` (SmolVLM, Idefics3), `merger`,
 `deepstack_merger_list` (Qwen-VL)."""
-_TOWER = re.compile(r"(?:^|[._])(?:vision|visual|audio_tower)")
-_BLOCK = re.compile(r"(.*?\.(?:layers?|blocks))\.(\d+)\.(.*)")
-_DEEPSTACK = re.compile(r"deepstack_merger_list\.(\d+)\.")
-_INNER = re.compile(r"(?:^|[._])(?:mlp|fc\d|intermediate|feed_forward)")
+_TOWER_PATTERN = re.compile(r"(?:^|[._])(?:vision|visual|audio_tower)")
+_BLOCK_PATTERN = re.compile(r"(.*?\.(?:layers?|blocks))\.(\d+)\.(.*)")
+_DEEPSTACK_PATTERN = re.compile(r"deepstack_merger_list\.(\d+)\.")
+_MLP_PATTERN = re.compile(r"(?:^|[._])(?:mlp|fc\d|intermediate|feed_forward)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +54,7 @@ class TowerDescription:
 
 def is_tower_weight(name: str) -> bool:
     """Return whether a weight belongs to a tower for images, audio or video, or to its projector."""
-    return _TOWER.search(name) is not None or PROJECTOR.search(name) is not None
+    return _TOWER_PATTERN.search(name) is not None or PROJECTOR_PATTERN.search(name) is not None
 
 
 def describe_towers(
@@ -70,16 +70,16 @@ def describe_towers(
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
         return None
-    projector = {name: shape for name, shape in shapes.items() if PROJECTOR.search(name)}
-    tower = {name: shape for name, shape in shapes.items() if _TOWER.search(name) and name not in projector}
-    matches = ((_BLOCK.match(name), shape) for name, shape in tower.items())
+    projector = {name: shape for name, shape in shapes.items() if PROJECTOR_PATTERN.search(name)}
+    tower = {name: shape for name, shape in shapes.items() if _TOWER_PATTERN.search(name) and name not in projector}
+    matches = ((_BLOCK_PATTERN.match(name), shape) for name, shape in tower.items())
     blocks = [(found[1], int(found[2]), found[3], shape) for found, shape in matches if found is not None]
     if not blocks:
         return None
     stacks = {name for name, *_ in blocks if "audio" not in name}
     stack = max(stacks or {blocks[0][0]}, key=lambda name: sum(own == name for own, *_ in blocks))
     first = {inner: shape for name, number, inner, shape in blocks if name == stack and number == 0}
-    matrices = [shape for inner, shape in first.items() if _INNER.search(inner) and len(shape) == 2]
+    matrices = [shape for inner, shape in first.items() if _MLP_PATTERN.search(inner) and len(shape) == 2]
     patches = [shape for name, shape in tower.items() if "patch" in name and len(shape) > 3 and "audio" not in name]
     hidden = min((min(shape) for shape in matrices), default=1)
     has_gates = any("gate" in inner for inner in first)
@@ -94,7 +94,7 @@ def describe_towers(
         patch_width=math.prod(patches[0][1:]) if patches else 0,
         patches_per_token=_count_patches(config, vision, projector, hidden),
         output_size=output_size,
-        num_projectors=1 + len({found[1] for name in projector if (found := _DEEPSTACK.search(name))}),
+        num_projectors=1 + len({found[1] for name in projector if (found := _DEEPSTACK_PATTERN.search(name))}),
         has_gates=has_gates,
         hidden_vectors=_count_hidden_vectors(first, has_gates=has_gates),
         inner_vectors=4 if has_gates else 3 if uses_quick_gelu else 2,

@@ -32,7 +32,7 @@ S = TypeVar("S", bound=RunState)
 UNFINISHED_PREFIX = ".saving-"
 """Prefix of the name of a directory that is being written or removed."""
 
-_STEP = re.compile(r"^step-(\d{6,})$")
+_STEP_PATTERN = re.compile(r"^step-(\d{6,})$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +98,7 @@ def list_checkpoints(directory: Path) -> dict[int, Path]:
     """Return the complete checkpoints by step, ascending."""
     if not directory.is_dir():
         return {}
-    found = {int(m.group(1)): p for p in directory.iterdir() if (m := _STEP.match(p.name)) and p.is_dir()}
+    found = {int(m.group(1)): p for p in directory.iterdir() if (m := _STEP_PATTERN.match(p.name)) and p.is_dir()}
     return dict(sorted(found.items()))
 
 

@@ -146,7 +146,7 @@ async def open_generation(
     *,
     tracker: Tracker | None = None,
     proxy_type: type[LLMProxy] = LLMProxy,
-    bring_up: Callable[[InferenceEngine], Awaitable[object]] | None = None,
+    prepare_engine: Callable[[InferenceEngine], Awaitable[object]] | None = None,
     loop: RolloutLoop | None = None,
     wrap_reward: Callable[[Reward], Reward] = lambda reward: reward,
 ) -> GenerationParts:
@@ -159,7 +159,7 @@ async def open_generation(
         stack: Exit stack that closes everything that is opened.
         tracker: Tracker of the run, which observes every rollout.
         proxy_type: Class of the proxy.
-        bring_up: Syncs the current weights to a fresh engine; by default, an engine keeps its loaded weights.
+        prepare_engine: Syncs the current weights to a fresh engine; by default, an engine keeps its loaded weights.
         loop: Rollout loop that replaces the configured loop.
         wrap_reward: Wrapper of each domain's reward.
 
@@ -167,7 +167,7 @@ async def open_generation(
         ConfigError: `rollout.loop` cannot be imported.
     """
     rollout, scheduling = config.rollout, config.rollout.scheduling
-    proxy = _build_proxy(config, roles, proxy_type, bring_up)
+    proxy = _build_proxy(config, roles, proxy_type, prepare_engine)
     stack.push_async_callback(proxy.close)
     judge = roles.judge.model if roles.judge else None
     rewards = await stack.enter_async_context(open_rewards(config.data, config.sandbox, roles.pool, judge))
@@ -204,12 +204,12 @@ def _build_proxy(
     config: RolloutRunConfig,
     roles: StartedRoles,
     proxy_type: type[LLMProxy],
-    bring_up: Callable[[InferenceEngine], Awaitable[object]] | None,
+    prepare_engine: Callable[[InferenceEngine], Awaitable[object]] | None,
 ) -> LLMProxy:
     scheduling = config.rollout.scheduling
     return proxy_type(
         roles.engines,
-        bring_up,
+        prepare_engine,
         max_attempts=config.rollout.max_attempts,
         router=Router(scheduling.routing_policy, scheduling.max_kv_used),
         restart_aborted=scheduling.interrupted_turns == "restart",

@@ -29,7 +29,11 @@ MAX_REFERENCES = 2_000
 
 
 def check_disk(
-    config: RunConfig, training: TrainingConfig, model_path: Path, session: Session, others: Iterable[TrainerSpec] = ()
+    config: RunConfig,
+    training: TrainingConfig,
+    model_path: Path,
+    session: Session,
+    other_trainers: Iterable[TrainerSpec] = (),
 ) -> None:
     """Check that the disk has space for the checkpoints that the run will certainly write.
 
@@ -38,13 +42,13 @@ def check_disk(
         training: Training configuration with the number of steps.
         model_path: Path of the policy's model.
         session: Session with the run directory, and the checkpoint from which the run resumes.
-        others: Other trainers; only critics among them are saved.
+        other_trainers: Other trainers; only critics among them are saved.
 
     Raises:
         RunDirectoryError: The checkpoints will not fit.
     """
     step = session.saved.state.step if session.saved else 0
-    critics = [describe_model(spec.model_path) for spec in others if spec.role == "critic"]
+    critics = [describe_model(spec.model_path) for spec in other_trainers if spec.role == "critic"]
     use = estimate_disk_use(
         config,
         training,

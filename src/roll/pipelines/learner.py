@@ -9,7 +9,7 @@ from typing import Any
 
 from roll.algorithms.minibatches import split_into_minibatches
 from roll.config.algorithm_parts import UpdateConfig
-from roll.errors import HalfUpdatedError, InfraError
+from roll.errors import InfraError, PartialUpdateError
 from roll.pipelines.checkpoint_files import SavedRun
 from roll.pipelines.run import Run
 from roll.pipelines.snapshots import PolicySnapshots
@@ -102,7 +102,7 @@ def _mark_mid_update(run: Run[Any], trainer: TrainerGroup) -> Iterator[None]:
     is_first, run.mid_update = not run.mid_update, True
     try:
         yield
-    except (HalfUpdatedError, InfraError):
+    except (PartialUpdateError, InfraError):
         raise
     except Exception:
         run.mid_update = not (is_first and trainer.num_ranks == 1)  # other ranks would wait for the failed one

@@ -25,12 +25,12 @@ class StartProgress:
         self._began = clock()
         self._waiting: list[str] = []
 
-    async def await_start(self, name: str, work: Awaitable[T]) -> T:
-        """Await `work`, which starts the role `name`, and report the progress."""
+    async def await_start(self, name: str, awaitable: Awaitable[T]) -> T:
+        """Await `awaitable`, which starts the role `name`, and report the progress."""
         self._waiting.append(name)
         self._notify(f"starting {', '.join(self._waiting)}")
         try:
-            started = await work
+            started = await awaitable
         finally:
             self._waiting.remove(name)
         if self._waiting:

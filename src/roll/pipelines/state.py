@@ -90,8 +90,8 @@ class RunState:
         return cls(**{each.name: value[each.name] for each in fields(cls)})
 
 
-def _format_recovery_advice(found: Any, by: str) -> str:
-    if isinstance(found, int) and found > FORMAT:
-        return f"Upgrade: pip install '{DISTRIBUTION}{f'>={by}' if by else ''}' --upgrade."
-    install = f"pip install '{DISTRIBUTION}=={by}'" if by else "install the version that wrote it"
+def _format_recovery_advice(found_format: Any, roll_version: str) -> str:
+    if isinstance(found_format, int) and found_format > FORMAT:
+        return f"Upgrade: pip install '{DISTRIBUTION}{f'>={roll_version}' if roll_version else ''}' --upgrade."
+    install = f"pip install '{DISTRIBUTION}=={roll_version}'" if roll_version else "install the version that wrote it"
     return f"Resume it with that version ({install}), or train a new run from its model: model=CHECKPOINT/model."

@@ -53,14 +53,14 @@ class StopRequest:
                 f"{signal_name}: the run ends and saves its last complete step; a second signal ends it at once"
             )
 
-    async def run_unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work`, and cancel it if a stop is requested.
+    async def run_unless_stopped(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run `coroutine`, and cancel it if a stop is requested.
 
         Raises:
-            Interrupted: A stop was requested; `work` has ended.
-            InfraError: `work` was canceled for another reason.
+            Interrupted: A stop was requested; `coroutine` has ended.
+            InfraError: `coroutine` was canceled for another reason.
         """
-        task = asyncio.create_task(work)
+        task = asyncio.create_task(coroutine)
         stop = asyncio.create_task(self._event.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)

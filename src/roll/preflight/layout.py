@@ -153,12 +153,12 @@ def _run_check(request: tuple[TrainerSpec, bool], on_wait: Callable[[float], Non
     return found
 
 
-def _wait_for(trial: subprocess.Popen[str], on_wait: Callable[[float], None]) -> str:
+def _wait_for(process: subprocess.Popen[str], on_wait: Callable[[float], None]) -> str:
     """Wait until the process ends, and return its standard error; call `on_wait` regularly with the elapsed seconds."""
     began = time.monotonic()
     while True:
         try:
-            return trial.communicate(timeout=PROGRESS_INTERVAL_S)[1]
+            return process.communicate(timeout=PROGRESS_INTERVAL_S)[1]
         except subprocess.TimeoutExpired:
             on_wait(time.monotonic() - began)
 

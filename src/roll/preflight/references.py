@@ -20,7 +20,7 @@ __all__ = ["ReferenceCheck", "check_references", "find_bad_references"]
 logger = logging.getLogger(__name__)
 
 MAX_LISTED = 5
-MAX_BAD_SHARE = 0.1
+MAX_BAD_FRACTION = 0.1
 """Fraction of references scored as incorrect above which the run is rejected, because the column probably has another
 format."""
 
@@ -40,7 +40,7 @@ class ReferenceCheck:
     @property
     def is_rejected(self) -> bool:
         """True if the fraction of invalid references is so high that the run is rejected."""
-        return len(self.invalid) > MAX_BAD_SHARE * self.num_checked
+        return len(self.invalid) > MAX_BAD_FRACTION * self.num_checked
 
     def __str__(self) -> str:
         examples = "; ".join(f"'{each.uid}': {each.problem}" for each in self.invalid[:MAX_LISTED])

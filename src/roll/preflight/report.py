@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from roll.config.judge import JudgeConfig
-from roll.errors import short
+from roll.errors import shorten
 
 if TYPE_CHECKING:
     from roll.cluster.devices import Placement, PlacementSlot
@@ -185,8 +185,8 @@ def _format_rewards(report: Report) -> Iterator[str]:
             ("correct", "wrong") if trial.correct_answer else ("empty answer", "the reference answer is not known")
         )
         yield (
-            f"{trial.domain}: {short(trial.correct_answer)} ({right}) scores {trial.correct_reward:g}, "
-            f"{short(trial.incorrect_answer)} ({wrong}) scores {trial.incorrect_reward:g}"
+            f"{trial.domain}: {shorten(trial.correct_answer)} ({right}) scores {trial.correct_reward:g}, "
+            f"{shorten(trial.incorrect_answer)} ({wrong}) scores {trial.incorrect_reward:g}"
         )
 
 

@@ -49,9 +49,9 @@ class StepTime(NamedTuple):
     measure_s: float
     """A forward pass over the batch without a gradient."""
 
-    def extrapolate(self, other: StepTime, share: float) -> StepTime:
-        """Return `self + share * (other - self)` for each part; a `share` above 1 extrapolates beyond `other`."""
-        return StepTime(*(mine + share * (more - mine) for mine, more in zip(self, other, strict=True)))
+    def interpolate(self, other: StepTime, weight: float) -> StepTime:
+        """Return `self + share * (other - self)` for each part; a `weight` above 1 extrapolates beyond `other`."""
+        return StepTime(*(mine + weight * (more - mine) for mine, more in zip(self, other, strict=True)))
 
 
 def can_measure_step_time(sizes: ModelDescription) -> bool:
@@ -90,7 +90,7 @@ def measure_step_time(spec: TrainerSpec, num_layers: int, batch: TrainingBatch, 
             raise ChildProcessError(f"the timed step failed with exit code {done.returncode}{last and ': '}{last}")
         few, more = (StepTime(*times) for times in json.loads(result_file.read_text()))
     # Time is linear in the number of layers, so the difference of the two models is the time of the additional layers.
-    return few.extrapolate(more, (num_layers - NUM_FEW_LAYERS) / (NUM_MORE_LAYERS - NUM_FEW_LAYERS))
+    return few.interpolate(more, (num_layers - NUM_FEW_LAYERS) / (NUM_MORE_LAYERS - NUM_FEW_LAYERS))
 
 
 def _time_few_and_more_layers(spec: TrainerSpec, batch: TrainingBatch, path: str) -> list[StepTime]:

@@ -37,8 +37,8 @@ __all__ = ["AdaptivePool", "MeasuredFunction", "limit_adaptively"]
 
 _WARM, _FIRST = 0, 1
 """Cases of `AdaptiveLimits`: a call in a process that has run the verifier before, and the first call in a process."""
-_numbers = itertools.count()
-_started: set[int] = set()
+_pool_numbers = itertools.count()
+_started_pools: set[int] = set()
 """Numbers of the pools whose functions this process has called."""
 
 
@@ -53,7 +53,7 @@ class _Call:
     is_first: bool = False
 
 
-_current: ContextVar[_Call | None] = ContextVar("adaptive_limit", default=None)
+_current_call: ContextVar[_Call | None] = ContextVar("adaptive_limit", default=None)
 
 
 class MeasuredFunction:
@@ -72,8 +72,8 @@ class MeasuredFunction:
 
     def __call__(self, *args: Any) -> tuple[Any, float, bool]:
         """Call the function; return its value, its CPU time, and True if this is the first call in its process."""
-        is_first = self._number not in _started
-        _started.add(self._number)
+        is_first = self._number not in _started_pools
+        _started_pools.add(self._number)
         limit_s = self._limits_s[_FIRST if is_first else _WARM]
         started_s = time.process_time()
         if limit_s is None or threading.current_thread() is not threading.main_thread():
@@ -94,7 +94,7 @@ class AdaptivePool:
 
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
-        self._number = next(_numbers)
+        self._number = next(_pool_numbers)
 
     async def submit(self, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:
         """Run a function in a worker, with the limits of the current judgement.
@@ -102,7 +102,7 @@ class AdaptivePool:
         Raises:
             CpuTimeoutError: The function used more CPU time than the adaptive limit.
         """
-        call = _current.get()
+        call = _current_call.get()
         if call is None or inspect.iscoroutinefunction(function):
             return await self._pool.submit(function, *args, time_limit_s=time_limit_s)
         measured = MeasuredFunction(function, self._number, call.limits_s)
@@ -145,16 +145,16 @@ def limit_adaptively(verifier: Verifier, config: AdaptiveLimit, time_limit_s: fl
         warm_s = limits.compute_cpu_limit_s(key, _WARM)
         first_s = warm_s + limits.compute_cpu_limit_s(domain, _FIRST)
         adapted = [limit_s if limit_s < time_limit_s else None for limit_s in (warm_s, first_s)]
-        is_audit = _draw_share(rollout.text) < config.audit_share
+        is_audit = _hash_to_unit_interval(rollout.text) < config.audit_share
         call = _Call(limits_s=(None, None) if is_audit else (adapted[_WARM], adapted[_FIRST]))
-        token = _current.set(call)
+        token = _current_call.set(call)
         try:
             judgement = await verifier.judge(rollout)
         except CpuTimeoutError:
-            correct = False if verifier.decides else None
+            correct = False if verifier.decides_correctness else None
             return Judgement(value=0.0, verdict=TIMEOUT, correct=correct, parts={"cut_early": 1.0})
         finally:
-            _current.reset(token)
+            _current_call.reset(token)
         parts = {**judgement.parts, "cut_early": 0.0}
         if call.cpu_s is None:
             return replace(judgement, parts=parts)
@@ -170,7 +170,7 @@ def limit_adaptively(verifier: Verifier, config: AdaptiveLimit, time_limit_s: fl
     return replace(verifier, judge=judge, state=limits.state, restore=limits.restore)
 
 
-def _draw_share(text: str) -> float:
+def _hash_to_unit_interval(text: str) -> float:
     """Return a pseudo-random number from 0 to 1 that depends only on the text."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64

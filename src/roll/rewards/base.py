@@ -54,7 +54,7 @@ class Verifier:
     """Judges a rollout. Raises `TimeoutError` if an answer takes too long to verify, `MalformedPromptError` or
     `UnscorableError` if a retry cannot help. Any other exception is a failure of the infrastructure for this one
     answer."""
-    decides: bool
+    decides_correctness: bool
     """True if the verifier decides whether the task was solved."""
     close: Callable[[], Awaitable[None]] = _do_nothing
     """Closes the verifier's connections and processes; calling it twice is allowed."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from roll.config.rewards import ChoiceReward
-from roll.errors import MalformedPromptError, short
+from roll.errors import MalformedPromptError, shorten
 from roll.protocols import WorkerPool
 from roll.rewards.base import MAX_TEXT_LENGTH, Judgement, Verifier, run_in_pool
 from roll.rewards.choice_mentions import Mention, find_mentions, normalize_letters
@@ -26,10 +26,10 @@ NO_LETTER = "no letter"
 """The result of `score_choice` for a reference without a letter."""
 
 _LABEL_END = r"[.):、][*_]{0,2}"
-_STYLE = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)(?![a-zA-Z])|[${}*_]|\\[,;!() ]")
-_ENDS = re.compile(r"[,;:.!?。]\s{0,3}[*_(]{0,3}$")
-_WORDS = re.compile(r"\w+")
-_INTRODUCTION = re.compile(r"^.{0,80}?(?:\b(?:is|are)\b|[:=]|答案是|答案为|选)\s*", re.IGNORECASE)
+_STYLE_PATTERN = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)(?![a-zA-Z])|[${}*_]|\\[,;!() ]")
+_CLAUSE_END_PATTERN = re.compile(r"[,;:.!?。]\s{0,3}[*_(]{0,3}$")
+_WORD_PATTERN = re.compile(r"\w+")
+_INTRODUCTION_PATTERN = re.compile(r"^.{0,80}?(?:\b(?:is|are)\b|[:=]|答案是|答案为|选)\s*", re.IGNORECASE)
 
 
 @functools.lru_cache(maxsize=8)
@@ -84,7 +84,7 @@ def _read_box(content: str, letters: str) -> str | None:
 
     The letter may stand alone, precede the text of its option, or occur in a statement.
     """
-    bare = _STYLE.sub(" ", content).strip()
+    bare = _STYLE_PATTERN.sub(" ", content).strip()
     return _read_text(bare, letters, is_whole=True)
 
 
@@ -93,10 +93,10 @@ def _read_text(text: str, letters: str, is_whole: bool = False) -> str | None:
     if letter := _match_lone_letter(text, patterns.alone):
         return letter
     mentions = find_mentions(text, letters)
-    if stated := [mention for mention in mentions if mention.stated]:
+    if stated := [mention for mention in mentions if mention.is_stated_answer]:
         return _get_single_letter(stated[-1])
     # If several letters are each said to be the only one that fits, the answer contradicts itself and chooses none.
-    if fitting := {mention.letters for mention in mentions if mention.fits_alone}:
+    if fitting := {mention.letters for mention in mentions if mention.is_only_fitting}:
         (first, *others) = fitting
         return first[0] if len(first) == 1 and not others else None
     leading = _find_leading_letters(text, patterns, mentions)
@@ -105,7 +105,7 @@ def _read_text(text: str, letters: str, is_whole: bool = False) -> str | None:
         return leading.pop()
     if is_whole:
         return None
-    marked = [mention for mention in mentions if mention.marked and not mention.denied]
+    marked = [mention for mention in mentions if mention.is_emphasized and not mention.is_denied]
     if marked and not leading:
         return _get_single_letter(marked[-1])
     lines = (_match_lone_letter(line, patterns.capital_alone) for line in reversed(text.splitlines()))
@@ -113,7 +113,7 @@ def _read_text(text: str, letters: str, is_whole: bool = False) -> str | None:
         return letter
     if mentions and not leading and _ends_with_letter(text, mentions[-1]):
         return _get_single_letter(mentions[-1])
-    return _find_undenied_letter(mentions) if len(text) <= MAX_LIST_LENGTH else None
+    return _find_letter_not_denied(mentions) if len(text) <= MAX_LIST_LENGTH else None
 
 
 def _ends_with_letter(text: str, mention: Mention) -> bool:
@@ -123,17 +123,17 @@ def _ends_with_letter(text: str, mention: Mention) -> bool:
     """
     before, after = text[max(0, mention.begin - 8) : mention.begin], text[mention.end : mention.end + 8]
     at_end = mention.end + len(after) == len(text) and not after.strip(".!*_ \n")
-    return at_end and not mention.denied and _ENDS.search(before) is not None
+    return at_end and not mention.is_denied and _CLAUSE_END_PATTERN.search(before) is not None
 
 
-def _find_undenied_letter(mentions: list[Mention]) -> str | None:
+def _find_letter_not_denied(mentions: list[Mention]) -> str | None:
     """Return the only letter that is not denied: `C` for `C, not D`.
 
     Return `None` if no letter is denied, or if the number of remaining letters is not one.
     """
     # If no letter is denied, the only letter is merely mentioned.
-    left = {letter for mention in mentions if not mention.denied for letter in mention.letters}
-    return left.pop() if len(left) == 1 and any(mention.denied for mention in mentions) else None
+    left = {letter for mention in mentions if not mention.is_denied for letter in mention.letters}
+    return left.pop() if len(left) == 1 and any(mention.is_denied for mention in mentions) else None
 
 
 def _get_single_letter(mention: Mention) -> str | None:
@@ -142,7 +142,7 @@ def _get_single_letter(mention: Mention) -> str | None:
 
 def _find_leading_letters(text: str, patterns: _Patterns, mentions: list[Mention]) -> set[str]:
     """Return the letters that start a line and are not denied there."""
-    denied = {mention.begin for mention in mentions if mention.denied}
+    denied = {mention.begin for mention in mentions if mention.is_denied}
     single = {mention.begin for mention in mentions if len(mention.letters) == 1}
     letters: set[str] = set()
     position = 0
@@ -201,7 +201,7 @@ def _match_option(text: str, options: Mapping[str, str] | None) -> str | None:
     if not options or len(text) > MAX_OPTION_LENGTH + 80:
         return None
     wanted = {letter: _split_words(option) for letter, option in options.items()}
-    for given in (_split_words(text), _split_words(_INTRODUCTION.sub("", text.strip()))):
+    for given in (_split_words(text), _split_words(_INTRODUCTION_PATTERN.sub("", text.strip()))):
         same = [letter for letter, words in wanted.items() if words and words == given]
         if len(same) == 1:
             return same[0]
@@ -209,7 +209,7 @@ def _match_option(text: str, options: Mapping[str, str] | None) -> str | None:
 
 
 def _split_words(text: str) -> list[str]:
-    return _WORDS.findall(_STYLE.sub(" ", normalize_letters(text)).casefold())
+    return _WORD_PATTERN.findall(_STYLE_PATTERN.sub(" ", normalize_letters(text)).casefold())
 
 
 # ---- the verifier
@@ -251,11 +251,11 @@ def build_choice_verifier(config: ChoiceReward, pool: WorkerPool) -> Verifier:
         if right == NO_LETTER:
             raise MalformedPromptError(
                 prompt.uid,
-                f"the reference {short(prompt.answer)} contains none of the letters {config.letters}, and no "
+                f"the reference {shorten(prompt.answer)} contains none of the letters {config.letters}, and no "
                 "option that the prompt lists: set the reference to a letter, or change `letters`.",
             )
         if right is None:
             return Judgement(value=0.0, verdict="no answer", correct=False)
         return Judgement(value=float(right), verdict="correct" if right else "wrong", correct=bool(right))
 
-    return Verifier(judge=judge, decides=True)
+    return Verifier(judge=judge, decides_correctness=True)

@@ -30,27 +30,27 @@ _ARTICLE = r"(?:(?:the|an?|my)\s{1,3})?"
 _NOUN = r"(?:(?:option|choice|answer|letter|candidate)\b|选项|选择)"
 _VERB = r"(?:is|was|are|be|must be|would be|should be|has to be|will be|remains|becomes)\b"
 _SUBJECT = r"\b(?:answers?|ans|solution|choice|option|selection|response)\b"
-_ANSWER_IS = re.compile(
+_ANSWER_IS_PATTERN = re.compile(
     rf"{_SUBJECT}(?P<between>(?:(?!{_SUBJECT})[^.!?。\n]){{0,70}}?)"
     rf"(?:\b{_VERB}|[:=]){_MARKS}(?:(?:probably|clearly|likely|thus|therefore|simply|both|either)\s{{1,3}})?"
     rf"{_ARTICLE}(?:{_NOUN})?{_MARKS}$",
     re.IGNORECASE,
 )
-_ANSWER = re.compile(
+_ANSWER_PATTERN = re.compile(
     rf"(?:\b(?:answers?|ans\.?|final answer|final)|\b(?:correct|right|best)\s{{1,3}}{_NOUN}){_MARKS}$", re.IGNORECASE
 )
-_CHOOSES = re.compile(
+_CHOOSES_PATTERN = re.compile(
     r"\b(?P<verb>choose|chose|choosing|chosen|select|selected|selecting|pick|picked|picking|opt(?:ed|ing)? for"
     rf"|(?:go|going|went) (?:with|for)|settle(?:d)? on|mark){_MARKS}{_ARTICLE}(?:{_NOUN})?{_MARKS}$",
     re.IGNORECASE,
 )
-_IT_IS = re.compile(
+_IT_IS_PATTERN = re.compile(
     rf"(?:\b(?:it|that|this|which)(?:['’]s|\s(?:is|must be|has to be|should be|would be))|\bleav(?:es|ing)"
     r"(?:\s(?:us|me))?(?:\swith)?|\bwe (?:get|conclude|deduce)(?:\sthat)?|\bmust be)"
     rf"(?:\s{{1,3}}(?:only|just|clearly))?{_MARKS}{_ARTICLE}(?:{_NOUN})?{_MARKS}$",
     re.IGNORECASE,
 )
-_CONCLUSION = re.compile(
+_CONCLUSION_PATTERN = re.compile(
     r"(?:(?:^|[\s.,;!?*])(?:therefore|thus|hence|so|then|consequently|accordingly|finally|but|rather|instead|no|yes|yeah"
     r"|overall|in conclusion|definitely|certainly|probably|most likely|i(?:['’]d| would)? (?:think|believe|guess|say)"
     r"|(?:think|believe|say) it['’]s)"
@@ -58,12 +58,12 @@ _CONCLUSION = re.compile(
     re.IGNORECASE,
 )
 """Words after which a letter is treated as the answer only if the sentence ends directly after it."""
-_CHINESE = re.compile(
+_CHINESE_PATTERN = re.compile(
     rf"(?:(?:答案|正确选项|选项|答|正确的|所以|因此|那么|认为|觉得)(?:应该|应当|应|就|只能|显然)?(?:是|为|选择?|[:】\]])"
     rf"|(?:正确|最佳)?(?:答案|正确选项){_MARKS}|(?<![不没])(?:应该?|故|本题|所以|因此|我)?选择?(?:项|[:]|了)?)"
     rf"{_MARKS}(?:选项|选)?{_MARKS}$"
 )
-_REFUSED = re.compile(
+_REJECTED_PATTERN = re.compile(
     r"(?:\b(?:not|nor|neither|than|instead of|unlike|except|excludes?|excluding"
     r"|rul(?:e|es|ed|ing) out|reject(?:s|ed|ing)?|eliminat(?:e|es|ed|ing)|dismiss(?:es|ed)?|discard(?:s|ed)?"
     r"|without|over|versus|vs\.?|if|whether)|n['’]t"
@@ -71,7 +71,7 @@ _REFUSED = re.compile(
     rf"(?:{_NOUN})?{_MARKS}$",
     re.IGNORECASE,
 )
-_NEGATED = re.compile(
+_NEGATED_PATTERN = re.compile(
     r"\b(?:not|never|if|unless|whether|cannot|wrong|incorrect|without|nor|neither|false)\b|n['’]t\b|不|非|错",
     re.IGNORECASE,
 )
@@ -79,9 +79,9 @@ _BEING_VERB = (
     r"(?:is|are|was|were|can|could|would|does|do|did|must|should|seems?|looks?|may|might|be|both|all|also|just|too|clearly"
     r"|obviously|simply|definitely|therefore|thus)\s{1,3}"
 )
-_CONDITION = re.compile(r"\bif\s$", re.IGNORECASE)
+_CONDITION_PATTERN = re.compile(r"\bif\s$", re.IGNORECASE)
 _CLOSING = r"(?:[)\]}】*_\"'”’$.]|\\\)|\\\]|\s){0,12}"
-_DENIED = re.compile(
+_DENIED_PATTERN = re.compile(
     rf"{_CLOSING}(?:{_NOUN}\s{{0,3}})?(?:\(\s?|[:–—-]\s{{0,3}})?(?:{_BEING_VERB}){{0,4}}(?:(?:is|are|was|were|ca|could|would"
     r"|does|do|did)n['’]t|cannot\b|wrong\b|incorrect\b|false\b|out\b|eliminated\b|ruled out\b|impossible\b|excluded\b"
     rf"|never\b|no\b|rejected\b|invalid\b|fails?\b|not (?:it|correct|right|true|the)\b)"
@@ -89,7 +89,7 @@ _DENIED = re.compile(
     r"|\s?还是",
     re.IGNORECASE,
 )
-_CONFIRMED = re.compile(
+_CONFIRMED_PATTERN = re.compile(
     rf"{_CLOSING}(?P<between>[^.!?。\n,;]{{0,50}}?)(?:\b(?:is|are|must be|seems|looks|appears|has to be"
     r"|would be|it is)"
     r"\s{1,3}(?:(?:the|clearly|definitely|indeed|therefore|thus|most|only|a|one)\s{1,3}){0,3}"
@@ -100,26 +100,26 @@ _CONFIRMED = re.compile(
     rf"|\bfits best\b|\bit is{_CLOSING}(?:$|\n))|{_CLOSING}(?:项|选项)?(?:是|为|才)?(?:正确|对的?(?:[。,.]|$)|最佳)",
     re.IGNORECASE,
 )
-_REASON = re.compile(
+_REASON_PATTERN = re.compile(
     rf"{_CLOSING},?\s{{0,3}}(?:because|since|as it|as the|weil|denn|porque|parce que|perché|因为)\b", re.IGNORECASE
 )
-_BEGINS = re.compile(r"(?:^|[.!?。\n])[\s*_\"'(\[]{0,6}$")
-_SENTENCE_END = re.compile(rf"{_CLOSING}(?:$|[.,;:!。\n])")
-_LOWER_END = re.compile(r"\s{0,3}(?:[.,;!:)*\]}。]|\\\)|\$|$|\n)")
-_SEPARATOR = re.compile(
+_SENTENCE_START_PATTERN = re.compile(r"(?:^|[.!?。\n])[\s*_\"'(\[]{0,6}$")
+_SENTENCE_END_PATTERN = re.compile(rf"{_CLOSING}(?:$|[.,;:!。\n])")
+_LOWER_END_PATTERN = re.compile(r"\s{0,3}(?:[.,;!:)*\]}。]|\\\)|\$|$|\n)")
+_SEPARATOR_PATTERN = re.compile(
     r"(?:[\s)\]}】*_]|\\\)){0,6}(?:[,、;/&+(]|\s?\b(?:or|and|nor|maybe|perhaps|possibly|probably|even"
     rf"|{CONJUNCTIONS})\b|或者?"
     r"|和|与|及|以及|还是){0,5}\s{0,3}"
     r"(?:[\s(\[{【*_]|\\\(){0,6}(?:(?:option|choice)s?\s{1,3}|选项)?(?:[(\[{【*_]){0,4}"
 )
-_CLAUSE = re.compile(
+_CLAUSE_PATTERN = re.compile(
     rf"{_CLOSING}(?:is|was|has|does|being|because|since|would|can|could|seems|looks|says|gives|makes|doesn|isn|ist|es|est|è|é"
     r"|weil|porque|是|错|不)\b"
     rf"|{_CLOSING}[是错不]",
     re.IGNORECASE,
 )
-_BRACKETED = re.compile(r"[(\[【]\s?$")
-_MARKED = re.compile(r"(?:\*\*|__)[\s(\[]?$")
+_BRACKETED_PATTERN = re.compile(r"[(\[【]\s?$")
+_MARKED_PATTERN = re.compile(r"(?:\*\*|__)[\s(\[]?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +128,13 @@ class Mention:
 
     letters: tuple[str, ...]
     """The letters in upper case, without repetition, in the order of the text."""
-    stated: bool
+    is_stated_answer: bool
     """True if the text says that this is the answer."""
-    denied: bool
+    is_denied: bool
     """True if the text says that this is not the answer."""
-    marked: bool
+    is_emphasized: bool
     """True if the letter is in brackets, before a bracket (`B)`), or in bold."""
-    fits_alone: bool
+    is_only_fitting: bool
     """True if the text says that only this letter fits, which is weaker than stating that it is the answer."""
     begin: int
     end: int
@@ -187,10 +187,14 @@ def _find_letters(text: str, letters: str) -> list[_Letter]:
     for match in _compile_letter_pattern(letters).finditer(text):
         begin, end = match.span()
         before = text[max(0, begin - 4) : begin]
-        bracketed = _BRACKETED.search(before) is not None and text[end : end + 2].lstrip()[:1] in (")", "]", "】")
+        bracketed = _BRACKETED_PATTERN.search(before) is not None and text[end : end + 2].lstrip()[:1] in (
+            ")",
+            "]",
+            "】",
+        )
         is_lower = match.group().islower()
-        marked = bracketed or (not is_lower and (text[end : end + 1] == ")" or bool(_MARKED.search(before))))
-        if is_lower and not bracketed and not _LOWER_END.match(text, end):
+        marked = bracketed or (not is_lower and (text[end : end + 1] == ")" or bool(_MARKED_PATTERN.search(before))))
+        if is_lower and not bracketed and not _LOWER_END_PATTERN.match(text, end):
             continue
         found.append(_Letter(match.group().upper(), begin, end, marked, is_lower and not bracketed))
     return found[-MAX_LETTERS:]
@@ -201,26 +205,28 @@ def _continues_list(text: str, before: _Letter, letter: _Letter) -> bool:
     between = text[before.end : letter.begin]
     if len(between) > 24 or "\n" in between or letter.is_lower != before.is_lower:
         return False
-    if not _SEPARATOR.fullmatch(between):
+    if not _SEPARATOR_PATTERN.fullmatch(between):
         return False
     # In `A, B is wrong`, the clause is about B alone, so B starts a mention of its own.
-    return "or" in between or _CLAUSE.match(text, letter.end) is None
+    return "or" in between or _CLAUSE_PATTERN.match(text, letter.end) is None
 
 
 def _make_mention(text: str, group: list[_Letter]) -> Mention | None:
     first, last = group[0], group[-1]
     left = text[max(0, first.begin - LEFT_CHARS) : first.begin]
     right = text[last.end : last.end + RIGHT_CHARS]
-    denied = _DENIED.match(right) is not None or _REFUSED.search(left) is not None or is_denied(left, right)
+    denied = (
+        _DENIED_PATTERN.match(right) is not None or _REJECTED_PATTERN.search(left) is not None or is_denied(left, right)
+    )
     stated = not denied and (_is_stated_in_english_or_chinese(left, right) or is_stated(left, right))
     if first.is_lower and not stated:
         return None
     return Mention(
         letters=tuple(dict.fromkeys(letter.letter for letter in group)),
-        stated=stated,
-        denied=denied,
-        marked=any(letter.marked for letter in group),
-        fits_alone=not denied and is_only_fitting_letter(left, right),
+        is_stated_answer=stated,
+        is_denied=denied,
+        is_emphasized=any(letter.marked for letter in group),
+        is_only_fitting=not denied and is_only_fitting_letter(left, right),
         begin=first.begin,
         end=last.end,
     )
@@ -228,20 +234,20 @@ def _make_mention(text: str, group: list[_Letter]) -> Mention | None:
 
 def _is_stated_in_english_or_chinese(left: str, right: str) -> bool:
     """Return whether the text around a letter says that it is the answer; `is_stated` covers other languages."""
-    if _BEGINS.search(left) and _REASON.match(right):
+    if _SENTENCE_START_PATTERN.search(left) and _REASON_PATTERN.match(right):
         return True
-    found = _ANSWER_IS.search(left)
-    if found is not None and not _NEGATED.search(found["between"]):
+    found = _ANSWER_IS_PATTERN.search(left)
+    if found is not None and not _NEGATED_PATTERN.search(found["between"]):
         return True
-    chosen = _CHOOSES.search(left)
+    chosen = _CHOOSES_PATTERN.search(left)
     if chosen is not None:
-        return _NEGATED.search(left[max(0, chosen.start() - 20) : chosen.start()]) is None
-    meant = _IT_IS.search(left)
+        return _NEGATED_PATTERN.search(left[max(0, chosen.start() - 20) : chosen.start()]) is None
+    meant = _IT_IS_PATTERN.search(left)
     if meant is not None:
-        return _CONDITION.search(left[max(0, meant.start() - 4) : meant.start()]) is None
-    if _ANSWER.search(left) or _CHINESE.search(left):
+        return _CONDITION_PATTERN.search(left[max(0, meant.start() - 4) : meant.start()]) is None
+    if _ANSWER_PATTERN.search(left) or _CHINESE_PATTERN.search(left):
         return True
-    if _CONCLUSION.search(left) and _SENTENCE_END.match(right):
+    if _CONCLUSION_PATTERN.search(left) and _SENTENCE_END_PATTERN.match(right):
         return True
-    confirmed = _CONFIRMED.match(right)
-    return confirmed is not None and not _NEGATED.search(confirmed["between"] or "")
+    confirmed = _CONFIRMED_PATTERN.match(right)
+    return confirmed is not None and not _NEGATED_PATTERN.search(confirmed["between"] or "")

@@ -55,7 +55,7 @@ class Component:
                 something.
             SandboxAccessError: Sandboxes can no longer be used.
         """
-        failed = False if self.verifier.decides else None
+        failed = False if self.verifier.decides_correctness else None
         if self.config.require_finished and not rollout.is_finished:
             return Judgement(value=0.0, verdict=UNFINISHED, correct=failed)
         if not self.config.scores_reasoning:
@@ -110,7 +110,7 @@ class WeightedReward:
 
     def __init__(self, components: Sequence[Component]) -> None:
         self._components = list(components)
-        order = [i for i, c in enumerate(components) if c.verifier.decides and not c.is_logged_only]
+        order = [i for i, c in enumerate(components) if c.verifier.decides_correctness and not c.is_logged_only]
         self._verdict_component = self._components[order[0] if order else 0]
         self._reported_failures: set[str] = set()
         """Names of logged-only components whose failure was already reported."""
@@ -152,7 +152,7 @@ class WeightedReward:
     def _make_result(
         self,
         judgements: Sequence[tuple[Component, Judgement]],
-        closed: tuple[Component, Judgement] | None,
+        failed_gate: tuple[Component, Judgement] | None,
         duration_s: float,
     ) -> RewardResult:
         decisions = {c.name: j.correct for c, j in judgements if j.correct is not None}
@@ -163,10 +163,14 @@ class WeightedReward:
         value = sum(c.config.weight * j.value for c, j in judgements)
         verdict = next((j.verdict for c, j in judgements if c is self._verdict_component), "")
         correct = all(counted) if counted else None
-        if closed is not None:
-            gate, judgement = closed
+        if failed_gate is not None:
+            gate, judgement = failed_gate
             value, verdict = 0.0, f"{gate.name}: {judgement.verdict}"
-            correct = False if any(c.verifier.decides and not c.is_logged_only for c in self._components) else None
+            correct = (
+                False
+                if any(c.verifier.decides_correctness and not c.is_logged_only for c in self._components)
+                else None
+            )
         return RewardResult(
             value=value,
             components=components,

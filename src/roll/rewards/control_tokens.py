@@ -24,7 +24,7 @@ _BRACKETED = (
     "INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|THINK|ARGS|CALL_ID|PREFIX|MIDDLE|SUFFIX|IMG"
     "|gMASK|sMASK|MASK|BOS|EOS|CLS|SEP|PAD|UNK|UNUSED_TOKEN_\\d{1,4}"
 )
-_COMMON = re.compile(
+_COMMON_TOKEN_PATTERN = re.compile(
     r"<(?=\|[^|<>\s]{1,40}\|>)"  # <|im_end|>, <|eot_id|>, <|endoftext|>
     r"|<(?=\uff5c[^\uff5c<>\s]{1,40}\uff5c>)"  # DeepSeek's, with wide bars
     rf"|<(?=/?(?:{_TAGS})>)"
@@ -36,20 +36,20 @@ _COMMON = re.compile(
 )
 
 
-_MARKUP_TOKEN = re.compile(r"[<\[].{1,60}[>\]]")
+_MARKUP_TOKEN_PATTERN = re.compile(r"[<\[].{1,60}[>\]]")
 """Matches added tokens such as `</think>`, which are often not marked as special."""
 
 
 def escape_control_tokens(text: str) -> str:
     """Return the text with the control tokens of all common model families escaped."""
-    return _COMMON.sub(lambda match: match.group() + " ", text)
+    return _COMMON_TOKEN_PATTERN.sub(lambda match: match.group() + " ", text)
 
 
 def make_escaper(tokenizer: Any) -> Callable[[str], str]:
     """Return a function that escapes the control tokens of a model's tokenizer, as `escape_control_tokens` does."""
     known = {str(token) for token in tokenizer.all_special_tokens}
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-    known |= {str(token) for token in added if token.special or _MARKUP_TOKEN.fullmatch(str(token))}
+    known |= {str(token) for token in added if token.special or _MARKUP_TOKEN_PATTERN.fullmatch(str(token))}
     words = sorted((word for word in known if len(word) > 1 and not word.isspace()), key=len, reverse=True)
     if not words:
         return lambda text: text

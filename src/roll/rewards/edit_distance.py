@@ -70,4 +70,4 @@ def build_edit_distance_verifier(config: EditDistanceReward, pool: WorkerPool) -
         solved = value >= config.solved_at
         return Judgement(value=value, verdict="correct" if solved else "partly" if value else "wrong", correct=solved)
 
-    return Verifier(judge=judge, decides=True)
+    return Verifier(judge=judge, decides_correctness=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from roll.rewards.mathematics.plain_number import NUMBER, is_same_number, normalize_numbers, parse_number
+from roll.rewards.mathematics.plain_number import NUMBER_PATTERN, is_same_number, normalize_numbers, parse_number
 from roll.rewards.mathematics.units import parse_unit
 
 __all__ = [
@@ -25,26 +25,28 @@ __all__ = [
     "match_spaced_number",
 ]
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_BARE_BOX = re.compile(r"(\\(?:boxed|fbox))\s*+(-?\d++(?:[.,]\d++)*+)(?=[\s$.,;:)]|\\[)\],;! ]|$)")
-_DELIMITER = re.compile(r"\$\$|\$|\\[()\[\]]|\n")
+_BOX_PATTERN = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BARE_BOX_PATTERN = re.compile(r"(\\(?:boxed|fbox))\s*+(-?\d++(?:[.,]\d++)*+)(?=[\s$.,;:)]|\\[)\],;! ]|$)")
+_DELIMITER_PATTERN = re.compile(r"\$\$|\$|\\[()\[\]]|\n")
 _CLOSING = {"$$": "$$", "$": "$", "\\(": "\\)", "\\[": "\\]"}
-_UNIT = re.compile(r"\s?(?:square |cubic )?[a-zA-Z]{1,12}(?:\s?(?:/|per )\s?[a-zA-Z]{1,12})?(?:\^\{?[23]\}?|[²³])?")
-_NO_WORDS = re.compile(
+_UNIT_PATTERN = re.compile(
+    r"\s?(?:square |cubic )?[a-zA-Z]{1,12}(?:\s?(?:/|per )\s?[a-zA-Z]{1,12})?(?:\^\{?[23]\}?|[²³])?"
+)
+_NO_WORDS_PATTERN = re.compile(
     r"\\begin\s*\{[^{}]*\}(?:\s*\{[lcr|\s]*\})?|\\(?:text|textrm|mathrm|mbox|operatorname|end)\s*\{[^{}]*\}"
 )
-_WORDS = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")
-_DECIMAL_COMMA = re.compile(r"(?<![\d,.(\[{])(\d{1,9},)$")
-_OTHER = re.compile(
+_LONG_WORD_PATTERN = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")
+_DECIMAL_COMMA_PATTERN = re.compile(r"(?<![\d,.(\[{])(\d{1,9},)$")
+_OTHER_NUMBER_PATTERN = re.compile(
     r"(\d[^\s|]{0,9})\s{0,3}([a-zA-Z]{0,12})\s{0,3}(?:\||\bor\b)\s{0,3}(?:\\\(|[$€£¥])?\s?(?:[a-zA-Z]\s?=\s?)?$"
 )
 _OPERATORS = ("+", "-", "*", "/", "×", "÷")
-_SCALED = re.compile(r"\s(?:hundred|thousand|million|billion|trillion)\b")
-_ROOT = re.compile(r"(?:√\s?\(?|\bsqrt\s?\()$")
-_MINUS = re.compile(r"\b(?:minus|negative)\s[$€£¥]?$", re.IGNORECASE)
-_BLANKS = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
-_WORD = re.compile(r"[a-zA-Z]+")
-_TEXT_COMMAND = re.compile(r"\\(?:text|textrm|mathrm|mbox)(?![a-zA-Z])")
+_SCALED_PATTERN = re.compile(r"\s(?:hundred|thousand|million|billion|trillion)\b")
+_ROOT_PATTERN = re.compile(r"(?:√\s?\(?|\bsqrt\s?\()$")
+_MINUS_PATTERN = re.compile(r"\b(?:minus|negative)\s[$€£¥]?$", re.IGNORECASE)
+_SPACED_NUMBER_PATTERN = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
+_WORD_PATTERN = re.compile(r"[a-zA-Z]+")
+_TEXT_COMMAND_PATTERN = re.compile(r"\\(?:text|textrm|mathrm|mbox)(?![a-zA-Z])")
 _CORRECTION_WORDS = {
     "but",
     "not",
@@ -72,32 +74,32 @@ _CORRECTION_WORDS |= {
     "is",
     "first",
 }
-_SENTENCE = re.compile(r"(?<![\\a-zA-Z])(?:is|are|the|so)(?![a-zA-Z])|\n", re.IGNORECASE)
-_MARKED = re.compile(r"#{4}[ \t]*+(\S.*)")
+_SENTENCE_PATTERN = re.compile(r"(?<![\\a-zA-Z])(?:is|are|the|so)(?![a-zA-Z])|\n", re.IGNORECASE)
+_MARKED_PATTERN = re.compile(r"#{4}[ \t]*+(\S.*)")
 _STATED = "final answer is"
 MAX_STATED_LENGTH = 400
 _COLON = r"(?:(?<!\d)(?<!\d ):|(?<=\d):(?!\d)|(?<=\d ):(?! \d))"
 """A colon that is not part of `12:30` or `3 : 2`."""
 MAX_BETWEEN_LENGTH = 70
 """Maximum number of characters between two boxes of one answer."""
-_RELATION = re.compile(r"(?<![<>!\\])=|\\Rightarrow|\\implies")
+_RELATION_PATTERN = re.compile(r"(?<![<>!\\])=|\\Rightarrow|\\implies")
 
 
 def add_box_braces(text: str) -> str:
     r"""Add the missing braces of boxed numbers, as in some solutions of MATH: `\boxed 2` becomes `\boxed{2}`."""
-    return _BARE_BOX.sub(r"\1{\2}", text)
+    return _BARE_BOX_PATTERN.sub(r"\1{\2}", text)
 
 
 def find_last_box(text: str) -> str | None:
     r"""Return the content of the last `\boxed{…}`, with balanced braces; `None` if there is no closed box."""
-    boxes = list(_BOX.finditer(text))
+    boxes = list(_BOX_PATTERN.finditer(text))
     found = _read_box_content(text, boxes[-1].end(), len(text)) if boxes else None
     return None if found is None else found[0]
 
 
 def has_open_box(text: str) -> bool:
     r"""Return whether the last `\boxed{…}` is not closed, for example because the answer was truncated in it."""
-    return _BOX.search(text) is not None and find_last_box(text) is None
+    return _BOX_PATTERN.search(text) is not None and find_last_box(text) is None
 
 
 def _read_box_content(text: str, begin: int, end: int) -> tuple[str, int] | None:
@@ -123,7 +125,7 @@ def find_last_boxed(text: str, *, allow_several: bool) -> str | None:
         allow_several: Whether the prompt asks for several values. If so, a few other words may also occur between the
             boxes, unless one of them revokes the earlier value (`First \boxed{17}, but \boxed{1,-2}`).
     """
-    begins = list(_BOX.finditer(text))
+    begins = list(_BOX_PATTERN.finditer(text))
     if not begins or (last := _read_box_content(text, begins[-1].end(), len(text))) is None:
         return None
     contents = [last[0]]
@@ -136,15 +138,15 @@ def find_last_boxed(text: str, *, allow_several: bool) -> str | None:
     return ", ".join(reversed(contents))
 
 
-def _belongs_to_answer(between: str, several: bool) -> bool:
-    if len(between) > MAX_BETWEEN_LENGTH:
+def _belongs_to_answer(text_between: str, several: bool) -> bool:
+    if len(text_between) > MAX_BETWEEN_LENGTH:
         return False
-    words = _WORD.findall(_TEXT_COMMAND.sub(" ", between))
-    separated = "," in between or ";" in between or any(word in ("and", "or") for word in words)
-    if set(words) <= {"and", "or", "quad", "qquad", "lor", "text"} and "." not in between:
-        return separated or (several and not between.strip()) or not between
+    words = _WORD_PATTERN.findall(_TEXT_COMMAND_PATTERN.sub(" ", text_between))
+    separated = "," in text_between or ";" in text_between or any(word in ("and", "or") for word in words)
+    if set(words) <= {"and", "or", "quad", "qquad", "lor", "text"} and "." not in text_between:
+        return separated or (several and not text_between.strip()) or not text_between
     taken_back = any(word.lower() in _CORRECTION_WORDS for word in words)
-    return several and separated and not taken_back and not re.search(r"[.!?:]", between)
+    return several and separated and not taken_back and not re.search(r"[.!?:]", text_between)
 
 
 def find_stated_answer(text: str) -> str | None:
@@ -157,7 +159,7 @@ def find_stated_answer(text: str) -> str | None:
     lower = text.lower()
     end = lower.rfind("i hope it is correct")
     begin = lower.rfind(_STATED, 0, max(end, 0))
-    if begin < 0 or len(lower) != len(text) or end - begin > MAX_STATED_LENGTH or _BOX.search(text, begin):
+    if begin < 0 or len(lower) != len(text) or end - begin > MAX_STATED_LENGTH or _BOX_PATTERN.search(text, begin):
         return None
     stated = text[begin + len(_STATED) : end].replace('\\"', " ").lstrip(": ").strip()
     return stated.rstrip(".").strip('$*" ') or None
@@ -168,19 +170,19 @@ def find_tagged_answer(text: str) -> str | None:
     tagged = find_last_tagged(text)
     if tagged is None or not tagged.strip():
         return None
-    return None if _BOX.search(text, text.lower().rfind("</answer>")) else tagged.strip()
+    return None if _BOX_PATTERN.search(text, text.lower().rfind("</answer>")) else tagged.strip()
 
 
 def find_marked_answer(text: str) -> str | None:
     """Return the text after `####` in the last line, as GSM8K writes answers; `None` without this mark."""
     line = next((line for line in reversed(text.splitlines()) if line.strip()), "")
-    match = _MARKED.fullmatch(line.strip())
+    match = _MARKED_PATTERN.fullmatch(line.strip())
     return match[1] if match else None
 
 
 def is_sentence(text: str) -> bool:
     """Return whether a text is more than a bare answer: it contains a box, or words of a sentence."""
-    return any(pattern.search(text) for pattern in (_SENTENCE, _BOX)) or bool(_WORDS.search(_remove_text(text)))
+    return any(pattern.search(text) for pattern in (_SENTENCE_PATTERN, _BOX_PATTERN)) or bool(_LONG_WORD_PATTERN.search(_remove_text(text)))
 
 
 def extract_reference(reference: str) -> str:
@@ -202,7 +204,7 @@ def find_last_formulas(text: str) -> str | None:
     following = len(text)
     for begin, end in reversed(_find_formulas(text)):
         formula = text[begin:end].strip()
-        if not formula or _WORDS.search(_remove_text(formula)):
+        if not formula or _LONG_WORD_PATTERN.search(_remove_text(formula)):
             continue
         if formulas and "\n" in text[end:following]:
             break
@@ -213,7 +215,7 @@ def find_last_formulas(text: str) -> str | None:
 
 def match_spaced_number(text: str) -> str | None:
     """Return the text if it is one number whose thousands are separated by spaces, else `None`."""
-    return text if _BLANKS.fullmatch(text.strip()) and parse_number(text) is not None else None
+    return text if _SPACED_NUMBER_PATTERN.fullmatch(text.strip()) and parse_number(text) is not None else None
 
 
 def find_last_tagged(text: str, tag: str = "answer") -> str | None:
@@ -239,9 +241,9 @@ def find_last_number(text: str, *, with_unit: bool = False) -> str | None:
         with_unit: Whether to include a known unit that follows the number.
     """
     text = normalize_numbers(text)
-    for match in reversed(list(NUMBER.finditer(text))):
+    for match in reversed(list(NUMBER_PATTERN.finditer(text))):
         start = match.start()
-        comma = _DECIMAL_COMMA.search(text[max(0, start - 12) : start])
+        comma = _DECIMAL_COMMA_PATTERN.search(text[max(0, start - 12) : start])
         if comma and re.fullmatch(r"\d\d?", match.group()):  # `2,74`
             return _find_sign(text[max(0, start - 20) : start - len(comma[1])]) + comma[1] + match.group()
         if text[start] == "." and text[start - 1 : start].isalnum():
@@ -252,7 +254,7 @@ def find_last_number(text: str, *, with_unit: bool = False) -> str | None:
         formula = _find_formula_around(text, match.start())
         unit = _find_unit(text, match.end()) if with_unit and formula is None else ""
         number = formula or _add_sign(before, text[start : match.end()]) + (unit or _find_suffix(text, match.end()))
-        other = _OTHER.search(before)
+        other = _OTHER_NUMBER_PATTERN.search(before)
         if other and (with_unit or _is_ambiguous(other, number, text[match.end() : match.end() + 13])):
             return other.group() + number  # `5 cm | 5 m` is neither answer, nor is `$6$ or $7$`
         return number
@@ -277,7 +279,7 @@ def _is_ambiguous(other: re.Match[str], number: str, after: str) -> bool:
 
 
 def _find_unit(text: str, end: int) -> str:
-    match = _UNIT.match(text, end)
+    match = _UNIT_PATTERN.match(text, end)
     return match.group() if match and parse_unit(match.group()) else ""
 
 
@@ -304,16 +306,16 @@ def _find_sign(before: str) -> str:
 
 def _add_sign(before: str, number: str) -> str:
     """Return the number with the minus sign or the root sign that ends the text before it, if any."""
-    if _ROOT.search(before[-8:]):
+    if _ROOT_PATTERN.search(before[-8:]):
         return rf"\sqrt{{{number}}}"
-    return ("-" if _MINUS.search(before[-11:]) else _find_sign(before[-8:])) + number
+    return ("-" if _MINUS_PATTERN.search(before[-11:]) else _find_sign(before[-8:])) + number
 
 
 def _find_suffix(text: str, end: int) -> str:
     """Return the percent sign, or the word such as `million`, at position `end`; empty if there is neither."""
     if re.match(r"\s?(?:%|percent\b)", text[end : end + 9]):
         return "%"
-    scale = _SCALED.match(text, end)
+    scale = _SCALED_PATTERN.match(text, end)
     return scale.group() if scale else ""
 
 
@@ -321,7 +323,7 @@ def _find_formulas(text: str) -> list[tuple[int, int]]:
     r"""Return start and end of every formula's content: `$…$` within a line, `$$…$$`, `\(…\)`, `\[…\]`."""
     formulas: list[tuple[int, int]] = []
     opened: re.Match[str] | None = None
-    for mark in _DELIMITER.finditer(text):
+    for mark in _DELIMITER_PATTERN.finditer(text):
         if opened is None:
             opened = mark if mark.group() in _CLOSING else None
         elif mark.group() == _CLOSING[opened.group()]:
@@ -340,7 +342,7 @@ def _find_formula_around(text: str, position: int) -> str | None:
         if begin <= position < end:
             content = text[begin:end]
             right = _get_right_side(content)
-            return right if re.search(r"\d", right) and not _WORDS.search(_remove_text(content)) else None
+            return right if re.search(r"\d", right) and not _LONG_WORD_PATTERN.search(_remove_text(content)) else None
     return None
 
 
@@ -350,7 +352,9 @@ def find_last_formula(text: str, *, whole: bool = False) -> str | None:
     Unless `whole` is true, only the part after the last `=` of an equation is returned.
     """
     found = [text[begin:end] for begin, end in _find_formulas(text)]
-    formulas = [formula for formula in found if formula.strip() and not _WORDS.search(_remove_text(formula))]
+    formulas = [
+        formula for formula in found if formula.strip() and not _LONG_WORD_PATTERN.search(_remove_text(formula))
+    ]
     if not formulas:
         return None
     return formulas[-1].strip() if whole else _get_right_side(formulas[-1]) or None
@@ -373,8 +377,8 @@ def find_last_line(text: str, *, whole: bool = False) -> str | None:
 
 
 def _get_right_side(formula: str) -> str:
-    return _RELATION.split(formula)[-1].strip()
+    return _RELATION_PATTERN.split(formula)[-1].strip()
 
 
 def _remove_text(formula: str) -> str:
-    return _NO_WORDS.sub("", formula)
+    return _NO_WORDS_PATTERN.sub("", formula)

@@ -17,7 +17,7 @@ from roll.types import Rollout
 __all__ = ["build_format_verifier", "check_format", "check_tags"]
 
 MAX_TEXT_LENGTH = 200_000
-_FENCE = re.compile(r"\s*```[a-zA-Z]*\s*\n(.*)```\s*", re.DOTALL)
+_FENCE_PATTERN = re.compile(r"\s*```[a-zA-Z]*\s*\n(.*)```\s*", re.DOTALL)
 
 
 def check_tags(text: str, tags: list[str], only_tags: bool, first_tag_open: bool) -> tuple[str, dict[str, str]]:
@@ -69,7 +69,7 @@ def _reject_constant(name: str) -> float:
 
 
 def _check_json(text: str, schema: str) -> str:
-    fenced = _FENCE.fullmatch(text)
+    fenced = _FENCE_PATTERN.fullmatch(text)
     try:
         value = json.loads(fenced[1] if fenced else text, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
@@ -125,7 +125,7 @@ def build_format_verifier(config: FormatReward, pool: WorkerPool) -> Verifier:
         verdict = next((problem for problem in problems if problem), "fine")
         return Judgement(value=met if config.partial else float(met == 1.0), verdict=verdict)
 
-    return Verifier(judge=judge, decides=False)
+    return Verifier(judge=judge, decides_correctness=False)
 
 
 def _check_schema(schema: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from roll.config.rewards import BoxReward, PointReward
-from roll.errors import MalformedPromptError, short
+from roll.errors import MalformedPromptError, shorten
 from roll.protocols import WorkerPool
 from roll.rewards.base import MAX_TEXT_LENGTH, Judgement, Verifier, run_in_pool
 from roll.types import Prompt, Rollout
@@ -21,11 +21,11 @@ Box: TypeAlias = tuple[float, float, float, float]
 # Every repetition is bounded, so that a search takes linear time.
 _NUMBER = r"([-+]?\d{1,9}(?:\.\d{1,9})?)"
 _COMMA = r"\s{0,4},\s{0,4}"
-_BOX = re.compile(
+_BOX_PATTERN = re.compile(
     rf"(?<![\d.]){_NUMBER}{_COMMA}{_NUMBER}\s{{0,4}}(?:,|[\])]\s{{0,4}},?)\s{{0,4}}[\[(]?\s{{0,4}}"
     rf"{_NUMBER}{_COMMA}{_NUMBER}(?![\d.]?\d)"
 )
-_POINT = re.compile(rf"[\[(]\s{{0,4}}{_NUMBER}{_COMMA}{_NUMBER}\s{{0,4}}[\])]")
+_POINT_PATTERN = re.compile(rf"[\[(]\s{{0,4}}{_NUMBER}{_COMMA}{_NUMBER}\s{{0,4}}[\])]")
 
 
 def find_last_box(text: str) -> Box | None:
@@ -34,7 +34,7 @@ def find_last_box(text: str) -> Box | None:
     >>> find_last_box("<box>(10,20),(50,80)</box>")
     (10.0, 20.0, 50.0, 80.0)
     """
-    found = list(_BOX.finditer(text))
+    found = list(_BOX_PATTERN.finditer(text))
     if not found:
         return None
     x1, y1, x2, y2 = map(float, found[-1].groups())
@@ -47,7 +47,7 @@ def find_last_point(text: str) -> tuple[float, float] | None:
     >>> find_last_point("I click(30, 40).")
     (30.0, 40.0)
     """
-    found = list(_POINT.finditer(text))
+    found = list(_POINT_PATTERN.finditer(text))
     return (float(found[-1][1]), float(found[-1][2])) if found else None
 
 
@@ -84,7 +84,7 @@ def _read_reference(prompt: Prompt) -> Box:
     if box is None or not math.isfinite(_compute_area(box)) or _compute_area(box) <= 0:
         raise MalformedPromptError(
             prompt.uid,
-            f"the reference {short(prompt.answer)} is not a box with an area: it must be x1, y1, x2, y2, such as "
+            f"the reference {shorten(prompt.answer)} is not a box with an area: it must be x1, y1, x2, y2, such as "
             "[10, 20, 50, 80].",
         )
     return box
@@ -102,7 +102,7 @@ def build_box_verifier(config: BoxReward, pool: WorkerPool) -> Verifier:
         value = float(solved) if config.score == "hit" else iou
         return Judgement(value=value, verdict="correct" if solved else "wrong", correct=solved)
 
-    return Verifier(judge=judge, decides=True)
+    return Verifier(judge=judge, decides_correctness=True)
 
 
 def build_point_verifier(config: PointReward, pool: WorkerPool) -> Verifier:
@@ -114,4 +114,4 @@ def build_point_verifier(config: PointReward, pool: WorkerPool) -> Verifier:
         verdict = "no point" if hit is None else "correct" if hit else "wrong"
         return Judgement(value=float(bool(hit)), verdict=verdict, correct=bool(hit))
 
-    return Verifier(judge=judge, decides=True)
+    return Verifier(judge=judge, decides_correctness=True)

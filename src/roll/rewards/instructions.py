@@ -100,4 +100,4 @@ def build_instructions_verifier(config: InstructionsReward, pool: WorkerPool) ->
             value=share if config.score == "share" else float(solved), verdict=verdict, correct=solved, parts=parts
         )
 
-    return Verifier(judge=judge, decides=True)
+    return Verifier(judge=judge, decides_correctness=True)

@@ -51,12 +51,12 @@ MAX_REFERENCE_LENGTH = 2_000
 ALARM_FRACTION = 0.8
 """Fraction of the time limit after which an alarm in the worker interrupts a comparison, before the pool kills it."""
 
-_DECIMAL_COMMA = re.compile(r"-?(?:\d+,\d{1,2}|0,\d+)")
-_EQUATION = re.compile(r"(?<![<>!\\])=|[<>]|\\(?:le|ge|lt|gt|ne)")
-_REPEATED_SPACES = re.compile(r"\s{2,}+")
-_PROSE = re.compile(r"[^\W\d_][^\\=<>^{}$]*")
-_FUNCTION_NAME = re.compile(r"\b(?:sqrt|pi|sin|cos|tan|log|ln|exp|infty|infinity)\b", re.IGNORECASE)
-_CONJUNCTION = re.compile(r"\b(?:or|and)\b", re.IGNORECASE)
+_DECIMAL_COMMA_PATTERN = re.compile(r"-?(?:\d+,\d{1,2}|0,\d+)")
+_EQUATION_PATTERN = re.compile(r"(?<![<>!\\])=|[<>]|\\(?:le|ge|lt|gt|ne)")
+_REPEATED_SPACES_PATTERN = re.compile(r"\s{2,}+")
+_PROSE_PATTERN = re.compile(r"[^\W\d_][^\\=<>^{}$]*")
+_FUNCTION_NAME_PATTERN = re.compile(r"\b(?:sqrt|pi|sin|cos|tan|log|ln|exp|infty|infinity)\b", re.IGNORECASE)
+_CONJUNCTION_PATTERN = re.compile(r"\b(?:or|and)\b", re.IGNORECASE)
 _NO_SOLUTION_TEXTS = {
     "no solution",
     "no solutions",
@@ -87,7 +87,7 @@ def score_math(text: str, reference: str, extract: str, limit_s: float = 4.0) ->
         return symbolic.call_with_limit(limit_s, _score, text[-MAX_TEXT_LENGTH:], reference, extract)
     except (MemoryError, RecursionError, TooDeepError):  # a correct answer would not be too large for the verifier
         return False, "too large"
-    except symbolic.SlowError:
+    except symbolic.ComparisonTimeoutError:
         return False, "timeout"
 
 
@@ -100,7 +100,7 @@ def _score(text: str, reference: str, extract: str) -> tuple[bool, str]:
     if answer is None or not answer.strip():  # such as `0:`, which looks like the beginning of an answer
         is_reference = extract == "auto" and normalize_text(reference) != "" and _is_reference_text(text, reference)
         return is_reference, "correct" if is_reference else "no answer"
-    answer = _REPEATED_SPACES.sub(" ", answer.strip())
+    answer = _REPEATED_SPACES_PATTERN.sub(" ", answer.strip())
     if normalize_text(answer) == normalize_text(reference) != "":
         return True, "correct"
     if extract == "auto" and _is_reference_text(text, reference):
@@ -109,7 +109,7 @@ def _score(text: str, reference: str, extract: str) -> tuple[bool, str]:
         return False, "wrong"
     if (
         right_number is None
-        and _DECIMAL_COMMA.fullmatch(reference.strip())
+        and _DECIMAL_COMMA_PATTERN.fullmatch(reference.strip())
         and _equals_with_decimal_comma(answer, reference)
     ):
         return True, "correct"
@@ -134,26 +134,26 @@ def _score_text(text: str, reference: str, extract: str) -> tuple[bool, str]:
     return right, "correct" if right else "wrong"
 
 
-def _extract_answer(text: str, extract: str, reference: str, right_number: PlainNumber | None) -> str | None:
+def _extract_answer(text: str, extract: str, reference: str, reference_number: PlainNumber | None) -> str | None:
     if extract == "boxed":
         return find_last_box(text)
-    with_unit = right_number is not None and right_number.unit is not None
+    with_unit = reference_number is not None and reference_number.unit is not None
     if extract == "last_number":
         return find_last_number(text, with_unit=with_unit)
     tagged = find_tagged_answer(text)
     if tagged is not None and tagged != text:
-        return _extract_answer(tagged, extract, reference, right_number) if is_sentence(tagged) else tagged
-    several = right_number is None and is_list(normalize_notation(reference))
+        return _extract_answer(tagged, extract, reference, reference_number) if is_sentence(tagged) else tagged
+    several = reference_number is None and is_list(normalize_notation(reference))
     boxed = find_stated_answer(text) or find_last_boxed(text, allow_several=several) or find_marked_answer(text)
     if boxed is not None:
         return boxed
     if has_open_box(text):  # the answer was truncated inside the box
         return None
-    if right_number is not None:
+    if reference_number is not None:
         return match_spaced_number(text) or find_last_number(text, with_unit=with_unit)
     if several:
         return find_last_formulas(text) or find_last_line(text, whole=True)
-    whole = bool(_EQUATION.search(reference))
+    whole = bool(_EQUATION_PATTERN.search(reference))
     return find_last_formula(text, whole=whole) or find_last_line(text, whole=whole)
 
 
@@ -187,20 +187,23 @@ def _strip_layout(text: str) -> str:
 
 
 def _is_prose(plain: str) -> bool:
-    is_words = _PROSE.fullmatch(plain) and re.search(r"[^\W\d_]{3}", plain)
-    is_list_of_letters = _CONJUNCTION.search(plain) and not re.search(r"[^\W\d_]{4}", plain)
+    is_words = _PROSE_PATTERN.fullmatch(plain) and re.search(r"[^\W\d_]{3}", plain)
+    is_list_of_letters = _CONJUNCTION_PATTERN.search(plain) and not re.search(r"[^\W\d_]{4}", plain)
     return (
-        bool(is_words) and not is_list_of_letters and not _FUNCTION_NAME.search(plain) and not re.search(r"\d", plain)
+        bool(is_words)
+        and not is_list_of_letters
+        and not _FUNCTION_NAME_PATTERN.search(plain)
+        and not re.search(r"\d", plain)
     )
 
 
-def _compare_numbers(answer: str, right: PlainNumber) -> bool | None:
+def _compare_numbers(answer: str, reference: PlainNumber) -> bool | None:
     """Return whether an answer equals the reference number; `None` if the answer is not a plain number."""
     number = parse_number(answer)
-    if number is None and _DECIMAL_COMMA.fullmatch(answer.strip()):
+    if number is None and _DECIMAL_COMMA_PATTERN.fullmatch(answer.strip()):
         number = parse_number(answer.replace(",", "."))
     if number is not None:
-        return not is_unevaluated(answer) and is_same_number(number, right)
+        return not is_unevaluated(answer) and is_same_number(number, reference)
     return False if is_unevaluated(answer) else None
 
 
@@ -219,4 +222,4 @@ def build_math_verifier(config: MathReward, pool: WorkerPool) -> Verifier:
         right, verdict = await run_in_pool(pool, score_math, *arguments, time_limit_s=config.time_limit_s)
         return Judgement(value=float(right), verdict=verdict, correct=right)
 
-    return Verifier(judge=judge, decides=True)
+    return Verifier(judge=judge, decides_correctness=True)

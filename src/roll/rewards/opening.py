@@ -29,7 +29,7 @@ def open_rewards(
 
 @asynccontextmanager
 async def open_reward_lists(
-    lists: Mapping[str, Sequence[RewardConfig]],
+    rewards_by_name: Mapping[str, Sequence[RewardConfig]],
     sandbox: SandboxConfig,
     pool: WorkerPool,
     judge: JudgeModel | None = None,
@@ -41,12 +41,12 @@ async def open_reward_lists(
     """
     async with AsyncExitStack() as stack:
         sandboxes = None
-        if any(reward.needs_sandbox for rewards in lists.values() for reward in rewards):
+        if any(reward.needs_sandbox for rewards in rewards_by_name.values() for reward in rewards):
             from roll.rewards.code.sandboxes import CodeSandboxes
 
             sandboxes = await stack.enter_async_context(CodeSandboxes(sandbox))
         opened: dict[str, WeightedReward] = {}
-        for domain, rewards in lists.items():
+        for domain, rewards in rewards_by_name.items():
             opened[domain] = reward = build_reward(rewards, pool, sandboxes, judge)
             stack.push_async_callback(reward.close)
         yield opened

@@ -17,7 +17,7 @@ from typing import Any
 
 from roll.config.data import DataConfig
 from roll.config.rewards import PythonReward
-from roll.errors import ConfigError, RewardInfraError, short
+from roll.errors import ConfigError, RewardInfraError, shorten
 from roll.protocols import WorkerPool
 from roll.rewards.base import Judgement, Verifier, run_in_pool
 from roll.rewards.pickled_function import PickledFunction, resolve_function
@@ -94,12 +94,12 @@ def _check_finite(path: object, value: object) -> float:
     is_number = isinstance(value, numbers.Real) or (hasattr(value, "item") and hasattr(value, "__float__"))
     if not is_number:
         raise RewardInfraError(
-            f"reward function '{path}' returned {short(value)}: return a number, a bool, or a Judgement."
+            f"reward function '{path}' returned {shorten(value)}: return a number, a bool, or a Judgement."
         )
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise RewardInfraError(f"reward function '{path}' returned {short(value)}: return one number.") from None
+        raise RewardInfraError(f"reward function '{path}' returned {shorten(value)}: return one number.") from None
     if not math.isfinite(number):
         raise RewardInfraError(f"reward function '{path}' returned {number}: return a finite number.")
     return number
@@ -140,4 +140,4 @@ def build_python_verifier(config: PythonReward, pool: WorkerPool) -> Verifier:
         async with slots:
             return await run_in_pool(runs_in, await_reward, source, *arguments, time_limit_s=config.time_limit_s)
 
-    return Verifier(judge=judge, decides=_returns_verdict(function))
+    return Verifier(judge=judge, decides_correctness=_returns_verdict(function))

@@ -69,4 +69,4 @@ def build_reasoning_gym_verifier(config: ReasoningGymReward, pool: WorkerPool) -
         verdict = "correct" if solved else "partly" if value > MAX_WRONG_SCORE else "wrong"
         return Judgement(value=value, verdict=verdict, correct=solved)
 
-    return Verifier(judge=judge, decides=True)
+    return Verifier(judge=judge, decides_correctness=True)

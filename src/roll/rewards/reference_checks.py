@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from roll.config.rewards import ChoiceReward, MathReward, RewardConfig, ShortAnswerReward
-from roll.errors import MalformedPromptError, short
+from roll.errors import MalformedPromptError, shorten
 from roll.protocols import WorkerPool
 from roll.rewards import math
 from roll.rewards.base import MAX_TEXT_LENGTH, run_in_pool
@@ -25,7 +25,7 @@ CALL_TIMEOUT_S = 120.0
 REFERENCE_TIMEOUT_S = 0.5
 """Timeout of the check of one reference, in seconds."""
 
-Row: TypeAlias = tuple[RewardConfig, str, str]
+ReferenceRow: TypeAlias = tuple[RewardConfig, str, str]
 """A component of a reward, a reference, and the question."""
 
 
@@ -42,7 +42,7 @@ def prepare_worker() -> None:
     math.prepare_worker()
 
 
-def check_references(rows: Sequence[Row]) -> list[str]:
+def check_references(rows: Sequence[ReferenceRow]) -> list[str]:
     """Return, for each row, the problem with its reference; an empty string if the reference is valid."""
     return [check_reference(config, reference, question) for config, reference, question in rows]
 
@@ -60,19 +60,19 @@ def check_reference(config: RewardConfig, reference: str, question: str = "") ->
     if isinstance(config, ChoiceReward):
         options = parse_options(question, config.letters)
         if extract_letter(reference, config.letters, options) is None:
-            return f"{short(reference)} contains none of the letters {config.letters}, and is no option of the prompt"
+            return f"{shorten(reference)} contains none of the letters {config.letters}, and is no option of the prompt"
     return ""
 
 
 def _check_math_reference(config: MathReward, reference: str) -> str:
     answer = extract_reference(reference)
     if not answer.strip():
-        return f"the box or mark in {short(reference)} is empty"
+        return f"the box or mark in {shorten(reference)} is empty"
     if "\\boxed" in answer:
-        return f"{short(reference[-MAX_TEXT_LENGTH:])} has a box that is not closed"
+        return f"{shorten(reference[-MAX_TEXT_LENGTH:])} has a box that is not closed"
     if len(answer) > math.MAX_ANSWER_LENGTH:
         return (
-            f"{short(reference)} has {len(answer):,} characters and no box, but an answer of more than "
+            f"{shorten(reference)} has {len(answer):,} characters and no box, but an answer of more than "
             f"{math.MAX_ANSWER_LENGTH:,} characters is always wrong"
         )
     texts = {"boxed": [f"\\boxed{{{answer}}}"], "last_number": [answer]}.get(config.extract)
@@ -82,7 +82,7 @@ def _check_math_reference(config: MathReward, reference: str) -> str:
     ]
     if any(right for right, _ in verdicts):
         return ""
-    return f"{short(answer)} does not match itself ({verdicts[0][1]}, extract: {config.extract})"
+    return f"{shorten(answer)} does not match itself ({verdicts[0][1]}, extract: {config.extract})"
 
 
 async def find_invalid_references(
@@ -97,7 +97,7 @@ async def find_invalid_references(
         prompts: The prompts, each with its reward's components.
     """
     invalid: list[InvalidReference] = []
-    rows: list[tuple[str, Row]] = []
+    rows: list[tuple[str, ReferenceRow]] = []
     for configs, prompt in prompts:
         for config in configs:
             if isinstance(config, ShortAnswerReward):

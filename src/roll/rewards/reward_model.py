@@ -194,4 +194,4 @@ def build_reward_model_verifier(config: RewardModelReward, pool: WorkerPool) -> 
         await batcher.close()
         await workers.close()
 
-    return Verifier(judge=judge, decides=config.solved_at is not None, close=close)
+    return Verifier(judge=judge, decides_correctness=config.solved_at is not None, close=close)

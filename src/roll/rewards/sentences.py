@@ -10,12 +10,12 @@ _ABBREVIATIONS = {"mr", "mrs", "ms", "dr", "prof", "st", "sr", "jr", "vs", "etc"
 _ABBREVIATIONS |= {"corp", "fig", "no", "vol", "pp", "ca", "cf", "al", "dept", "est", "gen", "col", "capt", "lt"}
 _ABBREVIATIONS |= {"sgt", "rev", "hon", "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov"}
 _ABBREVIATIONS |= {"dec", "a.m", "p.m", "u.s", "u.k", "ph.d"}
-_END = re.compile(
+_SENTENCE_END_PATTERN = re.compile(
     r"(?P<mark>[.!?…]+|[。\uff01\uff1f।؟])(?P<closing>[\"'”’)\]*_]*)(?P<space>\s+|$)|(?P<east>[。\uff01\uff1f।])"
 )
-_LAST_WORD = re.compile(r"[\w.]+$")
-_WORD = re.compile(r"\w+")
-_CAPITAL = re.compile(r"(?:[^\W\d_]\.){2,}|\w+(?:-\w+)*")
+_LAST_WORD_PATTERN = re.compile(r"[\w.]+$")
+_WORD_PATTERN = re.compile(r"\w+")
+_CAPITAL_WORD_PATTERN = re.compile(r"(?:[^\W\d_]\.){2,}|\w+(?:-\w+)*")
 
 
 def split_sentences(text: str) -> list[str]:
@@ -26,15 +26,15 @@ def split_sentences(text: str) -> list[str]:
     """
     sentences: list[str] = []
     begin = 0
-    word = _WORD.search(text)  # the next word; marks without a word between them are examined once
-    for match in _END.finditer(text):
+    word = _WORD_PATTERN.search(text)  # the next word; marks without a word between them are examined once
+    for match in _SENTENCE_END_PATTERN.finditer(text):
         if word is None or word.start() >= match.end():
             continue
         if match["east"] is None and match["mark"].startswith(".") and not _ends_sentence(text, begin, match):
             continue
         sentences.append(text[begin : match.end()].strip())
         begin = match.end()
-        word = _WORD.search(text, begin)
+        word = _WORD_PATTERN.search(text, begin)
     return [*sentences, text[begin:].strip()] if word is not None else sentences
 
 
@@ -43,7 +43,7 @@ def _ends_sentence(text: str, begin: int, match: re.Match[str]) -> bool:
     following = text[match.end() : match.end() + 1]
     if len(match["mark"]) > 1:  # an ellipsis
         return not following.islower()
-    word = _LAST_WORD.search(text[max(begin, match.start() - 40) : match.start()])
+    word = _LAST_WORD_PATTERN.search(text[max(begin, match.start() - 40) : match.start()])
     last = word.group() if word else ""
     if last.casefold() in _ABBREVIATIONS:
         return not following
@@ -57,9 +57,9 @@ def _ends_sentence(text: str, begin: int, match: re.Match[str]) -> bool:
 
 def count_words(text: str) -> int:
     """Return the number of runs of letters, digits and underscores."""
-    return sum(1 for _ in _WORD.finditer(text))
+    return sum(1 for _ in _WORD_PATTERN.finditer(text))
 
 
 def count_capital_words(text: str) -> int:
     """Return the number of words in all capitals; a hyphenated word is one word, and so is `U.S.`."""
-    return sum(word.isupper() for word in _CAPITAL.findall(text))
+    return sum(word.isupper() for word in _CAPITAL_WORD_PATTERN.findall(text))

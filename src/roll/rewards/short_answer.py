@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roll.config.rewards import ShortAnswerReward
-from roll.errors import MalformedPromptError, short
+from roll.errors import MalformedPromptError, shorten
 from roll.protocols import WorkerPool
 from roll.rewards.base import MAX_TEXT_LENGTH, Judgement, Verifier, run_in_pool
 from roll.rewards.final_answer import find_last_tagged
@@ -117,7 +117,7 @@ def _parse_nested_references(value: Any, max_depth: int) -> list[str]:
         return [text for key in known for text in _parse_nested_references(value[key], max_depth - 1)]
     if isinstance(value, list | tuple):
         return [text for item in value for text in _parse_nested_references(item, max_depth - 1)]
-    raise ValueError(f"expected a string, a number, a list of these, or an object of these, got {short(value)}")
+    raise ValueError(f"expected a string, a number, a list of these, or an object of these, got {shorten(value)}")
 
 
 def _parse_list(text: str) -> Any:
@@ -164,4 +164,4 @@ def build_short_answer_verifier(config: ShortAnswerReward, pool: WorkerPool) -> 
         verdict = "correct" if exact else ("partly" if best > 0 and config.score == "f1" else "wrong")
         return Judgement(value=value, verdict=verdict, correct=exact)
 
-    return Verifier(judge=judge, decides=True)
+    return Verifier(judge=judge, decides_correctness=True)

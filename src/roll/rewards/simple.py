@@ -23,7 +23,7 @@ __all__ = [
     "build_regex_verifier",
     "build_repetition_penalty_verifier",
     "compute_overlength_penalty",
-    "compute_repeated_share",
+    "compute_repeated_fraction",
     "matches_pattern",
 ]
 
@@ -43,7 +43,7 @@ def build_exact_verifier(config: ExactReward, pool: WorkerPool) -> Verifier:
         equal = normalize(rollout.text) == normalize(rollout.prompt.answer)
         return Judgement(value=float(equal), verdict="correct" if equal else "wrong", correct=equal)
 
-    return Verifier(judge=judge, decides=True)
+    return Verifier(judge=judge, decides_correctness=True)
 
 
 def matches_pattern(pattern: str, text: str) -> bool:
@@ -65,7 +65,7 @@ def build_regex_verifier(config: RegexReward, pool: WorkerPool) -> Verifier:
         verdict = ("correct" if matches else "wrong") if decides else ("match" if matches else "no match")
         return Judgement(value=float(matches), verdict=verdict, correct=matches if decides else None)
 
-    return Verifier(judge=judge, decides=decides)
+    return Verifier(judge=judge, decides_correctness=decides)
 
 
 def build_environment_verifier(config: EnvironmentReward, pool: WorkerPool) -> Verifier:
@@ -79,10 +79,10 @@ def build_environment_verifier(config: EnvironmentReward, pool: WorkerPool) -> V
         solved = total >= config.solved_at
         return Judgement(value=total, verdict="solved" if solved else "not solved", correct=solved)
 
-    return Verifier(judge=judge, decides=True)
+    return Verifier(judge=judge, decides_correctness=True)
 
 
-def compute_repeated_share(token_ids: Sequence[int] | np.ndarray, size: int) -> float:
+def compute_repeated_fraction(token_ids: Sequence[int] | np.ndarray, size: int) -> float:
     """Return the fraction of n-grams of `size` tokens that repeat an earlier n-gram of the answer (arXiv
     2502.03373)."""
     tokens = [int(token) for token in token_ids]
@@ -104,11 +104,11 @@ def build_repetition_penalty_verifier(config: RepetitionPenalty, pool: WorkerPoo
 
     async def judge(rollout: Rollout) -> Judgement:
         arguments = (rollout.token_ids, config.ngram_size)
-        share = await run_in_pool(pool, compute_repeated_share, *arguments, time_limit_s=config.time_limit_s)
+        share = await run_in_pool(pool, compute_repeated_fraction, *arguments, time_limit_s=config.time_limit_s)
         over = max(share - config.tolerance, 0.0) / (1.0 - config.tolerance)
         return Judgement(value=-over, verdict="repeats" if over else "fine")
 
-    return Verifier(judge=judge, decides=False)
+    return Verifier(judge=judge, decides_correctness=False)
 
 
 def build_length_penalty_verifier(config: LengthPenalty, pool: WorkerPool) -> Verifier:
@@ -121,4 +121,4 @@ def build_length_penalty_verifier(config: LengthPenalty, pool: WorkerPool) -> Ve
         over = compute_overlength_penalty(len(rollout.token_ids), config.free_tokens, config.full_tokens)
         return Judgement(value=-over, verdict="too long" if over else "fine")
 
-    return Verifier(judge=judge, decides=False)
+    return Verifier(judge=judge, decides_correctness=False)

@@ -42,7 +42,7 @@ from roll.rollout.lifecycle import RolloutState
 from roll.rollout.long_rounds import LongRounds
 from roll.rollout.proxy import LLMProxy
 from roll.rollout.quotas import Quotas
-from roll.rollout.rounds import Round, choose_groups, list_certain_groups, plan_next_round, pop_first_draws
+from roll.rollout.rounds import Round, choose_groups, list_guaranteed_groups, plan_next_round, pop_first_draws
 from roll.rollout.scheduler import RolloutScheduler
 from roll.rollout.scoring_gate import ScoringGate
 from roll.rollout.selection_bias import SelectionBias
@@ -127,14 +127,14 @@ class AsyncController:
             self._changed.clear()
             await self._changed.wait()
 
-    async def wait_for_certain_groups(self, known: Collection[int], count: int) -> list[Group]:
+    async def wait_for_guaranteed_groups(self, known_ids: Collection[int], count: int) -> list[Group]:
         """Wait until at least `count` finished groups are certain to be in the next batch, and return these groups.
 
-        Groups whose draw ids are in `known` do not count. The call may never end: cancel it when `next_batch` returns.
+        Groups in `known_ids` (draw ids) do not count. The call may never end: cancel it when `next_batch` returns.
         """
         while True:
-            found = list_certain_groups(self.buffer, self._round, self._spec.batch_size, self._quota)
-            new = [live.run.group for live in found if live.draw_id not in known]
+            found = list_guaranteed_groups(self.buffer, self._round, self._spec.batch_size, self._quota)
+            new = [live.run.group for live in found if live.draw_id not in known_ids]
             if len(new) >= count:
                 return new
             self._changed.clear()
@@ -211,7 +211,7 @@ class AsyncController:
             group_size=self._spec.plans[0].group_size,
         )
         first = pop_first_draws(self._deferred, current.deferred, self._quotas.get_key)
-        current.mandatory.update(draw.draw_id for draw in first)
+        current.mandatory_draw_ids.update(draw.draw_id for draw in first)
         missing = Counter(current.num_groups)
         missing.subtract(self._quotas.get_key(draw) for draw in first)
         fresh = [draw for domain, count in missing.items() for draw in self._spec.draw(count, domain)]

@@ -300,7 +300,7 @@ class EngineConnection:
         now, steps = loop.time(), self.engine.load().num_steps
         if steps is None and len(self._calls) == self._num_requests:
             self._hang_detector.restart_timeout(now)  # the engine does not report steps, so its progress is unknown
-        if self._hang_detector.observe(now, steps or 0, late_s=now - due):
+        if self._hang_detector.observe(now, steps or 0, delay_s=now - due):
             self.hangs = True
             slowest = self._hang_detector.slowest_s
             pace = f"its slowest took {slowest:.0f} s" if slowest else "it has not made any step yet"

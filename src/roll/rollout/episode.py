@@ -23,7 +23,7 @@ import numpy as np
 from roll.data.reasoning import extract_answer
 from roll.envs.hosting import EnvHosts
 from roll.rollout.dialogue import Dialogue, NextContext
-from roll.rollout.episode_replay import ReplayedPart, build_replay_error, build_replay_generate, check_replay
+from roll.rollout.episode_replay import ReplayedTurns, build_replay_error, build_replay_generate, check_replay
 from roll.rollout.episode_start import MAX_CHARS_PER_TOKEN, EpisodePlan, add_first_observation
 from roll.rollout.history import append_text, find_longest_fitting, shorten_messages, strip_thinking
 from roll.rollout.loops import Generate, Renderer, RolloutLoop, build_next_request, generate_single_answer, join_turns
@@ -65,7 +65,7 @@ def choose_loop(prompt: Prompt, hosts: EnvHosts | None = None, plan: EpisodePlan
 async def play_episode(
     draw: PromptDraw,
     index: int,
-    first: GenerationRequest,
+    first_request: GenerationRequest,
     generate: Generate,
     renderer: Renderer,
     *,
@@ -90,7 +90,7 @@ async def play_episode(
         observation, info = await hosts.store_images(await env.reset(settings.seed), settings.name)
         if settings.opening:
             draw = add_first_observation(draw, (observation, info), renderer, plan)
-            first = replace(first, token_ids=draw.token_ids, media=draw.media)
+            first_request = replace(first_request, token_ids=draw.token_ids, media=draw.media)
         dialogue = Dialogue(
             renderer=renderer,
             history=settings.history or plan.history,
@@ -98,11 +98,11 @@ async def play_episode(
             context=draw.token_ids,
             media=draw.media,
             tools=draw.prompt.tools,
-            stops=first.sampling.stop_token_ids,
+            stops=first_request.sampling.stop_token_ids,
         )
         if anchor is not None:
             generate = build_replay_generate(anchor, generate)
-        episode = _Episode(draw=draw, first=first, generate=generate, plan=plan, dialogue=dialogue)
+        episode = _Episode(draw=draw, first=first_request, generate=generate, plan=plan, dialogue=dialogue)
         for turn in range(1, draw.prompt.turns + 1):
             state = str(info.get("state", ""))
             if anchor is not None and turn == anchor.num_turns + 1:
@@ -281,7 +281,7 @@ class _Episode:
             ReplayError: The replay differs from the record.
         """
         pairs = zip((answer.token_ids for answer in self._generations), self._inter_turn_tokens, strict=True)
-        replay = ReplayedPart(
+        replay = ReplayedTurns(
             prompt_token_ids=self.draw.token_ids,
             prompt_media=self.draw.media,
             media=tuple(self._media),

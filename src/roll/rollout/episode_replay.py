@@ -29,7 +29,7 @@ from roll.types import (
     Turn,
 )
 
-__all__ = ["ReplayedPart", "build_replay_error", "build_replay_generate", "build_trajectory", "check_replay"]
+__all__ = ["ReplayedTurns", "build_replay_error", "build_replay_generate", "build_trajectory", "check_replay"]
 
 
 def build_trajectory(rollout: Rollout) -> Trajectory:
@@ -70,7 +70,7 @@ def build_replay_generate(anchor: Anchor, generate: Generate) -> Generate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReplayedPart:
+class ReplayedTurns:
     """The replayed part of an episode, up to the anchor. The fields are those of `Trajectory`."""
 
     prompt_token_ids: IntArray
@@ -84,7 +84,7 @@ class ReplayedPart:
     media: tuple[MediaSpan, ...] = ()
 
 
-def check_replay(prompt: Prompt, anchor: Anchor, replay: ReplayedPart) -> None:
+def check_replay(prompt: Prompt, anchor: Anchor, replay: ReplayedTurns) -> None:
     """Check that a replay equals the record up to the anchor.
 
     Raises:

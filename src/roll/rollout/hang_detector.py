@@ -58,15 +58,15 @@ class HangDetector:
         """Restart the timeout at time `now`, because the engine has work again."""
         self.last_progress = now
 
-    def observe(self, now: float, num_steps: int, *, late_s: float = 0.0) -> bool:
+    def observe(self, now: float, num_steps: int, *, delay_s: float = 0.0) -> bool:
         """Record the engine's steps so far, and return whether the engine hangs.
 
         Args:
             now: Time of the running loop, in seconds.
             num_steps: Number of steps that the engine has made since it started.
-            late_s: Delay of this check because the event loop was busy; the engine's reports may have the same delay.
+            delay_s: Delay of this check because the event loop was busy; the engine's reports may have the same delay.
         """
-        self.last_progress += late_s
+        self.last_progress += delay_s
         if num_steps != self._num_steps:
             self._num_steps = num_steps
             self._gaps.append(now - self.last_progress)

@@ -60,24 +60,24 @@ class LongRounds:
         """Remove the record of a prompt that was used for training."""
         self._mandatory.discard(draw_id)
 
-    def plan_launch(self, room: int, num_deferred: int, num_slots: int | None) -> LaunchPlan:
+    def plan_launch(self, num_free: int, num_deferred: int, num_slots: int | None) -> LaunchPlan:
         """Return the number of prompts to launch.
 
         Args:
-            room: Number of groups that may be launched.
+            num_free: Number of groups that may be launched.
             num_deferred: Number of deferred prompts.
             num_slots: Number of groups that the remaining steps can train on in addition to the live groups; `None` if
                 the number of steps is unknown.
         """
         if not self._enabled:
-            count = min(room, num_deferred)
-            return LaunchPlan(count, room - count)
+            count = min(num_free, num_deferred)
+            return LaunchPlan(count, num_free - count)
         is_last = num_slots is not None and num_deferred >= num_slots
         if not self._num_open and (num_deferred >= self._batch_size or is_last):
             self._num_open = num_deferred if is_last else self._batch_size
-        count = min(room, self._num_open, num_deferred)
+        count = min(num_free, self._num_open, num_deferred)
         self._num_open -= count
-        new = room - count
+        new = num_free - count
         if num_slots is not None:
             new = min(new, num_slots - num_deferred)
         return LaunchPlan(count, max(0, new))

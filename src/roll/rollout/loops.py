@@ -88,9 +88,9 @@ class RolloutLoop(Protocol):
     """Generates one rollout, without its reward."""
 
     async def __call__(
-        self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
+        self, draw: PromptDraw, index: int, first_request: GenerationRequest, generate: Generate, renderer: Renderer
     ) -> Rollout:
-        """Generate one rollout; `first` is the first turn's request, whose sampling parameters apply to all turns."""
+        """Generate one rollout; the sampling parameters of `first_request` apply to all turns."""
         ...
 
 
@@ -109,10 +109,10 @@ def load_user_loop(path: str | None) -> RolloutLoop | None:
     check_call(loop, f"rollout loop '{path}'", "draw", "index", "first", "generate", "renderer")
 
     async def run_loop(
-        draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
+        draw: PromptDraw, index: int, first_request: GenerationRequest, generate: Generate, renderer: Renderer
     ) -> Rollout:
         try:
-            rollout = await loop(draw, index, first, generate, renderer)
+            rollout = await loop(draw, index, first_request, generate, renderer)
         except RollError:
             raise
         except (Exception, SystemExit) as error:
@@ -126,15 +126,15 @@ def load_user_loop(path: str | None) -> RolloutLoop | None:
 
 
 async def generate_single_answer(
-    draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
+    draw: PromptDraw, index: int, first_request: GenerationRequest, generate: Generate, renderer: Renderer
 ) -> Rollout:
     """Generate one answer to the prompt."""
-    generation = await generate(first)
+    generation = await generate(first_request)
     return join_turns(draw, index, [generation], [], (), renderer)
 
 
 def build_next_request(
-    first: GenerationRequest,
+    first_request: GenerationRequest,
     context: IntArray,
     turn: int,
     max_new_tokens: int | None = None,
@@ -143,19 +143,19 @@ def build_next_request(
     """Return the request of a turn, with a unique id and a seed derived from the seed of the first turn.
 
     Args:
-        first: Request of the rollout's first turn.
+        first_request: Request of the rollout's first turn.
         context: Context of the turn, shape [C].
         turn: Index of the turn.
         max_new_tokens: Token limit of the turn; by default the limit of the first turn.
         media: Media spans in the context.
     """
-    sampling = first.sampling
+    sampling = first_request.sampling
     # An odd multiplier (2^32 / golden ratio) keeps the seeds of turns different from the seeds of other rollouts.
     seed = sampling.seed if sampling.seed is None or turn == 0 else (sampling.seed + 0x9E3779B1 * turn) % 2**31
     most = sampling.max_new_tokens if max_new_tokens is None else max_new_tokens
     return replace(
-        first,
-        request_id=f"{first.request_id}.t{turn}" if turn else first.request_id,
+        first_request,
+        request_id=f"{first_request.request_id}.t{turn}" if turn else first_request.request_id,
         token_ids=context,
         media=media,
         sampling=replace(sampling, seed=seed, max_new_tokens=most),

@@ -29,7 +29,7 @@ from roll.config.scheduling import SchedulingConfig
 from roll.rollout.buffer import LiveGroup, SampleBuffer
 from roll.types import PromptDraw
 
-__all__ = ["CountsByDomain", "Round", "choose_groups", "list_certain_groups", "plan_next_round", "pop_first_draws"]
+__all__ = ["CountsByDomain", "Round", "choose_groups", "list_guaranteed_groups", "plan_next_round", "pop_first_draws"]
 
 CountsByDomain: TypeAlias = Mapping[str | None, int]
 """Number of prompts by domain; if the domain mix is not fixed, the only key is `None`."""
@@ -53,7 +53,7 @@ class Round:
     """Number of spare prompts that come from the deferred queue, which would otherwise grow with high redundancy."""
     kind: str = ""
     """Type of round: `short`, `long` or `last` with tail batching, otherwise empty."""
-    mandatory: set[int] = field(default_factory=set)
+    mandatory_draw_ids: set[int] = field(default_factory=set)
     """Ids of draws that the round must finish, so that no draw is deferred twice."""
 
     @property
@@ -153,9 +153,11 @@ def choose_groups(buffer: SampleBuffer, current: Round, num_wanted: int, quota: 
     if not current.first_finished:
         return _pick_first_launched(buffer, num_wanted, quota)
     # The step waits for deferred prompts, however long: a prompt that is deferred again and again would never train.
-    if any(live.draw_id in current.mandatory for live in buffer.running_groups):
+    if any(live.draw_id in current.mandatory_draw_ids for live in buffer.running_groups):
         return None
-    first = sorted(buffer.ready_groups, key=lambda live: (live.draw_id not in current.mandatory, live.finish_order))
+    first = sorted(
+        buffer.ready_groups, key=lambda live: (live.draw_id not in current.mandatory_draw_ids, live.finish_order)
+    )
     taken = list(_take_within_quotas(first, num_wanted, quota))
     return (
         sorted(taken, key=lambda live: live.launch_order)
@@ -164,7 +166,9 @@ def choose_groups(buffer: SampleBuffer, current: Round, num_wanted: int, quota: 
     )
 
 
-def list_certain_groups(buffer: SampleBuffer, current: Round, num_wanted: int, quota: Counter[str]) -> list[LiveGroup]:
+def list_guaranteed_groups(
+    buffer: SampleBuffer, current: Round, num_wanted: int, quota: Counter[str]
+) -> list[LiveGroup]:
     """Return the finished groups that `choose_groups` will choose for this step, regardless of the other groups.
 
     Later events only remove groups that a filter rejects, or append groups, so a certain group stays certain. For the
@@ -173,8 +177,8 @@ def list_certain_groups(buffer: SampleBuffer, current: Round, num_wanted: int, q
     if not current.is_speculative:
         return sorted(buffer.list_certain_ready(), key=lambda live: live.launch_order)
     if current.first_finished:
-        mandatory = [live for live in buffer if not live.is_taken and live.draw_id in current.mandatory]
-        others = [live for live in buffer.ready_groups if live.draw_id not in current.mandatory]
+        mandatory = [live for live in buffer if not live.is_taken and live.draw_id in current.mandatory_draw_ids]
+        others = [live for live in buffer.ready_groups if live.draw_id not in current.mandatory_draw_ids]
         order = [*mandatory, *others]
     else:
         order = [live for live in buffer if not live.is_taken]

@@ -194,7 +194,7 @@ class Router:
         if has_changed:
             self._rebuild_heap()
 
-    def _has_room(self, entry: _EngineEntry) -> bool:
+    def _has_capacity(self, entry: _EngineEntry) -> bool:
         if entry.num_requests == 0:
             return True
         return entry.num_requests < entry.limit and entry.engine.load().kv_used <= self._max_kv_used
@@ -210,7 +210,7 @@ class Router:
         prefix cache miss then costs less than waiting.
         """
         entry = self._find_known_engine(session)
-        if entry is None or not self._has_room(entry):
+        if entry is None or not self._has_capacity(entry):
             return None
         least = self._pick_least_loaded()
         if not pinned and least is not None:
@@ -247,12 +247,12 @@ class Router:
                 found.append(entry)
         for item in popped:
             heapq.heappush(self._heap, item)
-        with_room = [entry for entry in found if self._has_room(entry)]
+        with_room = [entry for entry in found if self._has_capacity(entry)]
         if with_room:
             return min(with_room, key=lambda entry: (entry.engine.load().kv_used, entry.order))
         if found and found[0].load[0] == FULL:
             return None  # the least loaded engine has no free slot, so no other engine has one
-        candidates = (entry for entry in self._entries.values() if entry.is_serving and self._has_room(entry))
+        candidates = (entry for entry in self._entries.values() if entry.is_serving and self._has_capacity(entry))
         return min(candidates, key=lambda entry: (entry.load, entry.order), default=None)
 
     def _pick_round_robin(self) -> _EngineEntry | None:
@@ -262,7 +262,7 @@ class Router:
         )
         for passed in range(len(is_serving)):
             entry = is_serving[(self._turn + passed) % len(is_serving)]
-            if self._has_room(entry):
+            if self._has_capacity(entry):
                 self._turn += passed + 1
                 return entry
         return None

@@ -21,7 +21,7 @@ class GroupSource(Protocol):
 
     async def next_batch(self) -> Batch: ...
 
-    async def wait_for_certain_groups(self, known: Collection[int], count: int) -> list[Group]: ...
+    async def wait_for_guaranteed_groups(self, known_ids: Collection[int], count: int) -> list[Group]: ...
 
 
 class StreamedEngines(Protocol):
@@ -63,7 +63,7 @@ async def collect_batch(
     collecting = asyncio.create_task(source.next_batch(), name="next-batch")
     try:
         while not collecting.done():
-            waiting = asyncio.create_task(source.wait_for_certain_groups(passed, count))
+            waiting = asyncio.create_task(source.wait_for_guaranteed_groups(passed, count))
             try:
                 await asyncio.wait({collecting, waiting}, return_when=asyncio.FIRST_COMPLETED)
                 groups = waiting.result() if waiting.done() and not collecting.done() else []

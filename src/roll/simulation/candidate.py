@@ -77,6 +77,6 @@ def build_candidate(
         step_s=run.step_s,
         tail_share=min(1.0, alone / run.step_s),
         **{name: mean(name) for name in ("wait_s", "train_s", "sync_s", "busy_share", "num_preempted")},
-        scoring_share=run.recorder.scoring_share,
+        scoring_share=run.recorder.scoring_time_fraction,
         divisor=divisor,
     )

@@ -138,9 +138,9 @@ def compute_engine_costs(model: Model, device: Device, tensor_parallel: int) -> 
     expert_bytes = model.expert_parameters * model.element_bytes
     return EngineCosts(
         overhead_s=device.step_overhead_s + latency,
-        weights_s=(model.active_bytes - model.chosen_share * expert_bytes) / bandwidth,
+        weights_s=(model.active_bytes - model.active_expert_fraction * expert_bytes) / bandwidth,
         experts_s=expert_bytes / bandwidth,
-        chosen_share=model.chosen_share,
+        chosen_share=model.active_expert_fraction,
         token_s=2 * model.active_parameters / flops,
         communication_s=per_token,
         request_s=device.request_overhead_s,
@@ -162,16 +162,16 @@ def _compute_collectives(model: Model, device: Device, tensor_parallel: int) -> 
     return number * device.collective_latency_s, number * moved / bandwidth
 
 
-def compute_kv_capacity(model: Model, device: Device, tensor_parallel: int, memory_share: float) -> int:
+def compute_kv_capacity(model: Model, device: Device, tensor_parallel: int, memory_fraction: float) -> int:
     """Return the number of KV cache tokens that fit next to the weights; 0 or less if the weights do not fit.
 
     Args:
         model: The model.
         device: Device of the engine.
         tensor_parallel: Number of devices of the engine.
-        memory_share: Fraction of each device's memory for weights and KV cache.
+        memory_fraction: Fraction of each device's memory for weights and KV cache.
     """
-    free = device.memory_bytes * memory_share * tensor_parallel - model.weight_bytes
+    free = device.memory_bytes * memory_fraction * tensor_parallel - model.weight_bytes
     return int(free // model.kv_bytes_per_token)
 
 

@@ -17,7 +17,7 @@ from roll.config.simulation import SimulationConfig
 from roll.simulation.costs import DEVICES_PER_MACHINE
 from roll.simulation.hardware import Device, Model
 from roll.simulation.memory import (
-    MAX_TRAINER_MEMORY_SHARE,
+    MAX_TRAINER_MEMORY_FRACTION,
     RESERVED_PROMPT_TOKENS,
     TrainerSettings,
     estimate_trainer_bytes,
@@ -91,7 +91,7 @@ def choose_expert_parallel(
         traffic_s = compute_expert_traffic_s(
             model, device, ranks=ranks, ep=size, tokens_per_rank=tokens, micro_batches=micro_batches
         )
-        fits = memory <= MAX_TRAINER_MEMORY_SHARE * device.memory_bytes
+        fits = memory <= MAX_TRAINER_MEMORY_FRACTION * device.memory_bytes
         found.append(ExpertParallel(size=size, traffic_s=traffic_s, memory_bytes=memory, fits=fits))
     return tuple(sorted(found, key=lambda e: (not e.fits, e.traffic_s, e.size)))
 

@@ -137,7 +137,7 @@ class Model(Section):
         return self.active_parameters * self.element_bytes
 
     @property
-    def chosen_share(self) -> float:
+    def active_expert_fraction(self) -> float:
         """Fraction of a layer's experts that one token passes through; 1 for a dense model."""
         return self.experts_per_token / self.num_experts if self.num_experts else 1.0
 

@@ -18,7 +18,7 @@ __all__ = ["TrainerSettings", "estimate_memory", "estimate_trainer_bytes", "find
 
 STATE_BYTES = 12
 """Bytes per trained parameter in addition to its weight: a gradient and two moments in float32."""
-MAX_TRAINER_MEMORY_SHARE = 0.9
+MAX_TRAINER_MEMORY_FRACTION = 0.9
 """Fraction of a device's memory that a plan may use for a trainer."""
 RESERVED_PROMPT_TOKENS = 1024
 """Number of prompt tokens for which a sequence must have room in addition to its longest answer. If the model accepts
@@ -99,7 +99,7 @@ def find_memory_problem(
 ) -> str:
     """Return the reason why a plan does not fit into device memory; an empty string if it fits."""
     train, _ = estimate_memory(config, model, device, trainer)
-    if train.bytes_each > MAX_TRAINER_MEMORY_SHARE * device.memory_bytes:
+    if train.bytes_each > MAX_TRAINER_MEMORY_FRACTION * device.memory_bytes:
         needed, available = train.bytes_each / 1e9, device.memory_bytes / 1e9
         return f"a trainer rank needs {needed:.0f} GB, but {device.name} provides {available:.0f} GB"
     engine = config.engine

@@ -52,9 +52,9 @@ DIVISORS = (4, 2, 1)
 MIN_SIZE = 32
 """Minimum number of devices and prompts of a scaled-down plan: with fewer, one long answer would have too much
 influence."""
-NUM_CONFIRMED = 2
+NUM_FULL_SIZE_PLANS = 2
 """Number of asynchronous plans that are simulated at full size, in addition to the synchronous plan."""
-MIN_TIME_SHARE = 0.95
+MIN_TIME_FRACTION = 0.95
 """Lower bound of an update's duration, as a fraction of its prediction; the number of tokens varies slightly."""
 MIN_GAIN = 1.05
 """Minimum speed-up for which an asynchronous plan is recommended; a smaller speed-up does not justify the staleness."""
@@ -102,7 +102,7 @@ def make_plan(
     synchronous = search.search_synchronous_plan()
     asynchronous = search.search_asynchronous_plans(synchronous)
     synchronous = search.simulate_full_size(synchronous) if synchronous else None
-    fastest = sorted(asynchronous, key=lambda c: c.step_s)[:NUM_CONFIRMED]
+    fastest = sorted(asynchronous, key=lambda c: c.step_s)[:NUM_FULL_SIZE_PLANS]
     asynchronous = [search.simulate_full_size(candidate) for candidate in fastest]
     found = [candidate for candidate in (synchronous, *asynchronous) if candidate is not None]
     if not found:
@@ -171,7 +171,9 @@ class _PlanSearch:
         for tried_width in widths:
             before: Candidate | None = None
             for ratio in ASYNC_RATIOS:
-                start = round((self._compute_best_share(synchronous, ratio) if synchronous else 0.5) * self.total)
+                start = round(
+                    (self._compute_best_training_fraction(synchronous, ratio) if synchronous else 0.5) * self.total
+                )
                 if before is not None:
                     start = max(start, before.config.placement.training)  # with a larger ratio, engines wait less
                 climbed = self._search_splits(tried_width, ratio, start, synchronous)
@@ -220,7 +222,7 @@ class _PlanSearch:
         arithmetic = max(0.0, synchronous.train_s - fixed) * self.total / training
         best = min(candidate.step_s for candidate in self.candidates)
         takes_s = fixed + arithmetic
-        if MIN_TIME_SHARE * takes_s < best:
+        if MIN_TIME_FRACTION * takes_s < best:
             return False
         why = (
             f"on {training} of {self.total} devices training alone would take {takes_s:.4g} s, but a whole step of the "
@@ -318,7 +320,7 @@ class _PlanSearch:
         generation = reference.busy_share * reference.step_s * self.total
         return max(generation - long, 1e-9), self.total * long, self.total * reference.train_s
 
-    def _compute_best_share(self, reference: Candidate, ratio: float) -> float:
+    def _compute_best_training_fraction(self, reference: Candidate, ratio: float) -> float:
         generation, tail, training = self._compute_terms(reference)
         return training / (generation + tail / (ratio + 1) + training) if training else 0.0
 

@@ -163,7 +163,7 @@ class RecordedTurns:
         self._workload = workload
 
     async def __call__(
-        self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
+        self, draw: PromptDraw, index: int, first_request: GenerationRequest, generate: Generate, renderer: Renderer
     ) -> Rollout:
         work = self._workload.work
         own = RolloutId(purpose=TRAIN, draw_id=draw.draw_id, index=index)
@@ -174,12 +174,12 @@ class RecordedTurns:
         generations: list[Generation] = []
         turns: list[Turn] = []
         for turn in range(len(between) + 1):
-            request = first
+            request = first_request
             if turn:
                 await asyncio.sleep(work.environment_s.get(source.request_id(turn), 0.0))
                 context = np.concatenate([context, generations[-1].token_ids, said[turn - 1]])
                 position = turns[-1].end + len(said[turn - 1])
-                request = replace(first, request_id=own.request_id(turn), token_ids=context)
+                request = replace(first_request, request_id=own.request_id(turn), token_ids=context)
             generations.append(await generate(request))
             turns.append(Turn(start=position, end=position + len(generations[-1].token_ids)))
         return join_turns(draw, index, generations, said, tuple(turns), renderer)

@@ -22,7 +22,7 @@ from roll.types import RolloutId
 
 __all__ = ["Recorder", "StepRecord"]
 
-_CONTROLLER = 1
+_CONTROLLER_PID = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +93,7 @@ class Recorder:
         return self._hash.hexdigest()
 
     @property
-    def scoring_share(self) -> float:
+    def scoring_time_fraction(self) -> float:
         """Scoring time as a fraction of the time in which rollouts were generated or scored; 0 without scoring."""
         scoring, generating = self._spent_s[RolloutState.REWARDING], self._spent_s[RolloutState.GENERATING]
         return scoring / (scoring + generating) if scoring else 0.0
@@ -126,7 +126,12 @@ class Recorder:
             self._hash.update(f"{name} {start_time!r} {ended!r}\n".encode())
             if self.trace:
                 self._emit(
-                    name, "X", start_time, _CONTROLLER, 0, dur=_to_microseconds(ended) - _to_microseconds(start_time)
+                    name,
+                    "X",
+                    start_time,
+                    _CONTROLLER_PID,
+                    0,
+                    dur=_to_microseconds(ended) - _to_microseconds(start_time),
                 )
 
     def add_step(self, record: StepRecord, start_time: float) -> None:
@@ -138,7 +143,7 @@ class Recorder:
                 name,
                 "X",
                 start_time,
-                _CONTROLLER,
+                _CONTROLLER_PID,
                 1,
                 dur=_to_microseconds(start_time + record.total_s) - _to_microseconds(start_time),
             )
@@ -152,7 +157,7 @@ class Recorder:
         path.unlink(missing_ok=True)
         file = TraceFile(path)
         name = {"name": "controller and trainer"}
-        names = [{"name": "process_name", "ph": "M", "ts": 0, "pid": _CONTROLLER, "tid": 0, "args": name}]
+        names = [{"name": "process_name", "ph": "M", "ts": 0, "pid": _CONTROLLER_PID, "tid": 0, "args": name}]
         file.append([*names, *sorted(self._events, key=lambda event: event["ts"])])
         file.close()
 

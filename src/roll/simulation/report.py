@@ -18,7 +18,14 @@ from roll.preflight.report import align_rows
 from roll.simulation.run import SimulatedRun, simulate
 from roll.tracking import atomic
 
-__all__ = ["Interval", "SimulationResults", "compute_interval", "render_results", "simulate_variants", "write_results"]
+__all__ = [
+    "ConfidenceInterval",
+    "SimulationResults",
+    "compute_confidence_interval",
+    "render_results",
+    "simulate_variants",
+    "write_results",
+]
 
 TOLERANCE = 0.15
 """Relative tolerance within which a simulation reproduces a published ratio."""
@@ -53,7 +60,7 @@ _LINE_COLORS = ("#2a78d6", "#e07b00", "#2f9e44", "#9c36b5", "#c92a2a", "#0b7285"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Interval:
+class ConfidenceInterval:
     """A mean over seeds and half of its 95 % confidence interval (0 for one seed)."""
 
     mean: float
@@ -75,14 +82,14 @@ class SimulationResults:
         """Name of the first variant, to which the others are compared."""
         return next(iter(self.runs))
 
-    def compute_step_s(self, variant: str) -> Interval:
+    def compute_step_s(self, variant: str) -> ConfidenceInterval:
         """Return the mean duration of a step of a variant, with its confidence interval over seeds."""
-        return compute_interval([run.step_s for run in self.runs[variant]])
+        return compute_confidence_interval([run.step_s for run in self.runs[variant]])
 
-    def compute_ratio(self, slower: str, faster: str) -> Interval:
+    def compute_ratio(self, slower: str, faster: str) -> ConfidenceInterval:
         """Return the speed-up of `faster` over `slower`: the ratio of their step times, as a mean over seeds."""
         pairs = zip(self.runs[slower], self.runs[faster], strict=True)
-        return compute_interval([slow.step_s / fast.step_s for slow, fast in pairs])
+        return compute_confidence_interval([slow.step_s / fast.step_s for slow, fast in pairs])
 
     def compute_mean(self, variant: str, name: str) -> float:
         """Return the mean of a field of `StepRecord` over all steps of all seeds of a variant."""
@@ -153,14 +160,14 @@ def simulate_variants(
     return SimulationResults(config=config, runs=runs)
 
 
-def compute_interval(values: Sequence[float]) -> Interval:
+def compute_confidence_interval(values: Sequence[float]) -> ConfidenceInterval:
     """Return the mean and its 95 % confidence interval, by Student's t."""
     mean, freedom = statistics.fmean(values), len(values) - 1
     if freedom == 0:
-        return Interval(mean=mean, half=0.0)
+        return ConfidenceInterval(mean=mean, half=0.0)
     known = dict(enumerate(_STUDENT_T_QUANTILES, 1)) | _STUDENT_T_QUANTILES_MORE
     quantile = known.get(freedom) or next((known[n] for n in sorted(known, reverse=True) if n < freedom), 1.96)
-    return Interval(mean=mean, half=quantile * statistics.stdev(values) / math.sqrt(len(values)))
+    return ConfidenceInterval(mean=mean, half=quantile * statistics.stdev(values) / math.sqrt(len(values)))
 
 
 def render_results(results: SimulationResults) -> str:

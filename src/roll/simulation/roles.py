@@ -258,7 +258,7 @@ class EnvironmentTurns:
         self._observation = build_observation(config.observation_tokens)
 
     async def __call__(
-        self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
+        self, draw: PromptDraw, index: int, first_request: GenerationRequest, generate: Generate, renderer: Renderer
     ) -> Rollout:
         context = draw.token_ids
         generations: list[Generation] = []
@@ -267,7 +267,7 @@ class EnvironmentTurns:
             for turn in range(self._config.num_turns):
                 if turn:
                     context = np.concatenate([context, generations[-1].token_ids, self._observation])
-                generations.append(await generate(build_next_request(first, context, turn)))
+                generations.append(await generate(build_next_request(first_request, context, turn)))
                 await self._wait_for_group()
                 await asyncio.sleep(self._workload.get_turn_s(draw.draw_id, index, turn))
                 await self._wait_for_group()

@@ -134,9 +134,9 @@ class SimulatedSteps:
         is_elastic = self.config.placement.sharing == "elastic_overlap"
         return is_elastic and training.num_updates == 1 and training.duration is None
 
-    async def run_unless_stopped(self, work: Awaitable[T]) -> T:
-        """Return the result of `work`; no signal stops a simulation."""
-        return await work
+    async def run_unless_stopped(self, coroutine: Awaitable[T]) -> T:
+        """Return the result of `coroutine`; no signal stops a simulation."""
+        return await coroutine
 
     def advance_policy_version(self) -> None:
         """Increase the policy version by 1."""

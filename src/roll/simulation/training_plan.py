@@ -12,7 +12,7 @@ from roll.preflight.report import align_rows
 from roll.simulation.costs import compute_train_s
 from roll.simulation.experts import choose_expert_parallel, compute_expert_traffic_s
 from roll.simulation.hardware import load_device, load_model_sizes
-from roll.simulation.memory import MAX_TRAINER_MEMORY_SHARE, estimate_trainer_bytes
+from roll.simulation.memory import MAX_TRAINER_MEMORY_FRACTION, estimate_trainer_bytes
 from roll.simulation.plan_report import render_constants, render_experts
 from roll.simulation.plan_sources import PlanSource
 
@@ -100,5 +100,5 @@ def _estimate_trainer(source: PlanSource, ranks: int) -> _TrainerEstimate:
             micro_batches=max(1, math.ceil(total / ranks / max_length)),
         )
         seconds = max(seconds, traffic_s)
-    fits = sum(memory.values()) <= MAX_TRAINER_MEMORY_SHARE * device.memory_bytes
+    fits = sum(memory.values()) <= MAX_TRAINER_MEMORY_FRACTION * device.memory_bytes
     return _TrainerEstimate(ranks=ranks, ep=ep, step_s=config.training.overhead_s + seconds, memory=memory, fits=fits)

@@ -21,11 +21,11 @@ from typing import Any
 
 __all__ = [
     "append",
+    "fsync",
+    "fsync_tree",
     "make_temporary_path",
     "remove_leftovers",
     "replace_directory",
-    "sync",
-    "sync_tree",
     "write_bytes",
     "write_json",
     "write_text",
@@ -62,7 +62,7 @@ def _get_age_s(path: Path) -> float:
         return math.inf
 
 
-def sync(path: Path) -> None:
+def fsync(path: Path) -> None:
     """Make a file's content, or a directory's entries (names, renames), survive power loss."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -71,12 +71,12 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def sync_tree(path: Path) -> None:
+def fsync_tree(path: Path) -> None:
     """Make every file and directory at and below `path` survive power loss."""
     for directory, _, files in os.walk(path, topdown=False):
         for name in files:
-            sync(Path(directory, name))
-        sync(Path(directory))
+            fsync(Path(directory, name))
+        fsync(Path(directory))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -99,7 +99,7 @@ def write_bytes(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    sync(path.parent)
+    fsync(path.parent)
 
 
 def _write(descriptor: int, content: bytes) -> None:
@@ -149,10 +149,10 @@ def replace_directory(temporary: Path, final: Path) -> None:
     file systems that cannot exchange two names, `final` is missing for a moment, during which the old directory exists
     under a hidden name in the same parent.
     """
-    sync_tree(temporary)
+    fsync_tree(temporary)
     if not final.exists():
         os.rename(temporary, final)
-        sync(final.parent)
+        fsync(final.parent)
         return
     # rename(2) replaces a directory only if it is empty, so the two names are exchanged instead.
     if not _exchange_names(temporary, final):
@@ -160,7 +160,7 @@ def replace_directory(temporary: Path, final: Path) -> None:
         os.rename(final, replaced)
         os.rename(temporary, final)
         temporary = replaced
-    sync(final.parent)
+    fsync(final.parent)
     shutil.rmtree(temporary)
 
 

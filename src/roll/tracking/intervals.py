@@ -16,22 +16,22 @@ __all__ = ["MIN_NUM_TRIALS", "compute_accuracy_metrics", "compute_wilson_interva
 
 MIN_NUM_TRIALS = 100
 """Minimum number of trials of an accuracy that is shown without its confidence interval."""
-_Z = 1.959963984540054
+_Z_95_PERCENT = 1.959963984540054
 """97.5 % quantile of the standard normal distribution."""
 
 
-def compute_wilson_interval(share: float, num_trials: float) -> tuple[float, float]:
+def compute_wilson_interval(proportion: float, num_trials: float) -> tuple[float, float]:
     """Return the lower and upper bound of the 95 % confidence interval of a proportion.
 
     Args:
-        share: Fraction of successes; a tie is treated as half a success.
+        proportion: Fraction of successes; a tie is treated as half a success.
         num_trials: Number of trials, above 0.
     """
     middle, spread = (
-        share + _Z**2 / (2 * num_trials),
-        _Z * math.sqrt(share * (1 - share) / num_trials + _Z**2 / (4 * num_trials**2)),
+        proportion + _Z_95_PERCENT**2 / (2 * num_trials),
+        _Z_95_PERCENT * math.sqrt(proportion * (1 - proportion) / num_trials + _Z_95_PERCENT**2 / (4 * num_trials**2)),
     )
-    low, high = ((middle + side * spread) / (1 + _Z**2 / num_trials) for side in (-1, 1))
+    low, high = ((middle + side * spread) / (1 + _Z_95_PERCENT**2 / num_trials) for side in (-1, 1))
     return max(low, 0.0), min(high, 1.0)
 
 
@@ -49,16 +49,16 @@ def compute_accuracy_metrics(prefix: str, accuracy: float, num_trials: float) ->
     return metrics
 
 
-def format_accuracy(share: float, num_trials: float | None, format_spec: str = ".3f") -> str:
+def format_accuracy(accuracy: float, num_trials: float | None, format_spec: str = ".3f") -> str:
     """Format an accuracy with the number of trials and, if they are few, the confidence interval.
 
     Examples are `0.620 of 50 (95 %: 0.482 to 0.741)`, `0.620 of 500`, and `0.620` without `num_trials`.
     """
-    text = format(share, format_spec)
+    text = format(accuracy, format_spec)
     if not num_trials:
         return text
     text += f" of {num_trials:,.0f}"
     if num_trials >= MIN_NUM_TRIALS:
         return text
-    low, high = (format(bound, format_spec) for bound in compute_wilson_interval(share, num_trials))
+    low, high = (format(bound, format_spec) for bound in compute_wilson_interval(accuracy, num_trials))
     return f"{text} (95 %: {low} to {high})"

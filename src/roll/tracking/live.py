@@ -30,8 +30,8 @@ from roll.tracking.screen import Screen, render
 
 __all__ = ["LiveConsole"]
 
-_MIN_FRAME_S = 0.25
-_MAX_FRAME_S = 1.0
+_MIN_FRAME_INTERVAL_S = 0.25
+_MAX_FRAME_INTERVAL_S = 1.0
 
 
 class LiveConsole(Console):
@@ -135,13 +135,13 @@ class LiveConsole(Console):
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            self._changed.wait(_MAX_FRAME_S)
+            self._changed.wait(_MAX_FRAME_INTERVAL_S)
             self._changed.clear()
             with self._ignore_lost_terminal():
                 self._fit_to_terminal()
                 if self._live is not None:
                     self._live.refresh()
-            self._closing.wait(_MIN_FRAME_S)
+            self._closing.wait(_MIN_FRAME_INTERVAL_S)
 
     def _render_frame(self) -> Any:
         if self._screen is None:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 __all__ = ["PeakMemory", "list_process_tree", "measure_proportional_bytes"]
 
-_PROC = Path("/proc")
+_PROC_DIRECTORY = Path("/proc")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_INTERVAL_S = 1.0
+_SAMPLE_INTERVAL_S = 1.0
 """Interval between readings of RSS."""
-_REFRESH_S = 15.0
+_REFRESH_INTERVAL_S = 15.0
 """Maximum interval between readings of PSS, which may grow while RSS is constant (when pages are no longer shared)."""
 
 
@@ -41,7 +41,7 @@ def measure_proportional_bytes(process_ids: list[int]) -> int:
 
 def _read_pss_bytes(pid: int) -> int:
     try:
-        for line in (_PROC / str(pid) / "smaps_rollup").read_bytes().splitlines():
+        for line in (_PROC_DIRECTORY / str(pid) / "smaps_rollup").read_bytes().splitlines():
             if line.startswith(b"Pss:"):
                 return int(line.split()[1]) * 1024
     except (FileNotFoundError, ProcessLookupError):
@@ -53,7 +53,7 @@ def _read_pss_bytes(pid: int) -> int:
 
 def _read_rss_bytes(pid: int) -> int:
     try:
-        return int((_PROC / str(pid) / "statm").read_bytes().split()[1]) * _PAGE_BYTES
+        return int((_PROC_DIRECTORY / str(pid) / "statm").read_bytes().split()[1]) * _PAGE_BYTES
     except (OSError, IndexError):
         return 0
 
@@ -64,7 +64,7 @@ class PeakMemory:
     def __init__(self) -> None:
         self.peak_bytes = 0
         self._resident_at_peak = 0
-        self._read_at = -_REFRESH_S
+        self._read_at = -_REFRESH_INTERVAL_S
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="roll-memory", daemon=True)
 
@@ -86,7 +86,7 @@ class PeakMemory:
         process_ids = list_process_tree()
         resident = sum(_read_rss_bytes(pid) for pid in process_ids)
         now = time.monotonic()
-        if force or resident > self._resident_at_peak * 1.002 or now - self._read_at >= _REFRESH_S:
+        if force or resident > self._resident_at_peak * 1.002 or now - self._read_at >= _REFRESH_INTERVAL_S:
             self._read_at = now
             self._resident_at_peak = max(self._resident_at_peak, resident)
             self.peak_bytes = max(self.peak_bytes, measure_proportional_bytes(process_ids))
@@ -96,4 +96,4 @@ class PeakMemory:
             began = time.thread_time()
             self.sample()
             # Use at most 1 % of a core, for any number of processes.
-            self._stopping.wait(max(_INTERVAL_S, 100 * (time.thread_time() - began)))
+            self._stopping.wait(max(_SAMPLE_INTERVAL_S, 100 * (time.thread_time() - began)))

@@ -30,11 +30,11 @@ from roll.errors import RunDirectoryError
 from roll.tracking import atomic
 from roll.tracking.reading.files import SafeDirectory
 
-__all__ = ["Kind", "MetricsFile", "read_metrics", "read_untrusted_metrics"]
+__all__ = ["MetricsFile", "RowKind", "read_metrics", "read_untrusted_metrics"]
 
 logger = logging.getLogger(__name__)
 
-Kind: TypeAlias = Literal["train", "evaluation"]
+RowKind: TypeAlias = Literal["train", "evaluation"]
 _RESERVED_KEYS = ("step", "kind")
 _MAX_FILE_BYTES = 256 * 2**20
 _MAX_LINE_BYTES = 4 * 2**20
@@ -91,12 +91,12 @@ class MetricsFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: set[tuple[Kind, int]] = set()
+        self._seen: set[tuple[RowKind, int]] = set()
         self._keys: dict[str, list[str]] = {}
         self._warned: set[str] = set()
         self._read_steps_and_keys()
 
-    def append(self, step: int, kind: Kind, metrics: Mapping[str, float]) -> None:
+    def append(self, step: int, kind: RowKind, metrics: Mapping[str, float]) -> None:
         """Append one line, durably; an earlier line of this step and kind is removed.
 
         Raises:

@@ -28,7 +28,7 @@ __all__ = ["RunDirectory", "convert_write_errors", "describe_missing_run"]
 logger = logging.getLogger(__name__)
 
 _LOCK_NAME = ".lock"
-_DIRECTORIES = ("rollouts", "tensorboard", "checkpoints", "logs")
+_SUBDIRECTORIES = ("rollouts", "tensorboard", "checkpoints", "logs")
 _STEP_FILES = (
     *("trace.json", "summary.json", "reward.png", "loss.png", "rollouts", "tensorboard", "recording"),
     "metrics.jsonl",
@@ -272,7 +272,7 @@ class RunDirectory:
         return self.logs_dir / f"{role}-{rank}.log"
 
     def _make_directories(self) -> None:
-        for name in _DIRECTORIES:
+        for name in _SUBDIRECTORIES:
             (self.path / name).mkdir(exist_ok=True)
 
     def _check_unused(self) -> None:

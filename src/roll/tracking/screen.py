@@ -33,8 +33,8 @@ _PHASE_COLORS = {
     "reference": "bright_blue",
     "record": "bright_black",
 }
-_OTHER_PHASE = "white"
-_ESCAPE_SEQUENCES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\-_])")
+_DEFAULT_PHASE_COLOR = "white"
+_ESCAPE_SEQUENCE_PATTERN = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\-_])")
 _MAX_CHARACTERS = 4_000
 """Maximum number of characters of a prompt or answer to process for a line, which is drawn several times a second."""
 _LABEL_WIDTH = 10
@@ -42,9 +42,9 @@ _MAX_WIDTH = 110
 _MIN_ROWS = 20
 _MIN_COLUMNS = 72
 """Minimum number of columns for figures side by side; in a narrower terminal, they are stacked."""
-_HIGH_TRUNCATED_SHARE = 0.5
+_HIGH_TRUNCATION_RATE = 0.5
 """Fraction of truncated answers above which it is shown in red; the default of `alarms.unfinished_above`."""
-_MIN_SHARE = 0.01
+_MIN_SHOWN_FRACTION = 0.01
 _NUM_WARNINGS = 2
 
 
@@ -80,7 +80,7 @@ def render(screen: Screen, now: float, columns: int, rows: int) -> Group:
     width = min(columns, _MAX_WIDTH)
     parts: list[Text | Table] = [_render_progress(screen, now, width), _render_phase(screen, now), Text()]
     if screen.steps:
-        parts += [_render_figures(screen, width), Text(), *_render_times(screen.steps[-1], width)]
+        parts += [_render_metrics(screen, width), Text(), *_render_times(screen.steps[-1], width)]
     if screen.answers and rows >= _MIN_ROWS:
         labelled = zip(screen.answers, ("best", "worst"), strict=False)
         parts += [Text(), *(_render_answer(answer, label, width) for answer, label in labelled)]
@@ -115,12 +115,12 @@ def _render_phase(screen: Screen, now: float) -> Text:
     return line.append(f"  {now - screen.phase_started_at:.0f} s", "dim")
 
 
-def _render_figures(screen: Screen, width: int) -> Table:
+def _render_metrics(screen: Screen, width: int) -> Table:
     last = screen.steps[-1]
     left = [_render_reward(screen, width // 2), _render_evaluations(screen.evaluations)]
     right = [_render_rate("generated", last.generated_per_s), _render_rate("trained", last.trained_per_s)]
     if last.truncated_share is not None:
-        left.append(_render_truncated(last.truncated_share))
+        left.append(_render_truncation_rate(last.truncated_share))
         right.append(Text())
     table = Table.grid(expand=False, padding=0)
     if width < _MIN_COLUMNS:  # stacked
@@ -161,11 +161,13 @@ def _render_evaluations(evaluations: Sequence[EvaluationView]) -> Text:
     return line.append(format_accuracy(last.value, last.num_answers).removeprefix(f"{last.value:.3f}"), "dim")
 
 
-def _render_truncated(share: float) -> Text:
+def _render_truncation_rate(truncation_rate: float) -> Text:
     """Render the fraction of truncated answers, in red if it is high."""
-    style = "bold red" if share > _HIGH_TRUNCATED_SHARE else "bold"
+    style = "bold red" if truncation_rate > _HIGH_TRUNCATION_RATE else "bold"
     return (
-        _format_label("truncated").append(f"{share:.0%}", style).append(" of answers (rollout.max_new_tokens)", "dim")
+        _format_label("truncated")
+        .append(f"{truncation_rate:.0%}", style)
+        .append(" of answers (rollout.max_new_tokens)", "dim")
     )
 
 
@@ -180,7 +182,7 @@ def _render_times(view: StepView, width: int) -> list[Text]:
     legend = _format_label("")
     for name, seconds in view.phases.items():
         entry = f"{name} {seconds / max(view.duration_s, 1e-9):.0%}   "
-        if seconds < _MIN_SHARE * view.duration_s or cell_len(legend.plain) + cell_len(entry) + 2 > width:
+        if seconds < _MIN_SHOWN_FRACTION * view.duration_s or cell_len(legend.plain) + cell_len(entry) + 2 > width:
             continue
         legend.append("■ ", _get_phase_color(name)).append(entry)
     if view.bottleneck is None:
@@ -189,7 +191,7 @@ def _render_times(view: StepView, width: int) -> list[Text]:
 
 
 def _get_phase_color(name: str) -> str:
-    return _PHASE_COLORS.get(name, _OTHER_PHASE)
+    return _PHASE_COLORS.get(name, _DEFAULT_PHASE_COLOR)
 
 
 def _render_answer(answer: AnswerView, label: str, width: int) -> Text:
@@ -258,7 +260,7 @@ def estimate_time_left(screen: Screen, now: float) -> float | None:
 def fit_to_line(text: str, width: int) -> str:
     """Return `text` as one line of at most `width` cells, without escape sequences."""
     # Sequences are removed as a whole first: without the escape character, `[31m` would stay as text.
-    visible = _ESCAPE_SEQUENCES.sub("", text[:_MAX_CHARACTERS])
+    visible = _ESCAPE_SEQUENCE_PATTERN.sub("", text[:_MAX_CHARACTERS])
     collapsed = " ".join("".join(c if c.isprintable() else " " for c in visible).split())
     if cell_len(collapsed) <= width and len(text) <= _MAX_CHARACTERS:
         return collapsed

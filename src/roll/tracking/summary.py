@@ -31,7 +31,7 @@ __all__ = [
 EndingKind: TypeAlias = Literal["finished", "alarm", "interrupted", "error"]
 _MAX_MESSAGE_LENGTH = 4000
 _RECENT_STEPS = 5
-_SELECTION_FIGURES = ("reward_counted", "reward_launched", "length_counted", "length_launched", "stopped_share")
+_SELECTION_METRICS = ("reward_counted", "reward_launched", "length_counted", "length_launched", "stopped_share")
 
 
 def count_compared_steps(num_steps: int) -> int:
@@ -218,7 +218,7 @@ def summarize(
         infra_error_share=_compute_mean(_select_values(steps, "rollout/infra_error_share")),
         timeouts=round(math.fsum(_select_values(steps, "reward/timeouts"))),
         timeout_share=_compute_mean(_select_values(steps, "reward/timeout_share")),
-        **{name: _compute_mean(_select_values(steps, f"selection/{name}")) for name in _SELECTION_FIGURES},  # type: ignore[arg-type]
+        **{name: _compute_mean(_select_values(steps, f"selection/{name}")) for name in _SELECTION_METRICS},  # type: ignore[arg-type]
         tracker_failures=tracker_failures,
         steps_asked=steps_asked,
         ending=ending,
@@ -249,14 +249,14 @@ class _Scores:
     def from_rows(
         cls,
         rows: Sequence[Mapping[str, Any]],
-        value: Callable[[Mapping[str, Any]], float | None],
+        get_value: Callable[[Mapping[str, Any]], float | None],
         best: Callable[..., float | None] = max,
     ) -> _Scores:
         first, later = rows[:1], [row for row in rows if row["step"] > 0]
-        found = [v for row in later if (v := value(row)) is not None]
+        found = [v for row in later if (v := get_value(row)) is not None]
         return cls(
-            before=value(first[0]) if first and first[0]["step"] == 0 else None,
-            after=value(later[-1]) if later else None,
+            before=get_value(first[0]) if first and first[0]["step"] == 0 else None,
+            after=get_value(later[-1]) if later else None,
             best=best(found, default=None),
         )
 
@@ -295,10 +295,10 @@ def _format_selection(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _format_lines(summary: Summary) -> list[tuple[str, str]]:
-    def number(value: float | None, format_spec: str = ".3f", unit: str = "") -> str:
+    def format_number(value: float | None, format_spec: str = ".3f", unit: str = "") -> str:
         return "–" if value is None else f"{value:{format_spec}}{unit}"
 
-    def score(value: float | None) -> str:
+    def format_score(value: float | None) -> str:
         num = summary.accuracy_num if summary.measure == "accuracy" else None
         return "–" if value is None else format_accuracy(value, num)
 
@@ -307,23 +307,23 @@ def _format_lines(summary: Summary) -> list[tuple[str, str]]:
     count = count_compared_steps(summary.num_steps)
     steps = "step" if count == 1 else f"{count} steps"
     rewards = [
-        (f"reward, first {steps}", number(summary.reward_first5)),
-        (f"reward, last {steps}", number(summary.reward_last5)),
+        (f"reward, first {steps}", format_number(summary.reward_first5)),
+        (f"reward, last {steps}", format_number(summary.reward_last5)),
     ]
     if summary.num_steps < 2:
-        rewards = [("reward", number(summary.reward_last5))]
+        rewards = [("reward", format_number(summary.reward_last5))]
     lines = [
-        (f"{name} before", score(summary.score_before)),
-        (f"{name} after", score(summary.score_after)),
+        (f"{name} before", format_score(summary.score_before)),
+        (f"{name} after", format_score(summary.score_after)),
         *rewards,
         *_format_selection(summary),
-        ("setup until first update", number(summary.setup_s, ".1f", " s")),
-        ("training", number(summary.train_s, ".1f", " s")),
-        ("evaluation", number(summary.evaluate_s, ".1f", " s")),
-        ("per step", number(summary.seconds_per_step, ".2f", " s")),
-        ("generated", number(summary.generated_tokens_per_s, ",.0f", " tok/s")),
-        ("trained", number(summary.trained_tokens_per_s, ",.0f", " tok/s")),
-        ("peak memory", number(peak, ".2f", " GiB")),
+        ("setup until first update", format_number(summary.setup_s, ".1f", " s")),
+        ("training", format_number(summary.train_s, ".1f", " s")),
+        ("evaluation", format_number(summary.evaluate_s, ".1f", " s")),
+        ("per step", format_number(summary.seconds_per_step, ".2f", " s")),
+        ("generated", format_number(summary.generated_tokens_per_s, ",.0f", " tok/s")),
+        ("trained", format_number(summary.trained_tokens_per_s, ",.0f", " tok/s")),
+        ("peak memory", format_number(peak, ".2f", " GiB")),
     ]
     if summary.num_trained_steps == 0:
         lines.insert(0, ("steps that updated the weights", "none"))
@@ -332,7 +332,7 @@ def _format_lines(summary: Summary) -> list[tuple[str, str]]:
         ("answers whose verifier timed out", summary.timeouts, summary.timeout_share),
     ):
         if count:
-            lines.append((label, f"{count} ({number(share, '.1%')})"))
+            lines.append((label, f"{count} ({format_number(share, '.1%')})"))
     if summary.evaluation_infra_errors:
         lines.append(("evaluation answers without a reward", str(summary.evaluation_infra_errors)))
     if summary.empty_evaluations:

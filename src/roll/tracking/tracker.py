@@ -37,7 +37,7 @@ from roll.tracking.console_views import (
     select_best_and_worst,
 )
 from roll.tracking.memory import PeakMemory
-from roll.tracking.metrics_file import Kind, MetricsFile, read_metrics
+from roll.tracking.metrics_file import MetricsFile, RowKind, read_metrics
 from roll.tracking.run_directory import RunDirectory, convert_write_errors
 from roll.tracking.sinks import GuardedSink, build_rollout_table, open_sinks
 from roll.tracking.spans import Spans
@@ -294,7 +294,7 @@ class Tracker:
         )
         return summary
 
-    def _record(self, step: int, kind: Kind, metrics: Mapping[str, float]) -> None:
+    def _record(self, step: int, kind: RowKind, metrics: Mapping[str, float]) -> None:
         with convert_write_errors(self.run.metrics_path):
             self._metrics.append(step, kind, metrics)
         for sink in self._sinks:

@@ -114,7 +114,7 @@ class TorchBackend(TorchRank[TrainingBatch, LossFn], LanguageModelRank):
     def keep_snapshot(self, version: int, versions: Collection[int]) -> None:
         self._check_trained("keeps no snapshots")
         reshard_after_forward(self.network)
-        self._snapshots.keep(version, versions)
+        self._snapshots.store(version, versions)
 
     def _use_snapshot(self, version: int) -> AbstractContextManager[None]:
         reshard_after_forward(self.network)
@@ -173,8 +173,8 @@ class TorchBackend(TorchRank[TrainingBatch, LossFn], LanguageModelRank):
             reduce_tied_gradients(self.network.pipeline_split, self.masters)
         return super()._compute_grad_norm()
 
-    def _step_optimizer(self, rate: float, grad_norm: float, params: OptimParams) -> None:
-        super()._step_optimizer(rate, grad_norm, params)
+    def _step_optimizer(self, learning_rate: float, grad_norm: float, params: OptimParams) -> None:
+        super()._step_optimizer(learning_rate, grad_norm, params)
         if self.spec.training.router_bias_rate and isinstance(self.network, PolicyNetwork):
             assert self.network.routing is not None
             self.network.routing.update_biases(self.spec.training.router_bias_rate)

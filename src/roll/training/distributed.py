@@ -31,7 +31,7 @@ from roll.training.parallel.experts import apply_expert_parallel
 from roll.training.parallel.fsdp import fully_shard_module, shard_embeddings
 from roll.training.parallel.pipeline import Stage
 from roll.training.parallel.tensor import apply_tensor_parallel, replicate
-from roll.training.parallel.tokens import WHOLE_ROW, TokenShare
+from roll.training.parallel.tokens import WHOLE_ROW, TokenShard
 from roll.training.precision import Precision
 from roll.training.spec import TrainerSpec
 
@@ -57,7 +57,7 @@ EXPERT_DIMS = ("dp_replicate", "efsdp", "ep")
 
 T = TypeVar("T")
 
-_TIMEOUT = timedelta(minutes=30)
+_COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
 def choose_num_threads(ranks_on_node: int) -> int:
@@ -139,7 +139,7 @@ class Ranks:
         """This rank's pipeline stage, if there are several."""
         self.experts_mesh: DeviceMesh | None = None
         """The mesh of the dimensions `EXPERT_DIMS`, if experts are sharded over `ep`."""
-        self.share: TokenShare = WHOLE_ROW
+        self.share: TokenShard = WHOLE_ROW
         """This rank's share of the tokens of a row."""
         if self.size == 1:
             return
@@ -155,7 +155,7 @@ class Ranks:
                 init_method=spec.init_method,
                 rank=spec.rank,
                 world_size=spec.world_size,
-                timeout=_TIMEOUT,
+                timeout=_COLLECTIVE_TIMEOUT,
             )
         if sizes.pp > 1:
             self.stage = self._build_stage(sizes.pp, spec.training.parallel.vpp)
@@ -172,7 +172,7 @@ class Ranks:
             dims = ("pp", *EXPERT_DIMS)
             self.experts_mesh = init_device_mesh(device.type, by_experts, mesh_dim_names=dims)[EXPERT_DIMS]
         groups = {name: by_samples.get_group(name) for name, size in (("tp", sizes.tp), ("cp", sizes.cp)) if size > 1}
-        self.share = TokenShare(**groups)
+        self.share = TokenShard(**groups)
 
     def _build_stage(self, count: int, num_chunks: int) -> Stage:
         """Create the process groups of all stages and return this rank's stage.

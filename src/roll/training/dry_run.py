@@ -41,7 +41,7 @@ from roll.training.parallel.collectives import all_to_all_rows
 from roll.training.parallel.experts import _scatter_add
 from roll.training.parallel.pipeline import Stage
 from roll.training.parallel.tensor import get_local_part
-from roll.training.parallel.tokens import TokenShare
+from roll.training.parallel.tokens import TokenShard
 from roll.training.precision import Precision
 from roll.training.spec import TrainerSpec
 from roll.types import LossOutputs, LossRequirements, TrainingBatch
@@ -261,20 +261,20 @@ def _build_balanced_routing(experts: Any, group: ProcessGroup) -> Callable[[Tens
     return forward
 
 
-def _split_on_meta(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> None:
+def _split_on_meta(network: Any, stage: Stage, token_shard: TokenShard, dtype: torch.dtype) -> None:
     names = {*dict(network.root.named_parameters()), *find_persistent_buffers(network.root)}
     tied = {network.projection.weight} & {network.decoder.get_input_embeddings().weight}
 
-    def gather_names(own: list[str]) -> list[list[str]]:
+    def gather_names(local_names: list[str]) -> list[list[str]]:
         """Return weight names for every stage, as if one other stage had all weights that this stage lacks."""
-        both = [name for name in own if tied and network.root.get_parameter(name) in tied]
+        both = [name for name in local_names if tied and network.root.get_parameter(name) in tied]
         others: list[list[str]] = [[] for _ in range(stage.count)]
-        others[0 if stage.number else -1] = [*names.difference(own), *both]
-        others[stage.number] = own
+        others[0 if stage.number else -1] = [*names.difference(local_names), *both]
+        others[stage.number] = local_names
         return others
 
     with unset_fake_temporarily(), mock.patch.object(stage, "gather", gather_names):
-        split_into_stages(network, stage, share, dtype)
+        split_into_stages(network, stage, token_shard, dtype)
 
 
 def _shard_on_meta(network: Any, ranks: Ranks, precision: Precision) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roll.errors import ModelError, UnsupportedError, short
+from roll.errors import ModelError, UnsupportedError, shorten
 from roll.protocols import LossFn
 from roll.training.attention.maps import AttentionMapObserver, select_observed_layers
 from roll.training.distributed import Ranks, merge_metrics
@@ -177,7 +177,7 @@ class PassRunner:
 
     def _compute_loss(
         self,
-        share: MicroBatch,
+        micro_batch: MicroBatch,
         batch: TrainingBatch,
         loss: LossFn,
         counts: BatchCounts,
@@ -189,8 +189,8 @@ class PassRunner:
         needs = loss.needs
         observed = needs.attention if any(s.attention is None for s in batch.samples) else None
         # For a shared token, each sample may have top-k tokens of its own.
-        layout = self._build_layout(share, shared_predictions=not needs.top_logprobs)
-        observer = self._build_observer(share.blocks, observed)
+        layout = self._build_layout(micro_batch, shared_predictions=not needs.top_logprobs)
+        observer = self._build_observer(micro_batch.blocks, observed)
         top = collect_teacher_top_ids(layout, batch) if needs.top_logprobs else None
         predicted = self._predict(layout, batch, needs, observer, top)
         if predicted.hidden is not None:
@@ -270,16 +270,17 @@ class PassRunner:
         return ordered
 
     @torch.no_grad()
-    def _prepare_load_balancing_loss(self, routing: Routing, share: Sequence[MicroBatch], temperature: float) -> None:
+    def _prepare_load_balancing_loss(self, routing: Routing, batches: Sequence[MicroBatch], temperature: float) -> None:
         """Prepare the auxiliary loss: extra forward passes count how often each expert is chosen in the whole batch.
 
         The loss depends on the counts of the whole batch, which are not known during a micro-batch.
         """
         was_training = self._network.training
         self._network.eval()
-        for action in self._list_actions(len(share), backward=False):
+        for action in self._list_actions(len(batches), backward=False):
             with self._random_states.activate():
-                self._call(self._build_layout(share[action.micro_batch]), temperature, LossRequirements(), None, None)
+                layout = self._build_layout(batches[action.micro_batch])
+                self._call(layout, temperature, LossRequirements(), None, None)
         routing.set_load_balancing_loss(self._gather_loads(routing))
         routing.clear()
         reshard_after_forward(self._network)
@@ -316,7 +317,7 @@ class PassRunner:
             if len(tokens) and not 0 <= tokens.min() <= tokens.max() < count:
                 wrong = int(tokens[(tokens < 0) | (tokens >= count)][0])
                 raise ModelError(
-                    f"sample {short(sample.sample_id)} has token {wrong}, but '{self._spec.model_path}' has "
+                    f"sample {shorten(sample.sample_id)} has token {wrong}, but '{self._spec.model_path}' has "
                     f"{count} embeddings: the tokenizer belongs to another model, or tokens were added to it, "
                     "but not to the model"
                 )
@@ -347,14 +348,14 @@ class PassRunner:
         batch: TrainingBatch,
         needs: LossRequirements,
         observer: AttentionMapObserver | None,
-        top: Int64Array | int | None,
+        topk: Int64Array | int | None,
     ) -> Predictions:
         """Run the network on a micro-batch."""
         with (
             self._random_states.activate(),
             contextlib.nullcontext() if self._saved is None else self._saved.offload_saved_tensors(),
         ):
-            return self._call(layout, batch.temperature, needs, observer, top)
+            return self._call(layout, batch.temperature, needs, observer, topk)
 
     def _build_observer(self, blocks: Sequence[Block], span: AttentionRange | None) -> AttentionMapObserver | None:
         """Return an observer of a micro-batch's attention, or `None` if no range is given."""

@@ -28,7 +28,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from roll.errors import HalfUpdatedError, TrainingDivergedError, UnsupportedError
+from roll.errors import PartialUpdateError, TrainingDivergedError, UnsupportedError
 from roll.openmp import start_spin_control
 from roll.protocols import StateKind
 from roll.training.distributed import Ranks, choose_num_threads, pick_device
@@ -86,7 +86,7 @@ class TrainerRank(ABC, Generic[B, L]):
             ValueError: No token of the batch is in the loss, or a sample lacks an input of the loss.
             TrainingDivergedError: Gradients were not finite in `training.max_nonfinite_steps` consecutive steps.
             UnsupportedError: The role is not trained, or the back-end cannot continue after a failed step.
-            HalfUpdatedError: The optimizer failed.
+            PartialUpdateError: The optimizer failed.
         """
         self._check_trained("does not support train_step: use a policy or critic")
         started = time.perf_counter()
@@ -138,13 +138,17 @@ class TrainerRank(ABC, Generic[B, L]):
             ValueError: There is no gradient.
             TrainingDivergedError: Gradients were not finite in `training.max_nonfinite_steps` consecutive steps.
             UnsupportedError: The role is not trained, or the back-end cannot scale gradients or set `params`.
-            HalfUpdatedError: The optimizer failed.
+            PartialUpdateError: The optimizer failed.
         """
         self._check_trained("does not support optim_step: use a policy or critic")
         if not self._has_gradients:
             raise ValueError("optim_step needs a gradient: call forward_backward first")
         params = params or OptimParams()
-        rate = self.schedule.compute_rate(self.num_steps) if params.learning_rate is None else params.learning_rate
+        rate = (
+            self.schedule.compute_learning_rate(self.num_steps)
+            if params.learning_rate is None
+            else params.learning_rate
+        )
         self._check_params(params, scale)
         # Before the update, so that the same gradients are not applied again after a failure.
         loss, self._summed_loss, self._has_gradients = self._summed_loss * scale, 0.0, False
@@ -247,13 +251,13 @@ class TrainerRank(ABC, Generic[B, L]):
     def _scale_grads(self, scale: float) -> None:
         """Multiply the accumulated gradients by `scale`, before clipping."""
 
-    def _update(self, loss: float, rate: float, params: OptimParams) -> tuple[float, bool]:
+    def _update(self, loss: float, learning_rate: float, params: OptimParams) -> tuple[float, bool]:
         """Run an optimizer step if loss and gradients are finite; return the gradient norm and whether the step ran."""
         grad_norm = self._compute_grad_norm()
         stepped = math.isfinite(grad_norm) and math.isfinite(loss)
         if stepped:
             with invalidate_on_failure():
-                self._step_optimizer(rate, grad_norm, params)
+                self._step_optimizer(learning_rate, grad_norm, params)
         return grad_norm, stepped
 
     @abstractmethod
@@ -263,7 +267,7 @@ class TrainerRank(ABC, Generic[B, L]):
         """
 
     @abstractmethod
-    def _step_optimizer(self, rate: float, grad_norm: float, params: OptimParams) -> None:
+    def _step_optimizer(self, learning_rate: float, grad_norm: float, params: OptimParams) -> None:
         """Clip the gradients to `max_grad_norm` and run the optimizer step with this learning rate."""
 
     @abstractmethod
@@ -281,8 +285,8 @@ class TrainerRank(ABC, Generic[B, L]):
     def _get_counters(self) -> dict[str, int]:
         return {"num_steps": self.num_steps, "num_nonfinite": self.num_nonfinite}
 
-    def _record_step(self, stepped: bool, loss: float, grad_norm: float) -> None:
-        if stepped:
+    def _record_step(self, was_updated: bool, loss: float, grad_norm: float) -> None:
+        if was_updated:
             self.num_steps += 1
             self.num_nonfinite = 0
             return
@@ -297,12 +301,12 @@ class TrainerRank(ABC, Generic[B, L]):
 
 @contextlib.contextmanager
 def invalidate_on_failure() -> Iterator[None]:
-    """Raise `HalfUpdatedError` if the `with` block fails, because it may have updated only some of the weights.
+    """Raise `PartialUpdateError` if the `with` block fails, because it may have updated only some of the weights.
 
     Raises:
-        HalfUpdatedError: the `with` block raised an exception.
+        PartialUpdateError: the `with` block raised an exception.
     """
     try:
         yield
     except Exception as error:
-        raise HalfUpdatedError(f"the optimizer failed: {type(error).__name__}: {error}") from error
+        raise PartialUpdateError(f"the optimizer failed: {type(error).__name__}: {error}") from error

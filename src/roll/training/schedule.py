@@ -33,7 +33,7 @@ class Schedule:
         *,
         updates_per_step: int = 1,
         idle_steps: int = 0,
-        peak: float | None = None,
+        peak_learning_rate: float | None = None,
     ) -> Schedule:
         """Build the schedule of a configuration.
 
@@ -41,16 +41,16 @@ class Schedule:
             training: The training configuration, with counts in steps of the run.
             updates_per_step: The number of optimizer steps of this trainer in each step of the run.
             idle_steps: The number of steps of the run in which this trainer is not updated.
-            peak: The peak learning rate; by default `training.learning_rate`.
+            peak_learning_rate: The peak learning rate; by default `training.learning_rate`.
         """
         return cls(
-            peak=training.learning_rate if peak is None else peak,
+            peak=training.learning_rate if peak_learning_rate is None else peak_learning_rate,
             num_updates=max(training.num_steps - idle_steps, 0) * updates_per_step,
             num_warmup=training.warmup_steps * updates_per_step,
             shape=training.schedule,
         )
 
-    def compute_rate(self, update: int) -> float:
+    def compute_learning_rate(self, update: int) -> float:
         """Return the learning rate of optimizer step `update` (0, 1, …); steps that did not change the weights are not
         counted.
 

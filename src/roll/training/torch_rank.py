@@ -103,5 +103,5 @@ class TorchRank(TrainerRank[B, L]):
     def _compute_grad_norm(self) -> float:
         return self.optimizer.compute_grad_norm()
 
-    def _step_optimizer(self, rate: float, grad_norm: float, params: OptimParams) -> None:
-        self.optimizer.step(rate, grad_norm, params)
+    def _step_optimizer(self, learning_rate: float, grad_norm: float, params: OptimParams) -> None:
+        self.optimizer.step(learning_rate, grad_norm, params)

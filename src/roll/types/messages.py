@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
-from roll.errors import UnsupportedError, short
+from roll.errors import UnsupportedError, shorten
 
 __all__ = [
     "MEDIA_KINDS",
@@ -60,7 +60,7 @@ class TextPart:
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
-            raise ValueError(f"the text of a text part must be a str, got {short(self.text)}")
+            raise ValueError(f"the text of a text part must be a str, got {shorten(self.text)}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the part as a dictionary for chat templates."""
@@ -89,16 +89,16 @@ class MediaPart:
         if not isinstance(digest, str) or not 0 < len(digest) <= _MAX_DIGEST_LENGTH or not set(digest) <= _HEXADECIMAL:
             raise ValueError(
                 f"the digest of a part of kind '{self.kind}' must be lower-case hexadecimal, such as SHA-256, got "
-                f"{short(digest)}"
+                f"{shorten(digest)}"
             )
         if not isinstance(self.source, str):
-            raise ValueError(f"the source of a part of kind '{self.kind}' must be a str, got {short(self.source)}")
+            raise ValueError(f"the source of a part of kind '{self.kind}' must be a str, got {shorten(self.source)}")
         if grid is not None and not (
             isinstance(grid, tuple) and len(grid) == 3 and all(type(size) is int and 0 < size < 2**31 for size in grid)
         ):
             raise ValueError(
                 f"the grid of a part of kind '{self.kind}' must be 3 positive integers (frames, rows, columns), "
-                f"got {short(grid)}"
+                f"got {shorten(grid)}"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def _parse_part(value: Any) -> Part:
     raise ValueError(
         f"a part of message content must be a string, an image with data, or one of {', '.join(_PARTS)} with a digest, "
         f"got type "
-        f"{short(value.get('type'))}"
+        f"{shorten(value.get('type'))}"
     )
 
 

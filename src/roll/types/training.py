@@ -178,7 +178,7 @@ class TrainingSample:
     the engine, to be replayed; -1 means the router's own choice."""
 
     def __post_init__(self) -> None:
-        for name in _ALIGNED:
+        for name in _TOKEN_ALIGNED_FIELDS:
             values = getattr(self, name)
             if values is not None and len(values) != len(self.token_ids):
                 raise DataError(
@@ -196,7 +196,7 @@ class TrainingSample:
         return len(self.token_ids)
 
 
-_ALIGNED = (
+_TOKEN_ALIGNED_FIELDS = (
     "loss_mask",
     "advantages",
     "rollout_logprobs",

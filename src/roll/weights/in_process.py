@@ -34,8 +34,8 @@ class _Token:
     number: int
 
 
-_staged: dict[_Token | None, list[tuple[str, torch.Tensor]]] = {}
-_numbers = itertools.count()
+_staged_tensors: dict[_Token | None, list[tuple[str, torch.Tensor]]] = {}
+_token_numbers = itertools.count()
 
 
 class InProcessSender:
@@ -49,13 +49,13 @@ class InProcessSender:
 
     def stage(self, source: WeightSource, policy_version: int) -> WeightUpdate | None:
         """Store references to all tensors in this process; return the update, or `None` on ranks other than 0."""
-        self._token = token = _Token(os.getpid(), next(_numbers))
+        self._token = token = _Token(os.getpid(), next(_token_numbers))
         tensors = [(name, tensor) for name, tensor in source if tensor is not None]
         if not tensors:
             return None
-        _staged[token] = tensors
+        _staged_tensors[token] = tensors
         if self._token is not token:  # released by another thread; merged or cast tensors would keep their memory
-            del _staged[token]
+            del _staged_tensors[token]
             raise WeightSyncError(
                 f"weight sync of policy version {policy_version}: the sync was aborted while weights were being staged."
             )
@@ -64,12 +64,12 @@ class InProcessSender:
 
     def send(self) -> dict[str, int]:
         """Return the checksums by tensor name; no data is transferred."""
-        return {name: compute_checksum(tensor) for name, tensor in _staged.get(self._token, ())}
+        return {name: compute_checksum(tensor) for name, tensor in _staged_tensors.get(self._token, ())}
 
     def release(self, failed: bool) -> None:
         """Remove the references from the table."""
         token, self._token = self._token, None
-        _staged.pop(token, None)
+        _staged_tensors.pop(token, None)
 
     def close(self) -> None:
         """Do nothing, because this transport allocates no memory."""
@@ -83,11 +83,11 @@ def receive(update: WeightUpdate, location: ReceiverLocation) -> Generator[Tenso
         WeightSyncError: the tensors have been released, or belong to another process.
     """
     token = update.handle
-    if token not in _staged:
+    if token not in _staged_tensors:
         here = os.getpid()
         elsewhere = f"they were staged in process {token.process_id}, this is {here}: use shared_memory or broadcast"
         raise WeightSyncError(
             f"weight sync of policy version {update.policy_version}: the tensors are not available: "
             f"{'they were released already' if token.process_id == here else elsewhere}."
         )
-    yield iter(_staged[token])
+    yield iter(_staged_tensors[token])

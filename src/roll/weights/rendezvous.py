@@ -41,9 +41,9 @@ __all__ = [
     "get_device_name",
 ]
 
-POLL_S = 0.001
+POLL_INTERVAL_S = 0.001
 
-NCCL_POLL_S = 0.0001
+NCCL_POLL_INTERVAL_S = 0.0001
 """Polling interval with NCCL; between devices of one machine, a bucket takes a few hundred microseconds."""
 
 CHECK_INTERVAL_S = 0.5
@@ -109,7 +109,7 @@ class BroadcastGroup:
                     raise WeightSyncError(
                         f"{sync_name}: a broadcast did not end within {self.timeout.total_seconds():g} s."
                     )
-                time.sleep(NCCL_POLL_S)
+                time.sleep(NCCL_POLL_INTERVAL_S)
         with convert_group_errors(sync_name):
             work.wait(self.timeout)
         del self.in_flight[0]
@@ -165,7 +165,7 @@ class Rendezvous:
                 check_active()
                 if time.monotonic() > deadline:
                     raise WeightSyncError(f"{self.sync_name}: {missing} within {self._timeout_s:g} s.")
-                time.sleep(POLL_S)
+                time.sleep(POLL_INTERVAL_S)
             return json.loads(self._store.get(key))
         except dist.DistError as error:
             raise WeightSyncError(

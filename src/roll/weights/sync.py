@@ -205,7 +205,7 @@ class WeightSync:
         self,
         engines: Sequence[InferenceEngine],
         version: int,
-        probed: bool,
+        run_probe: bool,
         pause_generation: AbstractAsyncContextManager[Any] | None = None,
         on_dead: Callable[[Collection[str]], object] | None = None,
     ) -> SyncReport:
@@ -236,7 +236,7 @@ class WeightSync:
             report_dead(reported)
         alive = [engine for engine in alive if engine.engine_id not in dead]
         results: dict[str, ProbeResult] = {}
-        if probed and self._sequences and alive and self._adapter is None:
+        if run_probe and self._sequences and alive and self._adapter is None:
             results = await self._probe(alive, sent, version, delivery.dtype, dead)
             report_dead(dead.keys() - set(reported))
         for error in dead.values():

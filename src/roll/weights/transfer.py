@@ -43,11 +43,11 @@ async def transfer_weights(
     if store is None:
         await pause()
 
-    async def deliver(some: Sequence[InferenceEngine], update: WeightUpdate, delivery: Delivery) -> None:
+    async def deliver(engines: Sequence[InferenceEngine], update: WeightUpdate, delivery: Delivery) -> None:
         if store is not None:
-            some = await delivery.prefetch(some, update)
+            engines = await delivery.prefetch(engines, update)
             await pause()
-        await delivery.deliver(some, update)
+        await delivery.deliver(engines, update)
 
     while left:  # without engines, for example while all sleep, a broadcast would wait forever
         failure: WeightSyncError | None = None

@@ -18,7 +18,7 @@ from worlds.vision_models import VisionWorld, picture, write_vision_model
 from roll.agents.server import MAX_BYTES_WITH_IMAGES, AgentServer
 from roll.agents.session import Session
 from roll.agents.tree import ModelCall, build_rollout, group_chains
-from roll.config.agents import AgentLimits
+from roll.config.agents import AgentLimitsConfig
 from roll.data import ChatRenderer
 from roll.data.media_text import MediaText
 from roll.data.samples import build_samples
@@ -49,7 +49,7 @@ class ImageWorld:
                 request_of(self.draw.token_ids, "train-3.0", self.end),
                 speaker.generate,
                 self.renderer,
-                limits=AgentLimits(),
+                limits=AgentLimitsConfig(),
                 max_context=1024,
                 images=ImageStorage(self.inputs),
             )

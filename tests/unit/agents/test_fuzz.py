@@ -17,7 +17,7 @@ from worlds.agents import Speaker, request_of
 from roll.agents import Session
 from roll.agents.openapi import build_description
 from roll.agents.server import AgentServer
-from roll.config.agents import AgentLimits
+from roll.config.agents import AgentLimitsConfig
 from roll.data import ChatRenderer
 from roll.models import load_tokenizer
 
@@ -97,7 +97,7 @@ class World:
     def _session(self, name: str) -> Session:
         texts = ["Yes.", '<tool_call>{"name": "a", "arguments": {}}</tool_call>', "<think>x</think>y", SECRET]
         speaker = Speaker(self.renderer, lambda context: texts[len(context) % 3] if name == "mine" else texts[3])
-        limits = AgentLimits(turns=10**6, tokens=10**9, time_s=3600.0)
+        limits = AgentLimitsConfig(turns=10**6, tokens=10**9, time_s=3600.0)
         first = request_of(self.renderer.tokenize("a"), name)
         session = Session(name, first, speaker.generate, self.renderer, limits=limits, max_context=2048)
         self.server.sessions.add(session)

@@ -359,9 +359,9 @@ class Answers:
         self._groups = {group.draw.draw_id: group for group in all_groups()}
 
     async def loop(
-        self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Any, renderer: Any
+        self, draw: PromptDraw, index: int, first_request: GenerationRequest, generate: Any, renderer: Any
     ) -> Rollout:
-        await generate(first)
+        await generate(first_request)
         return replace(self._groups[draw.draw_id].rollouts[index], reward=None)
 
     async def generate(self, request: GenerationRequest, *, session: str, pinned: bool, on_start: Any) -> None:

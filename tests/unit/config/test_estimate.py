@@ -11,8 +11,8 @@ import pytest
 from worlds.model_sizes import Sizes
 
 from roll.config.activation_memory import (
-    PeakStageShares,
-    compute_peak_stage_shares,
+    PeakStageFractions,
+    compute_peak_stage_fractions,
     estimate_activation_bytes_per_token,
     estimate_forward_backward_bytes,
     estimate_gathered_bytes,
@@ -522,10 +522,10 @@ def test_config_estimate_of_experts_those_that_a_token_goes_through_are_weighed_
         num_parameters=600 + 8 * 1000, num_layers=8, vocab_size=60, hidden_size=10, expert_parameters=8 * 800,
         experts_per_token=1,
     )  # fmt: skip
-    assert compute_peak_stage_shares(sizes, ParallelConfig(pp=2)) == PeakStageShares(
+    assert compute_peak_stage_fractions(sizes, ParallelConfig(pp=2)) == PeakStageFractions(
         weights=5_600 / 8_600, activations=2 * 5 / 8
     )
-    assert compute_peak_stage_shares(sizes, ParallelConfig()) == PeakStageShares(weights=1.0, activations=1.0)
+    assert compute_peak_stage_fractions(sizes, ParallelConfig()) == PeakStageFractions(weights=1.0, activations=1.0)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ STAGES = ["cluster.type=ray", "cluster.device_mapping.actor_train=0-3", "trainin
 
 def test_config_parallel_stages_and_what_divides_a_row_share_their_samples() -> None:
     parallel = ParallelConfig(pp=2, cp=3, tp=2, dp_replicate=5)
-    assert (parallel.num_ranks, parallel.ranks_per_share, parallel.ranks_per_micro_batch) == (60, 12, 6)
+    assert (parallel.num_ranks, parallel.ranks_per_batch_shard, parallel.ranks_per_micro_batch) == (60, 12, 6)
     assert parallel.find_layout_problem(120) is None
     assert parallel.find_layout_problem(
         6

@@ -16,7 +16,7 @@ from roll.dashboard.vocabulary import Vocabularies
 async def test_dashboard_watch_changes_are_told_once_for_what_grew(
     make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roll.dashboard.changes._POLL_S", 0.0)
+    monkeypatch.setattr("roll.dashboard.changes._POLL_INTERVAL_S", 0.0)
     monkeypatch.setattr("roll.dashboard.changes._MIN_INTERVAL_S", 0.0)
     run, owes = Run(make_run(), "demo", Vocabularies()), False
     limiter = CpuLimiter()

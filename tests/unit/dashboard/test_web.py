@@ -108,7 +108,7 @@ def test_dashboard_web_what_json_has_no_place_for_is_null_or_a_question_mark(mak
 async def test_dashboard_web_the_stream_of_changes_ends_with_the_server(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roll.dashboard.changes._POLL_S", 0.001)
+    monkeypatch.setattr("roll.dashboard.changes._POLL_INTERVAL_S", 0.001)
     run = Run(make_run(), "demo", Vocabularies())
     ending = iter([False, True])
     told = [text async for text in stream_changes(run, CpuLimiter(), lambda: next(ending))]

@@ -93,7 +93,7 @@ def weighed(rollouts: list[Rollout], algorithm: AlgorithmConfig, **said: Any) ->
     shaped = [shape_rollout(r, algorithm, 8) for r in rollouts]
     own = [s for s in shaped if not s.rollout.expert]
     selection = Selection(
-        trained=tuple(own),
+        trained_rollouts=tuple(own),
         outcomes=np.array([1.0, -1.0]),
         demonstrations=tuple(s for s in shaped if s.rollout.expert),
         draw_outcomes={},

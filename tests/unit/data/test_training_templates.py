@@ -350,9 +350,9 @@ def test_chat_template_masks_leave_out_messages_that_are_not_to_be_trained(
 ) -> None:
     chat = [ASKED, assistant("It is 3."), ASKED_AGAIN, assistant("4")]
     renderer = ChatRenderer(tokenizers["qwen3"])
-    ids, mask = renderer.tokenize_conversation(chat, untrained={3})
+    ids, mask = renderer.tokenize_conversation(chat, untrained_messages={3})
     assert tokenizers["qwen3"].decode(ids[mask]) == "<think>\n\n</think>\n\nIt is 3.<|im_end|>"
-    assert not renderer.tokenize_conversation(chat, untrained={1, 3})[1].any()
+    assert not renderer.tokenize_conversation(chat, untrained_messages={1, 3})[1].any()
 
 
 def test_chat_template_masks_follow_the_variables_of_the_template(

@@ -14,7 +14,7 @@ from hf_helpers import engine_spec, prompt, reference_logprobs, request
 
 from roll.errors import ModelError
 from roll.inference.hf_decoder import Decoder
-from roll.inference.hf_requests import Row, create_row
+from roll.inference.hf_requests import BatchRow, create_row
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {
@@ -57,7 +57,7 @@ def random_model(tiny_model: Path, directory: Path, kind: str, **changes: Any) -
     return directory
 
 
-def run(decoder: Decoder, rows: list[Row]) -> list[Row]:
+def run(decoder: Decoder, rows: list[BatchRow]) -> list[BatchRow]:
     """Decode to the end; in the order given."""
     decoder.admit(rows)
     while decoder.rows:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from roll.errors import ConfigError, UnsupportedError, UserError
 from roll.inference import EngineSpec
-from roll.inference.hf_requests import RequestQueue, Row, check_options, check_request, create_row, draw_uniforms
+from roll.inference.hf_requests import BatchRow, RequestQueue, check_options, check_request, create_row, draw_uniforms
 from roll.types import GenerationRequest, SamplingParams
 
 
@@ -22,7 +22,7 @@ def request(name: str = "r", prompt: int = 3, priority: int = 0, **sampling: obj
     )
 
 
-def names(rows: list[Row]) -> list[str]:
+def names(rows: list[BatchRow]) -> list[str]:
     return [row.request.request_id for row in rows]
 
 
@@ -73,9 +73,9 @@ def test_hf_requests_a_wave_is_ordered_by_priority_then_arrival() -> None:
     queue = RequestQueue()
     for order, (name, priority) in enumerate([("a", 1), ("b", 0), ("c", 1), ("d", 0)]):
         queue.add(create_row(request(name, priority=priority), order, 0))
-    assert queue.pop_fitting(lambda row, taken: True) == []  # no wave yet
+    assert queue.pop_admissible(lambda row, taken: True) == []  # no wave yet
     queue.begin_wave()
-    assert names(queue.pop_fitting(lambda row, taken: True)) == ["b", "d", "a", "c"]
+    assert names(queue.pop_admissible(lambda row, taken: True)) == ["b", "d", "a", "c"]
 
 
 def test_hf_requests_a_wave_stops_at_the_first_request_that_does_not_fit() -> None:
@@ -83,7 +83,7 @@ def test_hf_requests_a_wave_stops_at_the_first_request_that_does_not_fit() -> No
     for order, prompt in enumerate([1, 9, 1]):
         queue.add(create_row(request(str(order), prompt=prompt), order, 0))
     queue.begin_wave()
-    assert names(queue.pop_fitting(lambda row, taken: row.prompt_length < 5)) == ["0"]
+    assert names(queue.pop_admissible(lambda row, taken: row.prompt_length < 5)) == ["0"]
     assert queue.num_in_wave == 2  # the third may not overtake the second
 
 
@@ -92,15 +92,15 @@ def test_hf_requests_arrivals_wait_for_the_next_wave() -> None:
     queue.add(create_row(request("a"), 0, 0))
     queue.begin_wave()
     queue.add(create_row(request("b"), 1, 0))
-    assert names(queue.pop_fitting(lambda row, taken: True)) == ["a"] and len(queue) == 1 and queue.num_in_wave == 0
+    assert names(queue.pop_admissible(lambda row, taken: True)) == ["a"] and len(queue) == 1 and queue.num_in_wave == 0
 
 
 def test_hf_requests_put_back_come_first_and_in_their_order() -> None:
     queue = RequestQueue()
     queue.add(create_row(request("a"), 0, 0))
     queue.begin_wave()
-    queue.put_back([create_row(request("x"), 1, 0), create_row(request("y"), 2, 0)])
-    assert names(queue.pop_fitting(lambda row, taken: True)) == ["x", "y", "a"]
+    queue.requeue([create_row(request("x"), 1, 0), create_row(request("y"), 2, 0)])
+    assert names(queue.pop_admissible(lambda row, taken: True)) == ["x", "y", "a"]
 
 
 def test_hf_requests_are_removed_wherever_they_wait() -> None:
@@ -156,8 +156,8 @@ def test_hf_requests_a_request_that_is_put_back_without_an_answer_forgets_which_
         row.store_experts(0, chosen)
     begun.append(7, -1.0, 0)
     queue = RequestQueue()
-    queue.put_back([begun, waiting])
-    assert names(queue.pop_fitting(lambda row, taken: True)) == ["a", "b"]
+    queue.requeue([begun, waiting])
+    assert names(queue.pop_admissible(lambda row, taken: True)) == ["a", "b"]
     for row in (begun, waiting):
         row.store_experts(0, chosen + 5)
     assert [row.experts[:3].ravel().tolist() for row in (begun, waiting) if row.experts is not None] == [

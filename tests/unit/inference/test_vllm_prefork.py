@@ -31,7 +31,7 @@ def variables(name: str = "a") -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process waits at once: what it would import is tested with an engine."""
-    monkeypatch.setattr(module, "_PROGRAM", LIGHT)
+    monkeypatch.setattr(module, "_CHILD_PROGRAM", LIGHT)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_vllm_prestart_one_that_has_named_itself_ends_with_its_launch(
     named = tmp_path / "named"
     os.mkfifo(named)
     naming = f"from setproctitle import setproctitle; setproctitle('new'); open({str(named)!r}, 'w').close(); "
-    monkeypatch.setattr(module, "_PROGRAM", naming + LIGHT)
+    monkeypatch.setattr(module, "_CHILD_PROGRAM", naming + LIGHT)
     ahead = PreforkedProcess(launch._build_environment("its launch", None, Path(os.devnull), cpu=True), None)
     named.read_text()  # once it has its name
     launch.cancel_launch("another")
@@ -139,7 +139,7 @@ def test_vllm_prestart_it_is_not_used_where_libraries_would_have_read_something_
 
 
 def test_vllm_prestart_one_that_has_died_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PROGRAM", NOTHING)
+    monkeypatch.setattr(module, "_CHILD_PROGRAM", NOTHING)
     with open_preforked_process(variables(), None):
         module._unclaimed_processes[0].process.wait()
         assert claim_process(None) is None
@@ -178,7 +178,7 @@ def test_vllm_prestart_it_imports_what_this_process_would(tmp_path: Path, monkey
     (tmp_path / "found_nowhere_else.py").write_text("")
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(module, "_PROGRAM", "import colorsys, found_nowhere_else; " + LIGHT)
+    monkeypatch.setattr(module, "_CHILD_PROGRAM", "import colorsys, found_nowhere_else; " + LIGHT)
     waiting = PreforkedProcess(variables(), None)
     process = _Context(waiting).Process(target=os.getpid)
     process.start()
@@ -237,7 +237,7 @@ def test_vllm_prestart_a_variable_without_a_name_stays_as_it_was_inherited() -> 
 ORPHANED = """
 import os, signal, sys
 from roll.inference.vllm import prefork, child
-prefork._PROGRAM = (
+prefork._CHILD_PROGRAM = (
     "from roll.inference.vllm import child; child._PRELOADED_MODULES = (); child.PARENT_POLL_S = 0.01; "
     "child.wait_for_work(tracker_fd=%d, pipe_handle=%d)"
 )
@@ -260,7 +260,7 @@ TRACKED = """
 import os, psutil
 from multiprocessing import resource_tracker
 from roll.inference.vllm import prefork, launch
-prefork._PROGRAM = "pass  # %d %d"
+prefork._CHILD_PROGRAM = "pass  # %d %d"
 launch.is_cpu_build = lambda: True
 with launch.prestart_engine(None):
     tracker = psutil.Process(resource_tracker._resource_tracker._pid)

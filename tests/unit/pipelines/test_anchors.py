@@ -332,7 +332,7 @@ def test_anchor_rewards_that_were_replayed_are_of_the_episode_but_not_of_what_is
     played = group(True, anchor=anchor)
     won = replace(played.rollouts[0], reward=RewardResult(value=1.0, correct=True))
     selection = select_training_rollouts([replace(played, rollouts=(won,))], algorithm, max_new_tokens=8)
-    (shaped,) = (*selection.trained, *selection.others)
+    (shaped,) = (*selection.trained_rollouts, *selection.untrained_rollouts)
     assert shaped.episode.total == 0.5 and shaped.training_reward == 0.5
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from roll.config.pipelines.agentic import AgenticConfig
-from roll.pipelines.episodes.curriculum import choose_domain, compute_domain_shares, update_success_rates
+from roll.pipelines.episodes.curriculum import choose_domain, compute_domain_probabilities, update_success_rates
 from roll.pipelines.episodes.state import AgenticState
 from roll.types import Anchor, Group, Prompt, PromptDraw, RewardResult, Rollout, Trajectory
 
@@ -50,8 +50,10 @@ def group(domain: str, *solved: bool) -> Group:
 
 
 def test_curriculum_shares_are_weights_times_4_p_of_1_minus_p_and_no_less_than_the_least() -> None:
-    assert compute_domain_shares(config(), {}) == {"a": 0.25, "b": 0.75}
-    assert compute_domain_shares(config(), {"a": 0.25, "b": 1.0}) == pytest.approx({"a": 0.75 / 1.35, "b": 0.6 / 1.35})
+    assert compute_domain_probabilities(config(), {}) == {"a": 0.25, "b": 0.75}
+    assert compute_domain_probabilities(config(), {"a": 0.25, "b": 1.0}) == pytest.approx(
+        {"a": 0.75 / 1.35, "b": 0.6 / 1.35}
+    )
 
 
 def test_curriculum_averages_forget_and_what_was_not_played_has_none() -> None:

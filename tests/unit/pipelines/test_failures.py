@@ -12,7 +12,7 @@ from roll.config.alarms import AlarmsConfig
 from roll.pipelines import measures
 from roll.pipelines.learning.alarms import check_alarms
 from roll.pipelines.learning.failures import (
-    Failures,
+    FailureCounts,
     RetryCounter,
     check_failures,
     check_step_failures,
@@ -76,7 +76,7 @@ def steps(config: AlarmsConfig, *found: tuple[int, int, int]) -> list[int]:
 
 @pytest.mark.parametrize("index", [1, 2])
 def test_failures_a_first_step_that_failed_altogether_stops_the_run_at_once(index: int) -> None:
-    bad = Failures(num_judged=8, **{("failed", "timed_out")[index - 1]: 8})
+    bad = FailureCounts(num_judged=8, **{("failed", "timed_out")[index - 1]: 8})
     if index == 1:
         bad.causes["boom"] = 8
         bad.prompts["boom"] = "d/0"

@@ -66,8 +66,8 @@ class Steps:
         await asyncio.sleep(10.0)
         return self.batches.pop(0)
 
-    async def run_unless_stopped(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return await work
+    async def run_unless_stopped(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return await coroutine
 
     def advance_policy_version(self) -> None:
         self.version += 1

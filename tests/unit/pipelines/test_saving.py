@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from roll.config.operations import CheckpointConfig
-from roll.errors import HalfUpdatedError, WorkerDiedError
+from roll.errors import PartialUpdateError, WorkerDiedError
 from roll.pipelines.learner import update
 from roll.pipelines.run import Run, run_session
 from roll.pipelines.state import RunState
@@ -102,7 +102,7 @@ async def test_checkpoint_save_a_save_that_fails_too_hides_nothing(caplog: pytes
         (ValueError("in the forward pass"), 1, False, False),
         (ValueError("after another update"), 1, True, True),
         (ValueError("of one rank of two"), 2, False, True),
-        (HalfUpdatedError("while it moved them"), 1, False, True),
+        (PartialUpdateError("while it moved them"), 1, False, True),
         (WorkerDiedError("gone"), 1, False, True),
         (None, 1, False, True),
     ],

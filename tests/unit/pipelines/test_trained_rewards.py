@@ -210,7 +210,7 @@ def test_trained_rewards_a_source_with_turns_moves_no_limit_of_the_source_beside
     for sources in ([single], [single, game]):
         found = selected(sources, [cut, played], reward=shaping)
         # at its limit of 8 tokens the cut answer is punished in full; the game may have 16
-        assert [s.episode.reward for s in found.trained] == pytest.approx([0.0, -0.1, 1.0, 0.9])
+        assert [s.episode.reward for s in found.trained_rollouts] == pytest.approx([0.0, -0.1, 1.0, 0.9])
 
 
 def test_trained_rewards_the_constant_length_of_dr_grpo_is_a_prompts_own() -> None:

@@ -100,7 +100,7 @@ def test_doctor_the_text_counts_what_it_found():
 )
 def test_doctor_a_containers_quota_of_cores_asks_for_as_many_threads(monkeypatch, tmp_path, quota, threads, verdict):
     (tmp_path / "cpu.max").write_text(quota)
-    monkeypatch.setattr(host_room, "_CPU_MAX", tmp_path / "cpu.max")
+    monkeypatch.setattr(host_room, "_CPU_MAX_FILE", tmp_path / "cpu.max")
     monkeypatch.setattr(host_room.os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setattr(host_room, "_read_cpu_flags", lambda: {"avx2", "avx512f"})
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -120,7 +120,7 @@ def test_doctor_a_containers_quota_of_cores_asks_for_as_many_threads(monkeypatch
     ],
 )
 def test_doctor_a_processor_without_bfloat16_products_is_a_warning(monkeypatch, tmp_path, flags, verdict, advice):
-    monkeypatch.setattr(host_room, "_CPU_MAX", tmp_path / "cpu.max")
+    monkeypatch.setattr(host_room, "_CPU_MAX_FILE", tmp_path / "cpu.max")
     monkeypatch.setattr(host_room.os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setattr(host_room.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(host_room, "_read_cpu_flags", lambda: flags)

@@ -73,7 +73,7 @@ class _Trial:
             return Judgement(value=float(right), verdict="", correct=right)
 
         config = AdaptiveLimit.model_validate({"audit_share": 0.0, **settings})
-        self.verifier = limit_adaptively(Verifier(judge=judge, decides=True), config, time_limit_s)
+        self.verifier = limit_adaptively(Verifier(judge=judge, decides_correctness=True), config, time_limit_s)
         self._make = make
 
     async def score(self, text: str, cpu_s: float, *, is_first: bool = False) -> Judgement:
@@ -214,8 +214,8 @@ def test_adaptive_limit_settings(pool: LocalWorkerPool, tmp_path: Path) -> None:
 
 
 def test_adaptive_limit_audits_are_chosen_by_the_text() -> None:
-    shares = [adaptive_pool._draw_share(f"answer {i}") for i in range(2000)]
-    assert shares == [adaptive_pool._draw_share(f"answer {i}") for i in range(2000)]
+    shares = [adaptive_pool._hash_to_unit_interval(f"answer {i}") for i in range(2000)]
+    assert shares == [adaptive_pool._hash_to_unit_interval(f"answer {i}") for i in range(2000)]
     assert 0.03 < sum(share < 0.05 for share in shares) / 2000 < 0.07
 
 

@@ -20,7 +20,7 @@ from roll.errors import ConfigError, RewardInfraError, UnscorableError
 from roll.models import find_stop_token_ids, load_tokenizer
 from roll.rewards import build_reward
 from roll.rewards.judge.engine_judge import EngineChat, JudgeModel, VerdictNode, build_verdict_tree
-from roll.rewards.judge.replies import read_preference
+from roll.rewards.judge.replies import parse_preference
 from roll.rewards.judge.rubrics import build_pairwise_schema, build_pointwise_schema
 from roll.types import Generation, GenerationRequest, Message, Rollout
 
@@ -96,9 +96,9 @@ async def test_reward_engine_judge_a_comparison_weighs_all_outcomes(tiny_model: 
     model = Model(tiny_model, weights={'"winner": "': {"A": 0.5, "t": 0.3, "B": 0.2}})
     reply = await EngineChat(config(), model.judge).generate_reply(QUESTION, build_pairwise_schema(explain=False))
     assert json.loads(reply) == {"winner": "A", "probabilities": {"A": 0.5, "B": 0.2, "tie": 0.3}}
-    found = read_preference(reply)
+    found = parse_preference(reply)
     assert (found.winner, found.points) == ("A", pytest.approx(0.65))  # 0.5 + 0.3 / 2
-    assert read_preference('{"winner": "B", "probabilities": {"A": 7, "B": 0, "tie": 0}}').points == 0.0
+    assert parse_preference('{"winner": "B", "probabilities": {"A": 7, "B": 0, "tie": 0}}').points == 0.0
 
 
 async def test_reward_engine_judge_text_ends_at_a_quotation_mark_or_with_the_answer(tiny_model: Path) -> None:

@@ -23,7 +23,7 @@ from roll.rewards import build_reward
 from roll.rewards.compose import WeightedReward
 from roll.rewards.judge import Judge
 from roll.rewards.judge.chat import EndpointChat
-from roll.rewards.judge.replies import ReplyError, read_score, read_winner
+from roll.rewards.judge.replies import ReplyError, parse_score, parse_winner
 from roll.rewards.reply_cache import ReplyCache, compute_content_key
 from roll.types import Message, Rollout
 
@@ -527,7 +527,7 @@ async def test_reward_judge_a_watched_judge_that_fails_costs_no_rollout(
     ],
 )
 def test_reward_judge_replies_are_read_as_models_write_them(reply: str, value: float) -> None:
-    assert read_score(reply, 1, 10) == value
+    assert parse_score(reply, 1, 10) == value
 
 
 @pytest.mark.parametrize(
@@ -552,7 +552,7 @@ def test_reward_judge_replies_are_read_as_models_write_them(reply: str, value: f
 )
 def test_reward_judge_other_replies_are_not_guessed_at(reply: str) -> None:
     with pytest.raises(ReplyError):
-        read_score(reply, 1, 10)
+        parse_score(reply, 1, 10)
 
 
 @pytest.mark.parametrize(
@@ -572,12 +572,12 @@ def test_reward_judge_other_replies_are_not_guessed_at(reply: str) -> None:
 def test_reward_judge_a_hostile_reply_is_refused_in_no_time(reply: str) -> None:
     started = time.thread_time()
     with pytest.raises(ReplyError):
-        read_score(reply, 1, 10)
+        parse_score(reply, 1, 10)
     assert time.thread_time() - started < 0.05
 
 
 def test_reward_judge_a_verdict_behind_long_thoughts_is_read() -> None:
-    assert read_score("<think>" + "{x} " * 100_000 + '</think>{"score": 10}', 1, 10) == 1.0
+    assert parse_score("<think>" + "{x} " * 100_000 + '</think>{"score": 10}', 1, 10) == 1.0
 
 
 @pytest.mark.parametrize("body", ["[" * 100_000, "x" * (2**20 + 1), '{"choices":' * 50_000, "{}" * 100_000])
@@ -590,7 +590,7 @@ async def test_reward_judge_a_hostile_body_is_our_failure(body: str, server: Jud
 
 
 def test_reward_judge_winners() -> None:
-    assert [read_winner(f'{{"winner": "{w}"}}') for w in ("A", "b", "Answer A", "tie", "Both")] == [
+    assert [parse_winner(f'{{"winner": "{w}"}}') for w in ("A", "b", "Answer A", "tie", "Both")] == [
         "A",
         "B",
         "A",
@@ -598,7 +598,7 @@ def test_reward_judge_winners() -> None:
         "tie",
     ]
     with pytest.raises(ReplyError):
-        read_winner('{"winner": "C"}')
+        parse_winner('{"winner": "C"}')
 
 
 def test_reward_judge_the_cache_forgets_what_was_used_longest_ago() -> None:

@@ -20,7 +20,7 @@ from roll.rewards.mathematics import parser_caches, symbolic
 from roll.rewards.mathematics.compare import is_same_answer
 from roll.rewards.mathematics.notation import normalize_notation
 from roll.rewards.mathematics.shape import TooDeepError, parse_shape
-from roll.rewards.mathematics.symbolic import SlowError, call_with_limit, has_same_value, is_too_large
+from roll.rewards.mathematics.symbolic import ComparisonTimeoutError, call_with_limit, has_same_value, is_too_large
 from roll.rewards.mathematics.unevaluated import is_unevaluated
 from roll.rewards.mathematics.units import parse_unit, split_percent, split_unit
 
@@ -587,7 +587,7 @@ def test_math_verifier_what_explodes_is_refused_by_its_looks() -> None:
 
 def test_math_verifier_a_slow_comparison_is_interrupted() -> None:
     prepare_worker()
-    with pytest.raises(SlowError):
+    with pytest.raises(ComparisonTimeoutError):
         call_with_limit(0.5, has_same_value, r"\int e^{x^{2}} \sin x^{3} \log x dx", "7")
     assert has_same_value(r"\sqrt{4}", "2")  # and no alarm is left behind
 
@@ -605,7 +605,7 @@ def test_math_verifier_an_alarm_that_a_destructor_swallows_rings_again_without_a
 
     said: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", said.append)
-    with pytest.raises(SlowError):
+    with pytest.raises(ComparisonTimeoutError):
         call_with_limit(60.0, compare)
     assert not said
     Unheard = type("Unheard", (), {"__del__": lambda _: 1 / 0})
@@ -636,7 +636,7 @@ def test_math_verifier_an_alarm_that_rings_as_a_comparison_ends_stays_inside() -
             sys.setprofile(profiled)
             try:
                 outcomes.append(call_with_limit(60.0, int, "7"))
-            except SlowError:
+            except ComparisonTimeoutError:
                 outcomes.append(None)
             finally:
                 sys.setprofile(None)

@@ -46,7 +46,7 @@ def make_scorer(service: RewardService, sleep: Any = _skip_wait, **settings: Any
 def make_reward(service: RewardService, **settings: Any) -> WeightedReward:
     config = make_config(service, **settings)
     scorer = RemoteScorer(config, sleep=_skip_wait)
-    verifier = Verifier(judge=scorer.judge, decides=config.decides, close=scorer.close)
+    verifier = Verifier(judge=scorer.judge, decides_correctness=config.decides, close=scorer.close)
     return WeightedReward([Component(name="remote", config=config, verifier=verifier)])
 
 

@@ -20,7 +20,7 @@ from roll.protocols import Reward
 from roll.rewards import build_reward
 from roll.rewards.final_answer import find_last_tagged
 from roll.rewards.short_answer import compute_f1, is_exact_match, parse_references
-from roll.rewards.simple import compute_overlength_penalty, compute_repeated_share
+from roll.rewards.simple import compute_overlength_penalty, compute_repeated_fraction
 from roll.types import Rollout
 
 MakeRollout = Callable[..., Rollout]
@@ -132,11 +132,11 @@ async def test_reward_text_short_answer_without_any_reference_is_refused(
 
 
 def test_reward_text_repeated_ngrams_by_hand() -> None:
-    assert compute_repeated_share([1, 2, 1, 2, 1, 2], 2) == pytest.approx(
+    assert compute_repeated_fraction([1, 2, 1, 2, 1, 2], 2) == pytest.approx(
         1 - 2 / 5
     )  # 12 21 12 21 12: two kinds of five
-    assert compute_repeated_share([1, 2, 3], 2) == 0.0
-    assert compute_repeated_share([1], 2) == 0.0
+    assert compute_repeated_fraction([1, 2, 3], 2) == 0.0
+    assert compute_repeated_fraction([1], 2) == 0.0
 
 
 def test_reward_text_overlength_is_linear_between_its_limits() -> None:

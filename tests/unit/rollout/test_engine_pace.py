@@ -42,7 +42,7 @@ def test_hung_engine_a_look_that_comes_late_grants_the_delay() -> None:
     pace = seen(10.0)
     assert pace.observe(131.0, 1)
     pace = seen(10.0)
-    assert not pace.observe(1000.0, 1, late_s=900.0)  # the loop that looks stood still itself
+    assert not pace.observe(1000.0, 1, delay_s=900.0)  # the loop that looks stood still itself
     assert pace.observe(1131.0, 1)
 
 

@@ -119,13 +119,15 @@ class EnvironmentWorld(World):
         self.hosts = EnvHosts({"pool": self.host})
         super().__init__(settings)
 
-    async def _loop(self, draw: PromptDraw, index: int, first: Any, generate: Any, renderer: Any) -> Any:
+    async def _loop(self, draw: PromptDraw, index: int, first_request: Any, generate: Any, renderer: Any) -> Any:
         settings = EnvironmentSettings(
             name="chaos", host="pool", seed=draw.draw_id, opening="{prompt}", step_time_limit_s=9.0
         )
         messages: Any = (Message(role="user", content=""),)
         prompt = replace(draw.prompt, environment=settings, turns=NUM_TURNS, messages=messages)
-        played = await play_episode(replace(draw, prompt=prompt), index, first, generate, Renderer(), hosts=self.hosts)
+        played = await play_episode(
+            replace(draw, prompt=prompt), index, first_request, generate, Renderer(), hosts=self.hosts
+        )
         assert len(played.turns) == NUM_TURNS or played.finish_reason != "stop"
         assert sum(turn.reward for turn in played.turns[: NUM_TURNS - 1]) <= 0.25 * (NUM_TURNS - 1)
         return replace(played, prompt=draw.prompt, prompt_token_ids=draw.token_ids)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from roll.config.scheduling import SchedulingConfig
 from roll.rollout.buffer import SampleBuffer
-from roll.rollout.rounds import Round, choose_groups, list_certain_groups, plan_next_round
+from roll.rollout.rounds import Round, choose_groups, list_guaranteed_groups, plan_next_round
 from roll.types import Prompt, PromptDraw
 
 TAIL = SchedulingConfig(type="tail_batching", prompt_redundancy=1.5, rollout_redundancy=1.5)
@@ -82,7 +82,9 @@ def taken(buffer: SampleBuffer, current: Round, quota: dict[str, int] | None = N
 
 def test_rollout_selection_what_finished_first_counts_behind_what_the_round_waits_for() -> None:
     buffer = launched(*"aaaaaa")
-    current = Round(num_groups={None: 4}, num_rollouts=2, first_finished=True, spare={None: 2}, mandatory={4, 5})
+    current = Round(
+        num_groups={None: 4}, num_rollouts=2, first_finished=True, spare={None: 2}, mandatory_draw_ids={4, 5}
+    )
     for draw_id in (3, 1, 5, 0):
         buffer.record_finish(draw_id)
         assert taken(buffer, current) is None  # 4 is still running
@@ -123,7 +125,7 @@ def rounds_with_events(draw: st.DrawFn) -> tuple[str, Round, dict[str, int], lis
         num_rollouts=2,
         first_finished=kind == "first finished",
         spare={None: spare},
-        mandatory=mandatory,
+        mandatory_draw_ids=mandatory,
     )
     quota = draw(st.sampled_from([{}, {"a": min(domains.count("a"), 2), "b": 2}]))
     return domains, current, quota, draw(st.lists(st.tuples(st.integers(0, 7), st.booleans()), max_size=40))
@@ -136,7 +138,7 @@ def test_certain_groups_are_chosen_whatever_follows(
     domains, current, quota, events = drawn
     buffer, certain = launched(*domains), set[int]()
     for which, rejected in [*events, *[(0, False)] * 40]:
-        now = {live.draw_id for live in list_certain_groups(buffer, current, 4, Counter(quota))}
+        now = {live.draw_id for live in list_guaranteed_groups(buffer, current, 4, Counter(quota))}
         assert certain <= now  # never taken back
         certain = now
         chosen = taken(buffer, current, quota)
@@ -158,10 +160,10 @@ def test_certain_groups_by_hand() -> None:
     spare = Round(num_groups={None: 4}, num_rollouts=2, spare={None: 2})
     for draw_id in (5, 4, 2):
         buffer.record_finish(draw_id)
-    ids = lambda current: [live.draw_id for live in list_certain_groups(buffer, current, 4, Counter())]  # noqa: E731
+    ids = lambda current: [live.draw_id for live in list_guaranteed_groups(buffer, current, 4, Counter())]  # noqa: E731
     assert ids(spare) == [2]  # 4 and 5 replace an earlier group only if a filter rejects it
     assert ids(Round(num_groups={None: 4}, num_rollouts=2, spare={None: 2}, first_finished=True)) == [5, 4, 2]
-    waits = Round(num_groups={None: 4}, num_rollouts=2, spare={None: 2}, first_finished=True, mandatory={0, 1})
+    waits = Round(num_groups={None: 4}, num_rollouts=2, spare={None: 2}, first_finished=True, mandatory_draw_ids={0, 1})
     assert ids(waits) == [5, 4]  # 0, 1, 5 and 4 fill the step
     buffer.discard(0)
     assert ids(spare) == [2, 4]

@@ -196,12 +196,12 @@ async def test_rollout_scheduler_what_fails_before_an_engine_has_the_request_is_
     tries: dict[int, int] = {}
 
     async def loop(
-        draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Any
+        draw: PromptDraw, index: int, first_request: GenerationRequest, generate: Generate, renderer: Any
     ) -> Rollout:
         tries[index] = tries.get(index, 0) + 1
         if tries[index] <= num_failures:
             raise WorkerDiedError("the environment cannot be reset")
-        return await generate_single_answer(draw, index, first, generate, renderer)
+        return await generate_single_answer(draw, index, first_request, generate, renderer)
 
     scheduler = build(Engines(CountingEngine("a")), loop=loop)
     (group,) = await scheduler.collect(draws(1), PLAN)

@@ -11,7 +11,7 @@ from unit.simulation.run_helpers import workload
 from roll.cli.main import run
 from roll.config.simulation import load_simulation
 from roll.errors import ConfigError
-from roll.simulation.report import compute_interval
+from roll.simulation.report import compute_confidence_interval
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "simulation").glob("*.yaml"))
 VARIANTS = {
@@ -108,9 +108,9 @@ def test_simulation_commands_unknown_hardware_is_refused_before_anything_runs(tm
 
 def test_simulation_commands_an_interval_by_hand() -> None:
     # mean 2, standard deviation 1, t(0.975, 2) = 4.303: half = 4.303 / sqrt(3)
-    found = compute_interval([1.0, 2.0, 3.0])
+    found = compute_confidence_interval([1.0, 2.0, 3.0])
     assert (found.mean, found.half) == pytest.approx((2.0, 2.4843), rel=1e-4)
-    assert compute_interval([5.0]).half == 0.0
-    assert compute_interval([float(n % 2) for n in range(20)]).half == pytest.approx(
+    assert compute_confidence_interval([5.0]).half == 0.0
+    assert compute_confidence_interval([float(n % 2) for n in range(20)]).half == pytest.approx(
         2.093 * 0.51299 / 20**0.5, rel=1e-4
     )

@@ -25,7 +25,7 @@ from roll.training.attention.packed import register_attention
 from roll.training.network.packing_check import check_stages
 from roll.training.network.pipeline_split import _split_layers, split_into_stages
 from roll.training.network.policy import PolicyNetwork
-from roll.training.parallel.pipeline import MAX_UNRECEIVED, Stage
+from roll.training.parallel.pipeline import MAX_PENDING_SENDS, Stage
 from roll.training.parallel.pipeline_schedule import Action, build_schedule, compute_bubble_fraction, simulate_schedules
 from roll.training.parallel.tokens import WHOLE_ROW
 
@@ -112,7 +112,9 @@ def _messages(num: int, stage: int, stages: int, chunks: int, each: int, *, back
                 found.append((False, (way, (stage - way) % stages, stage), (part - way, i, model), None))
             if tells:
                 waits = not (forward and backward and chunks > 1)
-                found.append((True, (way, stage, (stage + way) % stages), (part, i, model), waits and MAX_UNRECEIVED))
+                found.append(
+                    (True, (way, stage, (stage + way) % stages), (part, i, model), waits and MAX_PENDING_SENDS)
+                )
     return found
 
 
@@ -258,7 +260,7 @@ def test_pipeline_parallel_a_message_is_let_go_when_its_micro_batch_has_come_bac
             stage.backward(None, torch.Tensor.backward)
         in_flight += 1 if work.is_forward else -1
         most = max(most, in_flight)
-        assert sum(ref() is not None for ref in sent) <= in_flight + MAX_UNRECEIVED + 1
+        assert sum(ref() is not None for ref in sent) <= in_flight + MAX_PENDING_SENDS + 1
     assert (in_flight, most, len(sent)) == (0, 5, 3 * 12)
     assert not any(ref() is not None for ref in sent)
 
@@ -270,7 +272,7 @@ def test_pipeline_parallel_without_gradients_a_message_waits_for_those_of_two_wo
     stage, states = _stage(0), [torch.ones(1) for _ in range(5)]
     for work in stage.iter_actions(5, backward=False):
         stage.send_states(states[work.micro_batch])
-        assert waits == list(range(work.micro_batch - MAX_UNRECEIVED + 1))
+        assert waits == list(range(work.micro_batch - MAX_PENDING_SENDS + 1))
     assert waits == list(range(5))
 
 

@@ -57,7 +57,7 @@ def test_policy_snapshots_say_the_bits_of_their_version_and_change_nothing(
 def test_policy_snapshots_give_the_current_weights_back_where_a_pass_fails() -> None:
     weight = torch.tensor([1.0, 2.0])
     snapshots = Snapshots({"w": weight}, torch.float32)
-    snapshots.keep(0, [0])
+    snapshots.store(0, [0])
     weight.add_(5.0)
     with pytest.raises(RuntimeError, match="out of memory"), snapshots.activate(0):
         assert weight.tolist() == [1.0, 2.0]
@@ -68,9 +68,9 @@ def test_policy_snapshots_give_the_current_weights_back_where_a_pass_fails() -> 
 def test_policy_snapshots_that_nothing_needs_are_let_go() -> None:
     snapshots = Snapshots({"w": torch.zeros(1)}, torch.float32)
     for version in range(6):
-        snapshots.keep(version, range(version - 2, version + 1))
+        snapshots.store(version, range(version - 2, version + 1))
         assert snapshots.versions == tuple(range(max(version - 2, 0), version + 1))
-    snapshots.keep(6, [])
+    snapshots.store(6, [])
     assert snapshots.versions == ()
 
 

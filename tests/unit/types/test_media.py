@@ -17,7 +17,7 @@ from roll.inference.hf_requests import build_prefill_key, create_row
 from roll.inference.spec import reject_media
 from roll.pipelines.episodes.state import AnchorEpisode
 from roll.pipelines.supervised import output_store
-from roll.rollout.episode_replay import ReplayedPart, build_trajectory, check_replay
+from roll.rollout.episode_replay import ReplayedTurns, build_trajectory, check_replay
 from roll.training.network.hidden_states import _build_rotary_ids
 from roll.training.packing.blocks import BlockMember, group_into_blocks
 from roll.training.packing.layout import build_layout, pad_layout
@@ -217,7 +217,7 @@ def test_media_samples_have_the_media_of_their_contexts() -> None:
 def test_media_replayed_episodes_are_compared_with_their_media() -> None:
     trajectory = build_trajectory(rollout())
     anchor = Anchor(trajectory=trajectory, num_turns=1)
-    played = ReplayedPart(
+    played = ReplayedTurns(
         prompt_token_ids=trajectory.prompt_token_ids,
         tokens=[trajectory.token_ids[:5]],
         turns=trajectory.turns[:1],

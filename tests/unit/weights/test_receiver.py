@@ -73,7 +73,7 @@ def test_weight_receiver_a_tensor_that_comes_twice_is_named(sender: Sender):
     specs = (update.manifest[0], replace(update.manifest[1], name="a2"), update.manifest[2])
     from roll.weights import in_process
 
-    in_process._staged[update.handle].insert(1, ("a", THREE["a"]))
+    in_process._staged_tensors[update.handle].insert(1, ("a", THREE["a"]))
     with (
         pytest.raises(WeightSyncError, match="'a' is unexpected: it was received twice"),
         open_update(replace(update, manifest=specs)) as receiver,

@@ -309,7 +309,7 @@ def test_weight_transport_weight_sync_that_is_given_up_while_it_is_staged_writes
     for file in source.files:
         file.close()
     assert [path.stat().st_size for path in tmp_path.iterdir()] == [0] * 4
-    assert not in_process._staged
+    assert not in_process._staged_tensors
     before = len(os.listdir("/proc/self/fd"))
     assert sender.stage(DictSource(TENSORS), 2, transport) is not None
     sender.release(failed=True)

@@ -306,7 +306,7 @@ async def test_weight_sync_one_bit_corrupted_in_transport_stops_the_sync_naming_
 
 async def test_weight_sync_a_tensor_dropped_in_transport_stops_the_sync_naming_it(open_bench: Callable[..., Any]):
     def drop_norm(update: WeightUpdate) -> None:
-        staged = in_process._staged[update.handle]
+        staged = in_process._staged_tensors[update.handle]
         staged[:] = [item for item in staged if item[0] != "model.norm.weight"]
 
     bench = await open_bench(HFEngine)

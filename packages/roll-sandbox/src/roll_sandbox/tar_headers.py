@@ -18,7 +18,7 @@ _MAX_CHAINED_HEADERS = 8
 _MAX_GLOBAL_HEADERS = 64
 _MAX_PIECES = 2**12
 """Maximum number of pieces of a sparse file."""
-_NUMBER = re.compile(rb"[0-9]{64}")
+_LONG_NUMBER_PATTERN = re.compile(rb"[0-9]{64}")
 _PAX_TYPES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _EXTENSION_TYPES = (*_PAX_TYPES, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 
@@ -37,7 +37,7 @@ class BoundedTarInfo(tarfile.TarInfo):
             return super()._proc_member(tarfile)  # type: ignore[misc]
         if not 0 <= self.size <= _MAX_BYTES:
             raise _make_header_error(f"a header has {self.size:,} bytes, more than {_MAX_BYTES:,}")
-        if self.type in _PAX_TYPES and _NUMBER.search(_peek(tarfile.fileobj, self.size)):
+        if self.type in _PAX_TYPES and _LONG_NUMBER_PATTERN.search(_peek(tarfile.fileobj, self.size)):
             raise _make_header_error("a header has a number of 64 digits or more")
         tarfile.chained_headers = chained + 1
         try:

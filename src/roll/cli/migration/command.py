@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 __all__ = ["from_trl", "from_verl"]
 
-_file = click.argument("file", metavar="FILE")
-_rows = click.option(
+_file_argument = click.argument("file", metavar="FILE")
+_rows_option = click.option(
     "--rows", type=click.IntRange(min=1), metavar="N", help="Number of rows of the data set; needed to convert epochs."
 )
-_output = click.option(
+_output_option = click.option(
     "--output", "-o", metavar="PATH", help="Write the configuration to PATH, which must not exist yet."
 )
 
@@ -37,7 +37,7 @@ def _write(converted: ConvertedConfig, output: str | None) -> None:
 
 
 @click.command(name="from-trl")
-@_file
+@_file_argument
 @click.option(
     "--trainer",
     type=click.Choice(["grpo", "sft", "dpo", "reward"]),
@@ -58,8 +58,8 @@ def _write(converted: ConvertedConfig, output: str | None) -> None:
     metavar="KEY=VALUE",
     help="Set a key of TRL that FILE does not set; may be repeated.",
 )
-@_rows
-@_output
+@_rows_option
+@_output_option
 def from_trl(
     file: str, trainer: str | None, processes: int, extra_values: tuple[str, ...], rows: int | None, output: str | None
 ) -> None:
@@ -87,9 +87,9 @@ def _parse_key_and_value(text: str) -> tuple[str, Any]:
 
 
 @click.command(name="from-verl")
-@_file
-@_rows
-@_output
+@_file_argument
+@_rows_option
+@_output_option
 def from_verl(file: str, rows: int | None, output: str | None) -> None:
     """Convert a configuration of verl: a YAML file, or a script or list of Hydra overrides.
 

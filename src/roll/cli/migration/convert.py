@@ -149,9 +149,9 @@ def convert(
 
 
 def _apply_rules(
-    rules: Sequence[Rule], work: _ConversionState, type_errors: Sequence[str]
+    rules: Sequence[Rule], state: _ConversionState, type_errors: Sequence[str]
 ) -> tuple[dict[str, tuple[str, ...]], Sequence[str]]:
-    """Apply every rule to `work`, even after a rule that fails.
+    """Apply every rule to `state`, even after a rule that fails.
 
     Returns:
         The keys of ROLL that each rule has set, by the other library's key, and all problems. Values of the wrong type
@@ -163,9 +163,9 @@ def _apply_rules(
         if rule.convert is None:
             continue
         try:
-            new = rule.convert(work.values)
+            new = rule.convert(state.values)
         except UnsupportedValueError as lost:
-            work.unsupported[rule.key] = str(lost)
+            state.unsupported[rule.key] = str(lost)
             continue
         except ConfigError as error:
             problems += str(error).splitlines()
@@ -173,11 +173,11 @@ def _apply_rules(
         except INVALID_VALUE_ERRORS as error:
             if not type_errors:  # otherwise the problem may be a consequence of these
                 problems.append(
-                    f"'{rule.key}' is {format_value(work.values[rule.key])}: {str(error) or type(error).__name__}."
+                    f"'{rule.key}' is {format_value(state.values[rule.key])}: {str(error) or type(error).__name__}."
                 )
             continue
         converted_keys[rule.key] = tuple(new)
-        work.flat.update(new)
+        state.flat.update(new)
     return converted_keys, problems
 
 
@@ -211,68 +211,68 @@ def _describe_problems(source: str, problems: Sequence[str], unreadable: Sequenc
     return "\n".join(lines)
 
 
-def _remove_defaults(work: _ConversionState, full: Mapping[str, Any]) -> None:
+def _remove_defaults(state: _ConversionState, full: Mapping[str, Any]) -> None:
     """Remove every key that only repeats a default: without it, the resolved configuration still equals `full`."""
     # Comparing whole configurations also finds defaults that depend on other keys. Deep keys are tried first, so that
     # a section is removed only after its keys.
-    for key in sorted(work.flat, key=lambda key: -key.count(".")):
+    for key in sorted(state.flat, key=lambda key: -key.count(".")):
         if key in _ALWAYS_WRITTEN_KEYS:
             continue
-        fewer = {other: value for other, value in work.flat.items() if other != key}
+        fewer = {other: value for other, value in state.flat.items() if other != key}
         with suppress(ConfigError):
             if dump_config(load_config(_nest_keys(fewer))) == full:
-                work.flat = fewer
+                state.flat = fewer
 
 
 def _report_known_keys(
-    rules: Sequence[Rule], work: _ConversionState, converted_keys: Mapping[str, tuple[str, ...]]
+    rules: Sequence[Rule], state: _ConversionState, converted_keys: Mapping[str, tuple[str, ...]]
 ) -> list[KeyResult]:
     results: list[KeyResult] = []
-    owner = {key: next((rule for rule in rules if rule.covers(key)), None) for key in work.file_keys}
+    owner = {key: next((rule for rule in rules if rule.covers(key)), None) for key in state.file_keys}
     for rule in rules:
-        own = [key for key in work.file_keys if owner[key] is rule]
+        own = [key for key in state.file_keys if owner[key] is rule]
         for key in own or ([] if rule.key.endswith(".*") else [rule.key]):
-            one = _build_result(rule, key, work, converted_keys)
+            one = _build_result(rule, key, state, converted_keys)
             if one.in_file or one.outcome == "unsupported" or (one.outcome == "converted" and rule.kind == "renamed"):
                 results.append(one)
     return results
 
 
 def _build_result(
-    rule: Rule, key: str, work: _ConversionState, converted_keys: Mapping[str, tuple[str, ...]]
+    rule: Rule, key: str, state: _ConversionState, converted_keys: Mapping[str, tuple[str, ...]]
 ) -> KeyResult:
-    value = work.values.get(key, rule.default)
+    value = state.values.get(key, rule.default)
     outcome: Literal["converted", "default", "ignored", "unsupported"]
-    if key in work.unsupported:
-        outcome, text = "unsupported", work.unsupported[key]
+    if key in state.unsupported:
+        outcome, text = "unsupported", state.unsupported[key]
     elif rule.kind in ("ignored", "unsupported"):
         same = rule.kind == "ignored" or value == rule.default or value in rule.equivalent_values
         outcome, text = ("ignored" if same else "unsupported"), rule.note
     else:
         targets = converted_keys.get(key) or rule.targets
-        written = [target for target in targets if target in work.flat]
+        written = [target for target in targets if target in state.flat]
         outcome = "converted" if written else "default"
         text = (
-            ", ".join(f"{target}={format_value(work.flat[target])}" for target in written)
+            ", ".join(f"{target}={format_value(state.flat[target])}" for target in written)
             or ", ".join(targets)
             or rule.note
         )
         if written and rule.note:
             text += f" ({rule.note})"
-    return KeyResult(key=key, value=value, in_file=key in work.file_keys, outcome=outcome, text=text)
+    return KeyResult(key=key, value=value, in_file=key in state.file_keys, outcome=outcome, text=text)
 
 
-def _report_unknown_keys(rules: Sequence[Rule], work: _ConversionState) -> list[KeyResult]:
+def _report_unknown_keys(rules: Sequence[Rule], state: _ConversionState) -> list[KeyResult]:
     names = [rule.key for rule in rules]
     return [
         KeyResult(
             key=key,
-            value=work.values[key],
+            value=state.values[key],
             in_file=True,
             outcome="unsupported",
             text=f"the key is not known to this version.{did_you_mean(key, names)}",
         )
-        for key in sorted(work.file_keys)
+        for key in sorted(state.file_keys)
         if not any(rule.covers(key) for rule in rules)
     ]
 

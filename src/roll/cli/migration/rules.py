@@ -72,9 +72,9 @@ def renamed_key_rule(
     key: str,
     default: Any,
     target: str,
-    change: Callable[[Any, LibraryValues], Any] | None = None,
+    convert_value: Callable[[Any, LibraryValues], Any] | None = None,
     note: str = "",
-    **more: Any,
+    **options: Any,
 ) -> Rule:
     """Return a rule for a key that ROLL has under the name `target`.
 
@@ -82,15 +82,15 @@ def renamed_key_rule(
         key: key of the other library.
         default: the other library's default.
         target: dotted key of ROLL.
-        change: computes the value for ROLL from the key's value and all values; by default the value is copied.
+        convert_value: computes the value for ROLL from the key's value and all values; by default the value is copied.
         note: remark in the report.
-        more: further fields of the rule.
+        options: further fields of the rule.
     """
 
     def convert(values: LibraryValues) -> Mapping[str, Any]:
-        return {target: values[key] if change is None else change(values[key], values)}
+        return {target: values[key] if convert_value is None else convert_value(values[key], values)}
 
-    return Rule(key=key, default=default, kind="renamed", targets=(target,), note=note, convert=convert, **more)
+    return Rule(key=key, default=default, kind="renamed", targets=(target,), note=note, convert=convert, **options)
 
 
 def conversion_rule(

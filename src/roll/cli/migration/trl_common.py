@@ -300,7 +300,7 @@ _HUB_KEYS = {
     "hub_always_push": False,
     "hub_revision": None,
 }
-_MODEL: list[Rule] = [
+_MODEL_RULES: list[Rule] = [
     renamed_key_rule("model_name_or_path", None, "model.path"),
     unsupported_key_rule(
         "model_revision",
@@ -350,6 +350,6 @@ COMMON_RULES: list[Rule] = [
     *ignored_key_rules(_EVALUATION_KEYS, "the pipeline determines the batches and metrics of an evaluation"),
     *ignored_key_rules(_CHECKPOINT_KEYS, "checkpoints always contain the whole state"),
     *ignored_key_rules(_HUB_KEYS, "to upload a model, run `roll export RUN DIR --to-hub OWNER/NAME`"),
-    *_MODEL,
+    *_MODEL_RULES,
     *_SCRIPT_RULES,
 ]

@@ -22,7 +22,7 @@ from roll.errors import ConfigError
 
 __all__ = ["GRPO_RULES", "count_steps", "count_updates"]
 
-_AGGREGATION = {
+_AGGREGATIONS = {
     "grpo": "sequence_mean",
     "sapo": "sequence_mean",
     "bnpo": "token_mean",
@@ -60,9 +60,9 @@ def _convert_batch(values: LibraryValues) -> Mapping[str, Any]:
 
 def _convert_loss(values: LibraryValues) -> Mapping[str, Any]:
     kind = values.loss_type
-    if kind not in _AGGREGATION:
+    if kind not in _AGGREGATIONS:
         raise UnsupportedValueError(
-            f"loss_type {kind} is not supported (supported: {', '.join(_AGGREGATION)}); the converted file has "
+            f"loss_type {kind} is not supported (supported: {', '.join(_AGGREGATIONS)}); the converted file has "
             "GRPO's loss"
         )
     low, high = float(values.epsilon), values.epsilon_high
@@ -80,7 +80,7 @@ def _convert_loss(values: LibraryValues) -> Mapping[str, Any]:
         gate = {"type": "dual_clip", "low": low, "high": high, "bound": float(values.delta)}
     else:
         gate = {"type": "min_clip", "low": low, "high": high}
-    return {"algorithm.gate": gate, "algorithm.aggregation": _AGGREGATION[kind]}
+    return {"algorithm.gate": gate, "algorithm.aggregation": _AGGREGATIONS[kind]}
 
 
 def _convert_correction(values: LibraryValues) -> Mapping[str, Any]:
@@ -179,20 +179,20 @@ def _check_bias_correction(values: LibraryValues) -> Mapping[str, Any]:
     return {}
 
 
-_BATCH = ("rollout.prompts_per_step", "rollout.group_size", "algorithm.updates.num_minibatches")
-_GATE = ("algorithm.gate", "algorithm.aggregation")
-_CORRECTION = ("algorithm.correction.level", "algorithm.correction.upper", "algorithm.correction.mask_high")
+_BATCH_KEYS = ("rollout.prompts_per_step", "rollout.group_size", "algorithm.updates.num_minibatches")
+_GATE_KEYS = ("algorithm.gate", "algorithm.aggregation")
+_CORRECTION_KEYS = ("algorithm.correction.level", "algorithm.correction.upper", "algorithm.correction.mask_high")
 
 GRPO_RULES: list[Rule] = [
     conversion_rule(
         "per_device_train_batch_size",
         8,
-        _BATCH,
+        _BATCH_KEYS,
         _convert_batch,
         "prompts = batch size x processes x steps_per_generation / num_generations",
     ),
     *(
-        companion_rule(key, default, _BATCH, "with per_device_train_batch_size")
+        companion_rule(key, default, _BATCH_KEYS, "with per_device_train_batch_size")
         for key, default in (
             ("gradient_accumulation_steps", 1),
             ("generation_batch_size", None),
@@ -216,10 +216,10 @@ GRPO_RULES: list[Rule] = [
     renamed_key_rule("top_p", 1.0, "rollout.top_p"),
     renamed_key_rule("top_k", 0, "rollout.top_k", lambda value, _: max(0, int(value or 0))),
     conversion_rule(
-        "loss_type", "dapo", _GATE, _convert_loss, "`bnpo` becomes `dapo`: a mean over the tokens of the batch"
+        "loss_type", "dapo", _GATE_KEYS, _convert_loss, "`bnpo` becomes `dapo`: a mean over the tokens of the batch"
     ),
     *(
-        companion_rule(key, default, _GATE[:1], "with loss_type")
+        companion_rule(key, default, _GATE_KEYS[:1], "with loss_type")
         for key, default in (
             ("epsilon", 0.2),
             ("epsilon_high", None),
@@ -237,10 +237,14 @@ GRPO_RULES: list[Rule] = [
     renamed_key_rule("entropy_coef", 0.0, "algorithm.entropy.coefficient"),
     renamed_key_rule("router_aux_loss_coef", None, "training.router_aux_loss", lambda value, _: float(value or 0.0)),
     conversion_rule(
-        "vllm_importance_sampling_correction", True, _CORRECTION, _convert_correction, "only with use_vllm, as in TRL"
+        "vllm_importance_sampling_correction",
+        True,
+        _CORRECTION_KEYS,
+        _convert_correction,
+        "only with use_vllm, as in TRL",
     ),
     *(
-        companion_rule(key, default, _CORRECTION, "with vllm_importance_sampling_correction")
+        companion_rule(key, default, _CORRECTION_KEYS, "with vllm_importance_sampling_correction")
         for key, default in (
             ("use_vllm", False),
             ("vllm_importance_sampling_mode", "sequence_mask"),

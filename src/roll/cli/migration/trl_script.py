@@ -43,7 +43,7 @@ _ARGUMENT_ORDER = {
 }
 """Positional arguments of the constructors of TRL 1.16."""
 _READ_ARGUMENTS = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "peft_config", "processing_class")
-_OTHER_TRAINER = re.compile(r"[A-Z]\w*Trainer")
+_OTHER_TRAINER_PATTERN = re.compile(r"[A-Z]\w*Trainer")
 _MAX_FILE_BYTES = 2**20
 """Maximum bytes of a script."""
 _DEFAULT_NOTE = "TRL's default is used instead"
@@ -149,7 +149,7 @@ class _Reader:
     def _reject_calls(self, calls: list[ast.Call]) -> None:
         known = ", ".join(_TRAINERS)
         for call in calls:
-            if _OTHER_TRAINER.fullmatch(name := self._syntax.get_called_name(call)):
+            if _OTHER_TRAINER_PATTERN.fullmatch(name := self._syntax.get_called_name(call)):
                 raise ConfigError(f"{self._path}:{call.lineno}: {name} is not supported. Supported: {known}.")
         raise ConfigError(f"{self._path} does not call a supported trainer of TRL. Supported: {known}.")
 

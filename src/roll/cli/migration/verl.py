@@ -8,7 +8,7 @@ from typing import Any
 
 from roll.cli.migration.convert import ConvertedConfig, KeyResult, convert
 from roll.cli.migration.verl_file import find_shell_parts, read_keys
-from roll.cli.migration.verl_rules import VERL
+from roll.cli.migration.verl_rules import VERL_RULES
 
 __all__ = ["VERL_COMMIT", "from_verl"]
 
@@ -29,7 +29,7 @@ def from_verl(path: str | Path, *, rows: int | None = None) -> ConvertedConfig:
     keys = read_keys(path)
     unset = {key: names for key, value in keys.items() if (names := find_shell_parts(value))}
     converted = convert(
-        VERL,
+        VERL_RULES,
         {key: value for key, value in keys.items() if key not in unset},
         source=f"verl's {Path(path).name}",
         initial_values={"pipeline": "rlvr", "algorithm.filters.skip_zero_variance": False},

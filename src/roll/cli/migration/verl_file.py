@@ -16,15 +16,15 @@ from roll.registry import format_search_directory
 
 __all__ = ["find_shell_parts", "read_keys"]
 
-_OVERRIDE = re.compile(r"^\+{0,2}([A-Za-z_][\w@/-]*(?:\.[\w@/-]+)+)=(.*)$", re.DOTALL)
-_VARIABLE = re.compile(r"^(?:export\s+)?([A-Za-z_]\w*)=(.*)$")
+_OVERRIDE_PATTERN = re.compile(r"^\+{0,2}([A-Za-z_][\w@/-]*(?:\.[\w@/-]+)+)=(.*)$", re.DOTALL)
+_VARIABLE_PATTERN = re.compile(r"^(?:export\s+)?([A-Za-z_]\w*)=(.*)$")
 _MAX_LENGTH = 100_000
 """Maximum length of a value: nested variables could otherwise fill the memory from a few lines."""
 _MAX_FILE_BYTES = 2**20
 """Maximum bytes of a file."""
 _MAX_SUM_LENGTH = 1000
-_VARIABLE_USE = re.compile(r"\$\{(\w+)(?::-([^}]{0,1000}))?\}|\$(\w+)")
-_ARITHMETIC_EXPANSION = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
+_VARIABLE_USE_PATTERN = re.compile(r"\$\{(\w+)(?::-([^}]{0,1000}))?\}|\$(\w+)")
+_ARITHMETIC_EXPANSION_PATTERN = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
 _HOME = "HOME"
 """A variable that every shell defines; it is expanded only when a path is opened."""
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
@@ -72,7 +72,7 @@ def find_shell_parts(value: Any) -> list[str]:
     """Return the parts of a value that only a shell could resolve: commands, and variables that the script does not
     set.
     """
-    names = {f"${use[1] or use[3]}" for use in _VARIABLE_USE.finditer(str(value))} - {f"${_HOME}"}
+    names = {f"${use[1] or use[3]}" for use in _VARIABLE_USE_PATTERN.finditer(str(value))} - {f"${_HOME}"}
     return sorted(names | ({"$(…)"} if "$(" in str(value) else set()))
 
 
@@ -84,7 +84,7 @@ def _is_reference(key: str, value: Any) -> bool:
     return (
         key.split(".")[-1] == "_target_"
         or value == "???"
-        or (is_text and "${" in value and not _VARIABLE_USE.search(value))
+        or (is_text and "${" in value and not _VARIABLE_USE_PATTERN.search(value))
     )
 
 
@@ -99,15 +99,17 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 def _read_overrides(text: str, name: str) -> Iterator[tuple[str, Any]]:
     try:
         # Without spaces, shlex keeps `$((a + b))` as one word.
-        joined = _ARITHMETIC_EXPANSION.sub(lambda found: re.sub(r"\s+", "", found[0]), text.replace("\\\n", " "))
+        joined = _ARITHMETIC_EXPANSION_PATTERN.sub(
+            lambda found: re.sub(r"\s+", "", found[0]), text.replace("\\\n", " ")
+        )
         words = shlex.split(joined, comments=True)
     except ValueError as error:
         raise ConfigError(f"{name}: the file is not a valid shell script: {error}.") from None
     variables: dict[str, str] = {}
     for word in words:
-        found = _OVERRIDE.match(word)
+        found = _OVERRIDE_PATTERN.match(word)
         if found is None:
-            if assigned := _VARIABLE.match(word):
+            if assigned := _VARIABLE_PATTERN.match(word):
                 variables[assigned[1]] = _substitute_variables(assigned[2], variables, name)
             continue
         value = _substitute_variables(found[2], variables, name)
@@ -121,31 +123,31 @@ def _substitute_variables(text: str, variables: Mapping[str, str], name: str) ->
     """Replace `$NAME` by the value in `variables`, and `$((…))` by its result; other text is unchanged."""
     left = _MAX_LENGTH
 
-    def replace_variable(use: re.Match[str]) -> str:
-        default = use[2] if use[2] is not None else use[0]
-        found = variables.get(use[1] or use[3], default)
+    def replace_variable(match: re.Match[str]) -> str:
+        default = match[2] if match[2] is not None else match[0]
+        found = variables.get(match[1] or match[3], default)
         nonlocal left
         left -= len(found)
         if left < 0:
             raise ConfigError(f"{name}: a value has more than {_MAX_LENGTH} characters, too many for a script of verl.")
         return found
 
-    def replace_sum(found: re.Match[str]) -> str:
+    def replace_sum(match: re.Match[str]) -> str:
         inner = re.sub(
             r"\b[A-Za-z_]\w*\b",
             lambda word: f"({variables.get(word[0], word[0])})",
-            _VARIABLE_USE.sub(replace_variable, found[1]),
+            _VARIABLE_USE_PATTERN.sub(replace_variable, match[1]),
         )
         try:
             return (
                 str(_evaluate_arithmetic(ast.parse(inner, mode="eval").body))
                 if len(inner) <= _MAX_SUM_LENGTH
-                else found[0]
+                else match[0]
             )
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):  # the last two: many signs
-            return found[0]
+            return match[0]
 
-    return _VARIABLE_USE.sub(replace_variable, _ARITHMETIC_EXPANSION.sub(replace_sum, text))
+    return _VARIABLE_USE_PATTERN.sub(replace_variable, _ARITHMETIC_EXPANSION_PATTERN.sub(replace_sum, text))
 
 
 def _evaluate_arithmetic(node: ast.expr) -> int:

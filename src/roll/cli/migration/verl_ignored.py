@@ -10,7 +10,7 @@ __all__ = ["IGNORED_RULES"]
 
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 
-_REASONS: Mapping[str, Sequence[str]] = {
+_KEYS_BY_REASON: Mapping[str, Sequence[str]] = {
     "micro-batches are packed by tokens (training.max_tokens_per_micro_batch) and never change the result": (
         f"{_ACTOR}.ppo_micro_batch_size",
         f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
@@ -67,5 +67,7 @@ _REASONS: Mapping[str, Sequence[str]] = {
     "affects only verl's dataset reader": ("data.*",),
 }
 
-IGNORED_RULES: list[Rule] = [ignored_key_rule(key, None, note) for note, keys in _REASONS.items() for key in keys]
+IGNORED_RULES: list[Rule] = [
+    ignored_key_rule(key, None, note) for note, keys in _KEYS_BY_REASON.items() for key in keys
+]
 """The first rule that covers a key applies, so these rules, which cover whole sections, come last."""

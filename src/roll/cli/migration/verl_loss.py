@@ -18,7 +18,7 @@ from roll.cli.migration.rules import (
 __all__ = ["LOSS_RULES"]
 
 _ACTOR = "actor_rollout_ref.actor"
-_KL = {
+_KL_SETTINGS = {
     "kl": "k1",
     "k1": "k1",
     "abs": "absolute",
@@ -28,7 +28,7 @@ _KL = {
     "k3": "k3",
     "full": "full",
 }
-_ADVANTAGES: Mapping[str, Mapping[str, Any]] = {
+_ADVANTAGE_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "gae": {"estimator": "gae", "mean": "none", "std": "none", "whiten": "token"},
     "grpo": {"mean": "group", "std": "group"},
     "grpo_vectorized": {"mean": "group", "std": "group"},
@@ -39,7 +39,7 @@ _ADVANTAGES: Mapping[str, Mapping[str, Any]] = {
     "reinforce_plus_plus": {"estimator": "token", "mean": "none", "std": "none", "whiten": "token"},
     "reinforce_plus_plus_baseline": {"mean": "group", "std": "none", "whiten": "token"},
 }
-_AGGREGATION = {
+_AGGREGATIONS = {
     "token-mean": "token_mean",
     "seq-mean-token-sum": "sequence_sum",
     "seq-mean-token-mean": "sequence_mean",
@@ -49,12 +49,12 @@ _AGGREGATION = {
 
 def _convert_advantage(values: LibraryValues) -> Mapping[str, Any]:
     kind = values.algorithm.adv_estimator
-    if kind not in _ADVANTAGES:
+    if kind not in _ADVANTAGE_SETTINGS:
         raise UnsupportedValueError(
-            f"adv_estimator {kind} is not supported (supported: {', '.join(_ADVANTAGES)}); the converted file has "
-            "GRPO's estimator"
+            f"adv_estimator {kind} is not supported (supported: {', '.join(_ADVANTAGE_SETTINGS)}); the converted file "
+            "has GRPO's estimator"
         )
-    found: dict[str, Any] = dict(_ADVANTAGES[kind])
+    found: dict[str, Any] = dict(_ADVANTAGE_SETTINGS[kind])
     if kind.startswith("grpo") and not values.algorithm.norm_adv_by_std_in_grpo:
         found["std"] = "none"
     if kind in ("gae", "reinforce_plus_plus"):
@@ -108,7 +108,7 @@ def _convert_aggregation(value: str, values: LibraryValues) -> str:
         )
     if values[f"{_ACTOR}.policy_loss.loss_mode"] in ("gspo", "sapo"):
         return "sequence_mean"
-    return _AGGREGATION[value]
+    return _AGGREGATIONS[value]
 
 
 def _convert_kl(values: LibraryValues) -> Mapping[str, Any]:
@@ -125,12 +125,12 @@ def _convert_kl(values: LibraryValues) -> Mapping[str, Any]:
         apply_to = "reward"
     else:
         return {}
-    if estimator not in _KL:
+    if estimator not in _KL_SETTINGS:
         raise UnsupportedValueError(
-            f"the estimator {estimator} is not supported (supported: {', '.join(_KL)}); the converted file has no KL "
-            "penalty"
+            f"estimator {estimator} is not supported (supported: {', '.join(_KL_SETTINGS)}); the converted file "
+            "has no KL penalty"
         )
-    found = {"coefficient": float(coefficient), "estimator": _KL[estimator], "apply_to": apply_to}
+    found = {"coefficient": float(coefficient), "estimator": _KL_SETTINGS[estimator], "apply_to": apply_to}
     if in_reward and values.algorithm.kl_ctrl.type == "adaptive":
         found |= {
             "target": float(values.algorithm.kl_ctrl.target_kl),
@@ -179,15 +179,15 @@ def _build_companion_rules(to: tuple[str, ...], note: str, keys: Mapping[str, An
     return [companion_rule(key, default, to, note) for key, default in keys.items()]
 
 
-_ADVANTAGE = ("algorithm.advantage.estimator", "algorithm.advantage.mean", "algorithm.advantage.std")
-_CRITIC = ("algorithm.critic",)
+_ADVANTAGE_KEYS = ("algorithm.advantage.estimator", "algorithm.advantage.mean", "algorithm.advantage.std")
+_CRITIC_KEYS = ("algorithm.critic",)
 _KL_KEYS = ("algorithm.kl.coefficient", "algorithm.kl.estimator", "algorithm.kl.apply_to")
-_CORRECTION = ("algorithm.correction.level", "algorithm.correction.upper", "algorithm.ratio.against")
-_REFILL = ("algorithm.filters.refill", "algorithm.filters.metric", "algorithm.filters.max_refills")
+_CORRECTION_KEYS = ("algorithm.correction.level", "algorithm.correction.upper", "algorithm.ratio.against")
+_REFILL_KEYS = ("algorithm.filters.refill", "algorithm.filters.metric", "algorithm.filters.max_refills")
 
 LOSS_RULES: list[Rule] = [
     conversion_rule(
-        "algorithm.adv_estimator", "gae", _ADVANTAGE, _convert_advantage, "`gae` also sets the critic's keys"
+        "algorithm.adv_estimator", "gae", _ADVANTAGE_KEYS, _convert_advantage, "`gae` also sets the critic's keys"
     ),
     *_build_companion_rules(
         ("algorithm.advantage",),
@@ -195,7 +195,7 @@ LOSS_RULES: list[Rule] = [
         {"algorithm.norm_adv_by_std_in_grpo": True, "algorithm.gamma": 1.0, "algorithm.lam": 1.0},
     ),
     *_build_companion_rules(
-        _CRITIC,
+        _CRITIC_KEYS,
         "with adv_estimator gae",
         {
             "critic.optim.lr": 1e-5,
@@ -262,12 +262,12 @@ LOSS_RULES: list[Rule] = [
     conversion_rule(
         "algorithm.rollout_correction.rollout_is",
         None,
-        _CORRECTION,
+        _CORRECTION_KEYS,
         _convert_correction,
         "null: no correction, as in verl",
     ),
     *_build_companion_rules(
-        _CORRECTION,
+        _CORRECTION_KEYS,
         "with rollout_is",
         {
             "algorithm.rollout_correction.rollout_is_threshold": 2.0,
@@ -286,10 +286,10 @@ LOSS_RULES: list[Rule] = [
     unsupported_key_rule("algorithm.rollout_correction.rollout_is_batch_normalize", False, "factors are not rescaled"),
     unsupported_key_rule("algorithm.use_pf_ppo", False, "PF-PPO is not supported"),
     conversion_rule(
-        "algorithm.filter_groups.enable", False, _REFILL, _convert_filters, "dynamic sampling (the recipe dapo)"
+        "algorithm.filter_groups.enable", False, _REFILL_KEYS, _convert_filters, "dynamic sampling (the recipe dapo)"
     ),
     *_build_companion_rules(
-        _REFILL,
+        _REFILL_KEYS,
         "with filter_groups.enable",
         {"algorithm.filter_groups.metric": None, "algorithm.filter_groups.max_num_gen_batches": 0},
     ),

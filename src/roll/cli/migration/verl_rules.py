@@ -22,7 +22,7 @@ from roll.cli.migration.verl_ignored import IGNORED_RULES
 from roll.cli.migration.verl_loss import LOSS_RULES
 from roll.errors import ConfigError
 
-__all__ = ["VERL"]
+__all__ = ["VERL_RULES"]
 
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 
@@ -39,9 +39,9 @@ def _convert_batch(values: LibraryValues) -> Mapping[str, Any]:
     return {"rollout.prompts_per_step": prompts, "algorithm.updates.num_minibatches": max(1, prompts // part)}
 
 
-def _convert_steps(own: Any, values: LibraryValues) -> int:
-    if own is not None:
-        return int(own)
+def _convert_steps(value: Any, values: LibraryValues) -> int:
+    if value is not None:
+        return int(value)
     if values.rows is None:
         raise ConfigError(
             "the length is given in epochs (trainer.total_epochs), but ROLL counts the steps of a run with rollouts: "
@@ -50,9 +50,9 @@ def _convert_steps(own: Any, values: LibraryValues) -> int:
     return max(1, int(values.rows) // int(values.data.train_batch_size) * int(values.trainer.total_epochs))
 
 
-def _convert_warmup(own: Any, values: LibraryValues) -> int:
-    if own is not None and own >= 0:
-        return int(own)
+def _convert_warmup(value: Any, values: LibraryValues) -> int:
+    if value is not None and value >= 0:
+        return int(value)
     share = float(values[f"{_ACTOR}.optim.lr_warmup_steps_ratio"])
     return round(share * _convert_steps(values.trainer.total_training_steps, values)) if share else 0
 
@@ -169,19 +169,19 @@ def _convert_frequency(value: int, _: LibraryValues) -> int:
     return max(0, int(value))
 
 
-_BATCH = ("rollout.prompts_per_step", "algorithm.updates.num_minibatches")
-_LORA = ("model.lora.rank", "model.lora.alpha", "model.lora.target_modules")
-_DEVICES = ("cluster.type", "cluster.device_mapping.actor_train", "cluster.device_mapping.actor_infer")
+_BATCH_KEYS = ("rollout.prompts_per_step", "algorithm.updates.num_minibatches")
+_LORA_KEYS = ("model.lora.rank", "model.lora.alpha", "model.lora.target_modules")
+_DEVICE_KEYS = ("cluster.type", "cluster.device_mapping.actor_train", "cluster.device_mapping.actor_infer")
 
-VERL: list[Rule] = [
+VERL_RULES: list[Rule] = [
     conversion_rule(
         "data.train_batch_size",
         1024,
-        _BATCH,
+        _BATCH_KEYS,
         _convert_batch,
         "num_minibatches = train_batch_size / ppo_mini_batch_size",
     ),
-    companion_rule(f"{_ACTOR}.ppo_mini_batch_size", 256, _BATCH, "with data.train_batch_size"),
+    companion_rule(f"{_ACTOR}.ppo_mini_batch_size", 256, _BATCH_KEYS, "with data.train_batch_size"),
     renamed_key_rule(f"{_ACTOR}.ppo_epochs", 1, "algorithm.updates.num_epochs"),
     renamed_key_rule(f"{_ROLLOUT}.n", 1, "rollout.group_size"),
     renamed_key_rule("trainer.total_training_steps", None, "training.num_steps", _convert_steps),
@@ -207,9 +207,9 @@ VERL: list[Rule] = [
     renamed_key_rule(
         f"{_ACTOR}.freeze_vision_tower", False, "model.vision.freeze", lambda value, _: ["tower"] if value else []
     ),
-    conversion_rule(f"{_MODEL}.lora_rank", 0, _LORA, _convert_lora, "0 trains all weights"),
-    companion_rule(f"{_MODEL}.lora_alpha", 16, _LORA, "with lora_rank"),
-    companion_rule(f"{_MODEL}.target_modules", "all-linear", _LORA, "with lora_rank"),
+    conversion_rule(f"{_MODEL}.lora_rank", 0, _LORA_KEYS, _convert_lora, "0 trains all weights"),
+    companion_rule(f"{_MODEL}.lora_alpha", 16, _LORA_KEYS, "with lora_rank"),
+    companion_rule(f"{_MODEL}.target_modules", "all-linear", _LORA_KEYS, "with lora_rank"),
     renamed_key_rule(f"{_ACTOR}.optim.lr", 1e-6, "training.learning_rate"),
     renamed_key_rule(f"{_ACTOR}.optim.lr_warmup_steps", -1, "training.warmup_steps", _convert_warmup),
     companion_rule(f"{_ACTOR}.optim.lr_warmup_steps_ratio", 0.0, ["training.warmup_steps"], "times all steps"),
@@ -279,9 +279,13 @@ VERL: list[Rule] = [
         "trainer.project_name", "verl_examples", ["tracking.wandb", "tracking.swanlab"], "with trainer.logger"
     ),
     conversion_rule(
-        "trainer.n_gpus_per_node", 8, _DEVICES, _convert_devices, "times nnodes; trainers and engines share all devices"
+        "trainer.n_gpus_per_node",
+        8,
+        _DEVICE_KEYS,
+        _convert_devices,
+        "times nnodes; trainers and engines share all devices",
     ),
-    companion_rule("trainer.nnodes", 1, _DEVICES, "with n_gpus_per_node"),
+    companion_rule("trainer.nnodes", 1, _DEVICE_KEYS, "with n_gpus_per_node"),
     unsupported_key_rule("trainer.val_only", False, "`roll eval FILE` evaluates without training"),
     unsupported_key_rule(
         "data.truncation", "error", "prompts are never truncated; a prompt that is too long ends the run"

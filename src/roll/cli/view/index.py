@@ -50,8 +50,8 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     "=": operator.eq,
 }
-_CONDITION = re.compile(r"([a-z_]+)(<=|>=|!=|<|>|=)(.*)", re.DOTALL)
-_TEXTS = ("prompt", "text")
+_CONDITION_PATTERN = re.compile(r"([a-z_]+)(<=|>=|!=|<|>|=)(.*)", re.DOTALL)
+_SEARCHED_COLUMNS = ("prompt", "text")
 _DETAIL_COLUMNS = [
     "step", "rollout_id", "reward", "correct", "advantage", "verdict", "finish_reason", "status", "cause", "components",
     "messages", "text", "answer",
@@ -122,7 +122,7 @@ class RolloutFile:
         """
         places = [row.number for row in rows]
         with self._open() as file:
-            prompts, texts = (file.read_excerpts(places, name, max_length) for name in _TEXTS)
+            prompts, texts = (file.read_excerpts(places, name, max_length) for name in _SEARCHED_COLUMNS)
         return list(zip(prompts, texts, strict=True))
 
     def read_rows(self, row_filter: Filter) -> Iterator[Row]:
@@ -138,8 +138,10 @@ class RolloutFile:
         with self._open() as file:
             lengths = next((name for name in ("num_tokens", "policy_versions") if name in file.names), "token_ids")
             start = 0
-            for record_batch in file.iter_batches({*_ROW_COLUMNS, *(_TEXTS if row_filter.words else ()), lengths}):
-                hits = _find_words(record_batch, row_filter.words)
+            for record_batch in file.iter_batches(
+                {*_ROW_COLUMNS, *(_SEARCHED_COLUMNS if row_filter.words else ()), lengths}
+            ):
+                hits = _match_words(record_batch, row_filter.words)
                 made = _count_tokens(record_batch, lengths)
                 columns = (_read_column(record_batch, name) for name in _ROW_COLUMNS)
                 for place, row in enumerate(starmap(_RowFields, zip(*columns, strict=True))):
@@ -206,11 +208,13 @@ def _read_column(record_batch: pa.RecordBatch, name: str) -> list[Any]:
     return [values[code] for code in codes.tolist()]
 
 
-def _find_words(record_batch: pa.RecordBatch, words: Sequence[str]) -> np.ndarray:
+def _match_words(record_batch: pa.RecordBatch, words: Sequence[str]) -> np.ndarray:
     """Return a mask [R] of the rows in which every word occurs in the prompt or the answer."""
     found = np.ones(record_batch.num_rows, bool)
     for word in words:
-        texts = [contains_text(record_batch.column(name), word) for name in _select_existing(record_batch, _TEXTS)]
+        texts = [
+            contains_text(record_batch.column(name), word) for name in _select_existing(record_batch, _SEARCHED_COLUMNS)
+        ]
         found &= np.logical_or.reduce(texts) if texts else np.zeros(record_batch.num_rows, bool)
     return found
 
@@ -260,7 +264,7 @@ def parse_filter(text: str) -> Filter:
         raise UserError(f"the filter {text!r} has an unclosed quotation mark.") from None
     conditions, words = [], []
     for part in parts:
-        match = _CONDITION.fullmatch(part)
+        match = _CONDITION_PATTERN.fullmatch(part)
         if match is None:
             words.append(part.lower())
             continue

@@ -8,17 +8,17 @@ from pydantic import field_validator, model_validator
 
 from roll.config.base import option
 from roll.config.diffusion import (
-    DPO,
     DiffusionAlgorithm,
     DiffusionDataConfig,
-    DiffusionEvaluation,
+    DiffusionEvaluationConfig,
     DiffusionModelConfig,
-    DiffusionTraining,
-    FlowGRPO,
-    FlowMatching,
+    DiffusionTrainingConfig,
+    DPOConfig,
+    FlowGRPOConfig,
+    FlowMatchingConfig,
     ImageRewardConfig,
-    OnlineAlgorithm,
-    RewardGradient,
+    OnlineAlgorithmConfig,
+    RewardGradientConfig,
     SamplingConfig,
 )
 from roll.config.run import RunConfig
@@ -41,8 +41,8 @@ class DiffusionConfig(RunConfig):
         examples=[[{"function": "rewards.py:score"}]],
     )
     sampling: SamplingConfig = option(SamplingConfig(), "How samples are generated.")
-    training: DiffusionTraining = option(..., "Training of the denoiser.", examples=[{"num_steps": 100}])
-    evaluation: DiffusionEvaluation = option(DiffusionEvaluation(), "Evaluation of samples.")
+    training: DiffusionTrainingConfig = option(..., "Training of the denoiser.", examples=[{"num_steps": 100}])
+    evaluation: DiffusionEvaluationConfig = option(DiffusionEvaluationConfig(), "Evaluation of samples.")
     reward_workers: int = option(1, "Number of worker processes for rewards.", ge=1)
 
     @field_validator("model", mode="before")
@@ -53,11 +53,11 @@ class DiffusionConfig(RunConfig):
     @model_validator(mode="after")
     def _check_method(self) -> Self:
         algorithm = self.algorithm
-        if isinstance(algorithm, OnlineAlgorithm) and not any(reward.weight for reward in self.rewards):
+        if isinstance(algorithm, OnlineAlgorithmConfig) and not any(reward.weight for reward in self.rewards):
             raise ValueError(
                 f"algorithm.type {algorithm.type} learns from rewards: add `rewards`, with a weight other than 0"
             )
-        if isinstance(algorithm, FlowMatching | DPO | RewardGradient) and self.rewards:
+        if isinstance(algorithm, FlowMatchingConfig | DPOConfig | RewardGradientConfig) and self.rewards:
             raise ValueError(
                 f"algorithm.type {algorithm.type} does not use `rewards`: move them to evaluation.rewards, which only "
                 "measures"
@@ -82,12 +82,12 @@ class DiffusionConfig(RunConfig):
     @property
     def uses_reference(self) -> bool:
         """True if the method compares with the initial policy."""
-        return isinstance(self.algorithm, DPO) or getattr(self.algorithm, "kl_coefficient", 0.0) > 0
+        return isinstance(self.algorithm, DPOConfig) or getattr(self.algorithm, "kl_coefficient", 0.0) > 0
 
     @property
     def uses_turning_points(self) -> bool:
         """True if rewards of single steps are measured."""
-        return isinstance(self.algorithm, FlowGRPO) and self.algorithm.turning_points != "none"
+        return isinstance(self.algorithm, FlowGRPOConfig) and self.algorithm.turning_points != "none"
 
     @property
     def samples_per_prompt(self) -> int:

@@ -16,7 +16,7 @@ from roll.config.truncation import find_distillation_truncation_problem
 __all__ = ["DistillConfig"]
 
 
-class DistillDevices(DeviceMapping):
+class DistillDeviceMapping(DeviceMapping):
     """Devices of each role, including the teachers."""
 
     teacher: Devices | None = option(
@@ -26,10 +26,10 @@ class DistillDevices(DeviceMapping):
     )
 
 
-class DistillCluster(ClusterConfig):
+class DistillClusterConfig(ClusterConfig):
     """Placement of the roles."""
 
-    device_mapping: DistillDevices = option(DistillDevices(), "Devices of each role.")
+    device_mapping: DistillDeviceMapping = option(DistillDeviceMapping(), "Devices of each role.")
 
 
 class DistillConfig(DistillationBase, OnlineConfig):
@@ -37,7 +37,7 @@ class DistillConfig(DistillationBase, OnlineConfig):
 
     pipeline: Literal["distill"] = option("distill", "Name of the pipeline.")
     distillation: DistillationConfig = option(DistillationConfig(), "Distillation loss.")
-    cluster: DistillCluster = option(DistillCluster(), "Placement of the roles.")
+    cluster: DistillClusterConfig = option(DistillClusterConfig(), "Placement of the roles.")
 
     @model_validator(mode="after")
     def _check_teachers(self) -> DistillConfig:

@@ -80,7 +80,7 @@ RewardConfig = Annotated[
     Field(discriminator="type"),
 ]
 RewardList: TypeAlias = list[RewardConfig]
-_BUILT_IN = {get_args(each.model_fields["type"].annotation)[0] for each in get_args(get_args(RewardConfig)[0])}
+_BUILT_IN_TYPES = {get_args(each.model_fields["type"].annotation)[0] for each in get_args(get_args(RewardConfig)[0])}
 INSTALLED_REWARDS: ExtensibleRegistry[Callable[..., Any]] = ExtensibleRegistry("reward", {}, group="roll.rewards")
 """Reward functions that installed packages register; `type: NAME` is short for `type: python` with their function."""
 
@@ -98,6 +98,6 @@ def expand_rewards(value: Any) -> Any:
 
 def _with_function(entry: Any) -> Any:
     name = entry.get("type") if isinstance(entry, dict) else None
-    if not isinstance(name, str) or ":" in name or name in _BUILT_IN or name not in INSTALLED_REWARDS:
+    if not isinstance(name, str) or ":" in name or name in _BUILT_IN_TYPES or name not in INSTALLED_REWARDS:
         return entry
     return {**entry, "type": "python", "function": INSTALLED_REWARDS.path(name)}

@@ -10,7 +10,7 @@ import numpy as np
 
 from roll.data.cells import BadRow, as_list, check_unicode, is_null
 from roll.data.conversations.fields import IGNORED_PART_FIELDS, UnreadFields
-from roll.errors import short
+from roll.errors import shorten
 
 __all__ = ["build_function_call", "decode_json", "read_calls", "read_tools", "to_plain_data"]
 
@@ -27,7 +27,7 @@ def decode_json(value: str, label: str, location: str) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise BadRow("not JSON", f"{location}: {label} is not valid JSON ({error}): {short(value)}.") from None
+        raise BadRow("not JSON", f"{location}: {label} is not valid JSON ({error}): {shorten(value)}.") from None
 
 
 def to_plain_data(value: Any, label: str, location: str, *, drop_nulls: bool = False) -> Any:
@@ -48,7 +48,7 @@ def to_plain_data(value: Any, label: str, location: str, *, drop_nulls: bool = F
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise BadRow("wrong type", f"{location}: the keys of {label} must be strings, got {short(key)}.")
+                raise BadRow("wrong type", f"{location}: the keys of {label} must be strings, got {shorten(key)}.")
         return {
             check_unicode(key, label, location): to_plain_data(inner, label, location, drop_nulls=drop_nulls)
             for key, inner in value.items()
@@ -60,7 +60,7 @@ def to_plain_data(value: Any, label: str, location: str, *, drop_nulls: bool = F
         return check_unicode(value, label, location)
     if value is None or isinstance(value, bool | int | float):
         return value
-    raise BadRow("wrong type", f"{location}: {label} contains {short(value)}, which JSON cannot represent.")
+    raise BadRow("wrong type", f"{location}: {label} contains {shorten(value)}, which JSON cannot represent.")
 
 
 def build_function_call(
@@ -79,13 +79,13 @@ def build_function_call(
         BadRow: A part of the call has a wrong type.
     """
     if not isinstance(name, str) or not name.strip():
-        raise BadRow("wrong type", f"{location}: a tool call must name its function, got {short(name)}.")
+        raise BadRow("wrong type", f"{location}: a tool call must name its function, got {shorten(name)}.")
     if isinstance(arguments, str):
         drop_nulls = False  # a null in JSON text was written by the model, not added by Arrow
         arguments = decode_json(arguments, "a call's `arguments`", location) if arguments.strip() else {}
     arguments = {} if is_null(arguments) else arguments
     if not isinstance(arguments, Mapping):
-        raise BadRow("wrong type", f"{location}: a call's `arguments` must be an object, got {short(arguments)}.")
+        raise BadRow("wrong type", f"{location}: a call's `arguments` must be an object, got {shorten(arguments)}.")
     function = {
         "name": check_unicode(name, "the name of a tool call", location),
         "arguments": to_plain_data(arguments, "a call's `arguments`", location, drop_nulls=drop_nulls),
@@ -110,24 +110,24 @@ def read_calls(value: Any, location: str, *, drop_nulls: bool = False) -> list[d
     """
     value = decode_json(value, "`tool_calls`", location) if isinstance(value, str) else as_list(value)
     if not isinstance(value, list | tuple):
-        raise BadRow("wrong type", f"{location}: `tool_calls` must be a list of calls, got {short(value)}.")
+        raise BadRow("wrong type", f"{location}: `tool_calls` must be a list of calls, got {shorten(value)}.")
     return [_read_call(call, location, drop_nulls) for call in value]
 
 
 def _read_call(value: Any, location: str, drop_nulls: bool) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise BadRow("wrong type", f"{location}: a tool call must be an object, got {short(value)}.")
+        raise BadRow("wrong type", f"{location}: a tool call must be an object, got {shorten(value)}.")
     fields = UnreadFields(value)
     call_id, kind, function = (fields.pop(name) for name in ("id", "type", "function"))
     if kind not in (None, "function"):
         raise BadRow(
             "wrong type",
-            f"{location}: a tool call has the unsupported type {short(kind)}: only 'function' is supported.",
+            f"{location}: a tool call has the unsupported type {shorten(kind)}: only 'function' is supported.",
         )
     inner = fields
     if function is not None:
         if not isinstance(function, Mapping):
-            raise BadRow("wrong type", f"{location}: a call's `function` must be an object, got {short(function)}.")
+            raise BadRow("wrong type", f"{location}: a call's `function` must be an object, got {shorten(function)}.")
         inner = UnreadFields(function)
     name, arguments = inner.pop("name"), inner.pop("arguments")
     for left in (fields, inner):
@@ -153,7 +153,7 @@ def read_tools(value: Any, location: str, *, drop_nulls: bool = False) -> tuple[
     value = as_list(value)
     value = [] if is_null(value) else value
     if not isinstance(value, list | tuple):
-        raise BadRow("wrong type", f"{location}: tools must be a list of function schemas, got {short(value)}.")
+        raise BadRow("wrong type", f"{location}: tools must be a list of function schemas, got {shorten(value)}.")
     return tuple(_read_tool(tool, location, drop_nulls) for tool in value)
 
 
@@ -162,13 +162,14 @@ def _read_tool(value: Any, location: str, drop_nulls: bool) -> dict[str, Any]:
         drop_nulls = False
         value = decode_json(value, "a tool", location)
     if not isinstance(value, Mapping):
-        raise BadRow("wrong type", f"{location}: a tool must be a function schema, got {short(value)}.")
+        raise BadRow("wrong type", f"{location}: a tool must be a function schema, got {shorten(value)}.")
     tool = to_plain_data(value, "a tool", location, drop_nulls=drop_nulls)
     kind = tool.pop("type", None)
     function = tool.pop("function", None)
     if kind not in (None, "function", "custom") or (kind == "custom" and "input_schema" not in tool):
         raise BadRow(
-            "wrong type", f"{location}: a tool has the unsupported type {short(kind)}: only 'function' is supported."
+            "wrong type",
+            f"{location}: a tool has the unsupported type {shorten(kind)}: only 'function' is supported.",
         )
     if function is None:
         function, tool = tool, {}
@@ -176,7 +177,7 @@ def _read_tool(value: Any, location: str, drop_nulls: bool) -> dict[str, Any]:
             function["parameters"] = function.pop("input_schema")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         raise BadRow(
-            "wrong type", f"{location}: a tool must be a function schema with a `name`, got {short(function)}."
+            "wrong type", f"{location}: a tool must be a function schema with a `name`, got {shorten(function)}."
         )
     UnreadFields(tool).check_all_read((), _TOOL_FIELDS, "a tool", location)
     return {"type": "function", "function": function}

@@ -12,7 +12,7 @@ from roll.data.conversations.calls import decode_json, read_tools, to_plain_data
 from roll.data.conversations.fields import IGNORED_COLUMNS, MEDIA_NAMES, is_empty, is_media, reject_unread
 from roll.data.conversations.messages import MessageReader, check_text
 from roll.data.media import MediaReader
-from roll.errors import short
+from roll.errors import shorten
 from roll.types import AudioPart, ImagePart, MediaKind, Message, VideoPart, get_content_key
 
 __all__ = [
@@ -134,7 +134,7 @@ def prepend_system_message(
         raise BadRow(
             "two system messages",
             f"{location}: the messages begin with a system message, but a column has a different one "
-            f"({short(context.system)}): keep one.",
+            f"({shorten(context.system)}): keep one.",
         )
     system = context.system or config.system_prompt
     if first is not None or not system:
@@ -227,8 +227,8 @@ def _read_system(row: RowView, config: ConversationColumns, location: str) -> st
         if not isinstance(value, str):
             raise BadRow(
                 "wrong type",
-                f"{location}: column '{name}' must be the text of a system message, got {short(value)}. If the column "
-                "has another meaning, set system_key to null or to another column.",
+                f"{location}: column '{name}' must be the text of a system message, got {shorten(value)}. If the "
+                "column has another meaning, set system_key to null or to another column.",
             )
         check_text(value, name, location)
         texts[name] = value
@@ -257,7 +257,8 @@ def _read_history(row: RowView, config: ConversationColumns, location: str) -> t
     hint = f"If column '{name}' has another meaning, set history_key to null or to another column."
     if not isinstance(value, list | tuple):
         raise BadRow(
-            "wrong type", f"{location}: column '{name}' must be a list of earlier turns, got {short(value)}. {hint}"
+            "wrong type",
+            f"{location}: column '{name}' must be a list of earlier turns, got {shorten(value)}. {hint}",
         )
     first = as_list(value[0])
     if isinstance(first, Mapping):
@@ -269,7 +270,7 @@ def _read_history(row: RowView, config: ConversationColumns, location: str) -> t
         if len(pair) != 2 or not all(isinstance(text, str) for text in pair):
             raise BadRow(
                 "wrong type",
-                f"{location}: column '{name}' must be a list of [question, answer], got {short(turn)}. {hint}",
+                f"{location}: column '{name}' must be a list of [question, answer], got {shorten(turn)}. {hint}",
             )
         for text in pair:
             check_text(text, name, location)
@@ -296,12 +297,12 @@ def _read_template_kwargs(row: RowView, config: ConversationColumns, location: s
     value = row[name]
     value = decode_json(value, f"column '{name}'", location) if isinstance(value, str) else value
     if not isinstance(value, Mapping):
-        raise BadRow("wrong type", f"{location}: column '{name}' must be an object, got {short(value)}.")
+        raise BadRow("wrong type", f"{location}: column '{name}' must be an object, got {shorten(value)}.")
     found = to_plain_data(value, f"column '{name}'", location, drop_nulls=row.drop_nulls)
     reserved = next((key for key in found if key in _RESERVED_ARGUMENTS or not key.isidentifier()), None)
     if reserved is not None:
         raise BadRow(
             "argument of the chat template",
-            f"{location}: column '{name}' sets {short(reserved)}, an argument that a row must not set: remove it.",
+            f"{location}: column '{name}' sets {shorten(reserved)}, an argument that a row must not set: remove it.",
         )
     return found

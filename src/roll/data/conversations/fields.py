@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
 from roll.data.cells import BadRow, as_list, is_null
-from roll.errors import short
+from roll.errors import shorten
 from roll.registry import did_you_mean
 from roll.types import MediaKind
 
@@ -157,7 +157,7 @@ def reject_unread(
     Raises:
         BadRow: Always.
     """
-    listed = ", ".join(map(short, names[:10])) + (", …" if len(names) > 10 else "")
+    listed = ", ".join(map(shorten, names[:10])) + (", …" if len(names) > 10 else "")
     if len(names) > 1:
         label = label.replace("field", "fields", 1).replace("column", "columns", 1)
     reason = f"unsupported {label}: {listed}"

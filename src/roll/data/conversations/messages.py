@@ -20,7 +20,7 @@ from roll.data.conversations.fields import IGNORED_MESSAGE_FIELDS, UnreadFields
 from roll.data.conversations.parts import MessageContent, read_parts
 from roll.data.conversations.reasoning import REASONING_FIELDS, merge_reasoning, read_reasoning
 from roll.data.media import MediaReader
-from roll.errors import short
+from roll.errors import shorten
 from roll.types import Message, Speaker, get_content_key
 
 __all__ = ["MAX_MESSAGES", "MessageReader", "ParsedMessages", "check_order", "check_text"]
@@ -55,10 +55,10 @@ class ParsedMessages:
     marks: Mapping[int, bool] = field(default_factory=dict)
     """For each message with a training mark, by its index: True if the answer is trained on."""
 
-    def prepend(self, before: Sequence[Message]) -> ParsedMessages:
+    def prepend(self, messages: Sequence[Message]) -> ParsedMessages:
         """Prepend messages without marks, and return all messages."""
-        marks = {len(before) + place: mark for place, mark in self.marks.items()}
-        return ParsedMessages(messages=(*before, *self.messages), marks=marks)
+        marks = {len(messages) + place: mark for place, mark in self.marks.items()}
+        return ParsedMessages(messages=(*messages, *self.messages), marks=marks)
 
     @property
     def untrained_messages(self) -> frozenset[int]:
@@ -116,7 +116,7 @@ class MessageReader:
             raise BadRow(
                 "wrong type",
                 f"{location}: column '{key}' must be a string or a list of chat messages ({{role, content}}, roles "
-                f"{', '.join(ROLES)}), got {short(value)}.",
+                f"{', '.join(ROLES)}), got {shorten(value)}.",
             )
         messages: list[Message] = []
         marks: dict[int, bool] = {}
@@ -135,7 +135,7 @@ class MessageReader:
         Tool results in the message become separate messages. The mark is `None` if the message has none.
         """
         if not isinstance(value, Mapping):
-            raise BadRow("wrong type", f"{location}: a chat message must be {{role, content}}, got {short(value)}.")
+            raise BadRow("wrong type", f"{location}: a chat message must be {{role, content}}, got {shorten(value)}.")
         fields = UnreadFields(value, self.ignored)
         if fields.names == {"role", "content"} and value["role"] in ROLES and isinstance(value["content"], str):
             check_text(value["content"], key, location)  # no other field is left to read
@@ -187,13 +187,13 @@ class MessageReader:
         value = decode_json(value, "a function call", location) if isinstance(value, str) else value
         return read_calls(value if isinstance(value, list | tuple) else [value], location, drop_nulls=self.drop_nulls)
 
-    def _read_content(self, content: Any, calls: bool, location: str) -> MessageContent:
+    def _read_content(self, content: Any, has_calls: bool, location: str) -> MessageContent:
         if isinstance(content, str):
             return MessageContent(text=content)
-        if calls and (is_null(content) or content == []):
+        if has_calls and (is_null(content) or content == []):
             return MessageContent()
         if not isinstance(content, list | tuple) or not content:
-            raise BadRow("wrong type", f"{location}: `content` must be a string, got {short(content)}.")
+            raise BadRow("wrong type", f"{location}: `content` must be a string, got {shorten(content)}.")
         return read_parts(content, self.ignored, location, drop_nulls=self.drop_nulls, media=self.media)
 
 
@@ -212,7 +212,7 @@ def _read_role(fields: UnreadFields, location: str) -> tuple[str, Speaker]:
     written = fields.pop("from") if written is None else written
     role = _ROLE_NAMES.get(written, written) if isinstance(written, str) else written
     if not isinstance(role, str) or role not in ROLES:
-        raise BadRow("unknown role", f"{location}: the role must be one of {', '.join(ROLES)}, got {short(written)}.")
+        raise BadRow("unknown role", f"{location}: the role must be one of {', '.join(ROLES)}, got {shorten(written)}.")
     return str(written), cast(Speaker, role)
 
 
@@ -230,7 +230,7 @@ def _read_train_flag(fields: UnreadFields, role: str, location: str) -> bool | N
     if weight is not None and (isinstance(weight, str | bool) or weight not in (0, 1)):
         raise BadRow(
             "message with a weight",
-            f"{location}: `weight` must be 1 (train on the answer) or 0 (context only), got {short(weight)}.",
+            f"{location}: `weight` must be 1 (train on the answer) or 0 (context only), got {shorten(weight)}.",
         )
     marks = {mark for mark in found.values() if mark is not None}
     marks |= {False} if weight is not None and not weight else set()
@@ -253,14 +253,14 @@ def _read_boolean(fields: UnreadFields, name: str, location: str) -> bool | None
     if value is None:
         return None
     if not isinstance(value, bool | int | float) or value not in (0, 1):
-        raise BadRow("wrong type", f"{location}: `{name}` must be true or false, got {short(value)}.")
+        raise BadRow("wrong type", f"{location}: `{name}` must be true or false, got {shorten(value)}.")
     return bool(value)
 
 
 def _read_name(fields: UnreadFields, field_name: str, location: str) -> str | None:
     value = fields.pop(field_name)
     if value is not None and not isinstance(value, str):
-        raise BadRow("wrong type", f"{location}: `{field_name}` must be a string, got {short(value)}.")
+        raise BadRow("wrong type", f"{location}: `{field_name}` must be a string, got {shorten(value)}.")
     return value
 
 
@@ -278,14 +278,14 @@ def check_text(text: str, key: str, location: str) -> None:
         )
 
 
-def check_order(messages: Sequence[Message], location: str, *, answered: bool = True) -> None:
+def check_order(messages: Sequence[Message], location: str, *, ends_with_answer: bool = True) -> None:
     """Check that chat templates support the order of the roles, and that no message is empty.
 
     Args:
         messages: The messages, at least one.
         location: The row's location, for messages.
-        answered: Whether the last message must be an answer; if not, the conversation is a prompt, which may end with
-            the start of an answer.
+        ends_with_answer: Whether the last message must be an answer; if not, the conversation is a prompt, which may
+            end with the start of an answer.
 
     Raises:
         BadRow: The order is wrong, or a message is empty.
@@ -299,9 +299,9 @@ def check_order(messages: Sequence[Message], location: str, *, answered: bool = 
         problem = "the first message, after a system message, must be the user's"
     elif any(role == "tool" and before == "user" for before, role in pairwise(spoken)):
         problem = "a tool's message must follow the assistant's"
-    elif answered and spoken[-1] != "assistant":
+    elif ends_with_answer and spoken[-1] != "assistant":
         problem = "the last message must be an answer of the assistant"
-    elif not answered and (messages[-1].tool_calls or messages[-1].reasoning):
+    elif not ends_with_answer and (messages[-1].tool_calls or messages[-1].reasoning):
         problem = "the start of an answer (prefill) must be plain text: write its reasoning or tool call into `content`"
     if problem is not None:
         raise BadRow("roles out of order", f"{location}: {problem} (the roles are {', '.join(roles[:8])}).")
@@ -309,7 +309,7 @@ def check_order(messages: Sequence[Message], location: str, *, answered: bool = 
         _check_not_empty(message, f"a message of the {message.role}", location)
 
 
-def _check_not_empty(message: Message, which: str, location: str) -> None:
+def _check_not_empty(message: Message, label: str, location: str) -> None:
     """Check that a question or an answer is not empty.
 
     Raises:
@@ -318,4 +318,4 @@ def _check_not_empty(message: Message, which: str, location: str) -> None:
     role = message.role
     if role in ("user", "assistant") and not get_content_key(message.content).strip() and not message.tool_calls:
         label = "answer" if role == "assistant" else "prompt"
-        raise BadRow(f"empty {label}", f"{location}: {which} is empty: fill it in.")
+        raise BadRow(f"empty {label}", f"{location}: {label} is empty: fill it in.")

@@ -10,7 +10,7 @@ from roll.data.cells import BadRow, as_list
 from roll.data.conversations.calls import build_function_call
 from roll.data.conversations.fields import IGNORED_PART_FIELDS, MEDIA_NAMES, MEDIA_TYPES, UnreadFields, UnsupportedMedia
 from roll.data.media import MEDIA_FIELDS, MEDIA_NOUNS, MediaReader
-from roll.errors import short
+from roll.errors import shorten
 from roll.types import MediaKind
 
 __all__ = ["MessageContent", "read_parts"]
@@ -62,7 +62,8 @@ def read_parts(
             part = {"type": "text", "text": part}
         if not isinstance(part, Mapping):
             raise BadRow(
-                "wrong type", f"{location}: a part of `content` must be a string or an object, got {short(part)}."
+                "wrong type",
+                f"{location}: a part of `content` must be a string or an object, got {shorten(part)}.",
             )
         _read_part(part, parts, ignored, location, drop_nulls, media)
     return parts
@@ -101,7 +102,7 @@ def _read_part(
                 "failed tool call",
                 f"{location}: `is_error` is not supported by chat templates: write the error into `content`.",
             )
-    elif media is not None and isinstance(kind, str) and (medium := _find_kind(kind)) is not None:
+    elif media is not None and isinstance(kind, str) and (medium := _find_media_kind(kind)) is not None:
         _check_order(not parts.calls, f"{MEDIA_NOUNS[medium]} after a tool call", location)
         values = {name: value for name in _MEDIA_FIELDS[medium] if (value := fields.pop(name)) is not None}
         fields.pop("detail"), fields.pop("media_type")
@@ -118,12 +119,12 @@ def _read_part(
         raise BadRow(
             "unsupported content part",
             f"{location}: `content` must be a string or parts of type text, thinking, tool_use or tool_result, got "
-            f"{short(part)}.",
+            f"{shorten(part)}.",
         )
     fields.check_all_read(IGNORED_PART_FIELDS, _KNOWN_FIELDS, "a content part", location)
 
 
-def _find_kind(type_name: str) -> MediaKind | None:
+def _find_media_kind(type_name: str) -> MediaKind | None:
     """Return the media type of a part type; `None` for other parts."""
     return next((kind for kind, names in MEDIA_TYPES.items() if type_name in names), None)
 
@@ -131,7 +132,7 @@ def _find_kind(type_name: str) -> MediaKind | None:
 def _read_text(value: Any, part: Any, location: str) -> str:
     value = "" if value is None and any(part.get(name) == "" for name in ("text", "thinking")) else value
     if not isinstance(value, str):
-        raise BadRow("wrong type", f"{location}: `content` must be a string, got {short(part)}.")
+        raise BadRow("wrong type", f"{location}: `content` must be a string, got {shorten(part)}.")
     return value
 
 
@@ -141,7 +142,7 @@ def _read_result(value: Any, ignored: frozenset[str], location: str) -> str:
         return value or ""
     parts = read_parts(value, ignored, location) if isinstance(value, list | tuple) else None
     if parts is None or parts.reasoning or parts.calls or parts.results:
-        raise BadRow("wrong type", f"{location}: a tool result must be a string, got {short(value)}.")
+        raise BadRow("wrong type", f"{location}: a tool result must be a string, got {shorten(value)}.")
     return parts.text
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from roll.data.cells import BadRow, as_list
 from roll.data.conversations.fields import IGNORED_PART_FIELDS, UnreadFields
-from roll.errors import short
+from roll.errors import shorten
 
 __all__ = ["REASONING_FIELDS", "merge_reasoning", "read_reasoning"]
 
@@ -36,7 +36,7 @@ def read_reasoning(fields: UnreadFields, location: str) -> dict[str, str]:
         if value is None:
             continue
         if not isinstance(value, str):
-            raise BadRow("wrong type", f"{location}: `{name}` must be a string, got {short(value)}.")
+            raise BadRow("wrong type", f"{location}: `{name}` must be a string, got {shorten(value)}.")
         found[name] = value
     return found
 
@@ -61,7 +61,8 @@ def merge_reasoning(reasoning: Mapping[str, str], location: str) -> str | None:
 def _read_detail(value: Any, name: str, location: str) -> str:
     if not isinstance(value, Mapping):
         raise BadRow(
-            "wrong type", f"{location}: `{name}` must be a string, or a list of objects with text, got {short(value)}."
+            "wrong type",
+            f"{location}: `{name}` must be a string, or a list of objects with text, got {shorten(value)}.",
         )
     fields = UnreadFields(value)
     kind = fields.pop("type")
@@ -70,7 +71,7 @@ def _read_detail(value: Any, name: str, location: str) -> str:
     if not isinstance(text, str):
         raise BadRow(
             "unreadable reasoning",
-            f"{location}: `{name}` has an entry of type {short(kind)}, which has no readable text.",
+            f"{location}: `{name}` has an entry of type {shorten(kind)}, which has no readable text.",
         )
     fields.check_all_read(IGNORED_PART_FIELDS, ("type", "text", "summary", "thinking"), f"`{name}`", location)
     return text

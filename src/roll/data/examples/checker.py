@@ -38,8 +38,8 @@ class ExampleChecker:
     num_rewritten: int = field(default=0, init=False)
     """Number of examples with an answer that the template renders differently as the conversation continues."""
 
-    def filter_usable(self, source: Source, config: ExampleDataConfig, bad: BadRowCollector) -> Source:
-        """Remove unusable examples from a source, and record them in `bad`.
+    def filter_usable(self, source: Source, config: ExampleDataConfig, bad_rows: BadRowCollector) -> Source:
+        """Remove unusable examples from a source, and record them in `bad_rows`.
 
         If only some examples are rendered (`checks_all` is false), the whole source is returned.
         """
@@ -53,17 +53,17 @@ class ExampleChecker:
             except UnusableExample as error:
                 out.append(index)
                 if self.checks_all or not is_skipped(config, error.reason):
-                    bad.add(error.reason, f"{source.describe_location(index)}: {error}")
+                    bad_rows.add(error.reason, f"{source.describe_location(index)}: {error}")
             else:
-                self._measure(example, samples, cut)
+                self._count_example(example, samples, cut)
         return source.exclude(out) if out and self.checks_all else source
 
-    def _measure(self, example: Example, samples: tuple[TrainingSample, ...], cut: bool) -> None:
+    def _count_example(self, example: Example, samples: tuple[TrainingSample, ...], is_truncated: bool) -> None:
         self.num_rendered += 1
-        self.num_truncated += cut
+        self.num_truncated += is_truncated
         self.num_trained += sum(int(sample.loss_mask.sum()) for sample in samples)
         self.longest = max(self.longest, *(len(sample) for sample in samples))
-        if not cut and not self.sample_builder.score_at_end:
+        if not is_truncated and not self.sample_builder.score_at_end:
             sides = zip(example.conversations, samples, strict=True)
             self.num_rewritten += any(_count_answers(side) > _count_trained_spans(sample) for side, sample in sides)
 

@@ -20,7 +20,7 @@ from roll.data.conversations import (
     read_context,
 )
 from roll.data.conversations.messages import check_text
-from roll.errors import short
+from roll.errors import shorten
 from roll.types import Conversation, Message
 
 __all__ = ["RowParser"]
@@ -89,7 +89,7 @@ class RowParser:
             if dialog is not None:
                 return self._build_whole_conversation(ParsedMessages(messages=dialog))
             if not self._has_prompt():
-                columns = ", ".join(short(name) for name in list(self._row)[:20])
+                columns = ", ".join(shorten(name) for name in list(self._row)[:20])
                 raise BadRow(
                     "missing column",
                     f"{self._where}: there is no column '{self._config.prompt_key}', and '{key}' is a string but not a "
@@ -204,7 +204,7 @@ class RowParser:
 
     def _check_text_cell(self, value: Any, key: str, label: str = "text") -> str:
         if not isinstance(value, str):
-            raise BadRow("wrong type", f"{self._where}: column '{key}' must be a string, got {short(value)}.")
+            raise BadRow("wrong type", f"{self._where}: column '{key}' must be a string, got {shorten(value)}.")
         if not value.strip():
             raise BadRow(f"empty {label}", f"{self._where}: column '{key}' is empty: fill it in, or leave the row out.")
         check_text(value, key, self._where)
@@ -230,7 +230,7 @@ class RowParser:
             if key == config.completion_key:
                 self.read_answer(key, "completion_key")
             self._check_text_cell(row[key], key, label="text" if key == config.text_key else "answer")
-        columns = ", ".join(short(name) for name in list(row)[:20]) or "none"
+        columns = ", ".join(shorten(name) for name in list(row)[:20]) or "none"
         if config.chosen_key in row and config.rejected_key in row:
             raise BadRow(
                 "pairs",

@@ -19,7 +19,7 @@ from roll.data.examples.conversations import RowParser
 from roll.data.examples.repeated_columns import is_repetition
 from roll.data.media import MEDIA_NOUNS, MediaReader, describe_marks, place_media
 from roll.data.source import get_message_content, get_message_texts, get_template_inputs, get_tool_texts
-from roll.errors import DataError, short
+from roll.errors import DataError, shorten
 from roll.types import Conversation, Example, get_content_key
 
 __all__ = ["ExampleKind", "ExampleReader"]
@@ -260,7 +260,7 @@ def _read_pair(parser: RowParser, config: ExampleColumns, location: str) -> tupl
     common = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     other = next((side[common] for side in (a, b) if len(side) > common and side[common].role != "assistant"), None)
     if other is not None:
-        content = short(describe_marks(get_content_key(other.content)))
+        content = shorten(describe_marks(get_content_key(other.content)))
         raise BadRow(
             "different prompts",
             f"{location}: the two answers have different prompts: only one of the two conversations contains this "
@@ -294,7 +294,7 @@ def _read_label(row: RowView, config: ExampleColumns, location: str) -> bool:
     if not isinstance(value, bool | int | float) or value not in (0, 1):
         raise BadRow(
             "label is not true or false",
-            f"{location}: column '{config.label_key}' must be true or false, 1 or 0, got {short(value)}.",
+            f"{location}: column '{config.label_key}' must be true or false, 1 or 0, got {shorten(value)}.",
         )
     return bool(value)
 
@@ -302,7 +302,7 @@ def _read_label(row: RowView, config: ExampleColumns, location: str) -> bool:
 def _read_number(value: Any, key: str, location: str) -> float:
     value = _to_python_number(value)
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
-        raise BadRow("wrong type", f"{location}: column '{key}' must be a number, got {short(value)}.")
+        raise BadRow("wrong type", f"{location}: column '{key}' must be a number, got {shorten(value)}.")
     try:
         number = float(value)
     except OverflowError:
@@ -310,11 +310,13 @@ def _read_number(value: Any, key: str, location: str) -> float:
     except ValueError:  # a signaling Decimal
         number = math.nan
     if not math.isfinite(number):
-        raise BadRow("not a finite number", f"{location}: column '{key}' must be a finite number, got {short(value)}.")
+        raise BadRow(
+            "not a finite number", f"{location}: column '{key}' must be a finite number, got {shorten(value)}."
+        )
     if abs(number) > MAX_ABS_VALUE:
         raise BadRow(
             "too large a number",
-            f"{location}: column '{key}' is {short(value)}: give numbers between -{MAX_ABS_VALUE:g} and "
+            f"{location}: column '{key}' is {shorten(value)}: give numbers between -{MAX_ABS_VALUE:g} and "
             f"{MAX_ABS_VALUE:g}.",
         )
     return number

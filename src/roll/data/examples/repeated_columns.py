@@ -16,7 +16,7 @@ __all__ = ["is_repetition"]
 
 _MAX_HEADER_LENGTH = 2_000
 """Maximum number of characters between two messages in rendered text, without tool calls."""
-_TEMPLATE_MARKS = re.compile(r"<[|\uff5c][^<>]{0,60}>|</?[A-Za-z][\w:.-]{0,30}>|<</?SYS>>|\[/?[A-Z_]{1,30}\]")
+_TEMPLATE_MARK_PATTERN = re.compile(r"<[|\uff5c][^<>]{0,60}>|</?[A-Za-z][\w:.-]{0,30}>|<</?SYS>>|\[/?[A-Z_]{1,30}\]")
 """Matches the marks that chat templates put around messages."""
 _HEADER_WORDS = frozenset(
     (
@@ -39,7 +39,7 @@ _HEADER_WORDS = frozenset(
     )
 )
 """Words that chat templates use in headers, in lower case."""
-_ALPACA_PREAMBLE = re.compile(
+_ALPACA_PREAMBLE_PATTERN = re.compile(
     r"Below is an instruction that describes a task(?:, paired with an input that provides further context)?\. "
     r"Write a response that appropriately completes the request\."
 )
@@ -125,7 +125,7 @@ def _is_at_word_boundaries(text: str, begin: int, end: int) -> bool:
 
 def _is_header(text: str, known: frozenset[str]) -> bool:
     """Return whether a text between two messages is only a header with the next role."""
-    text = _TEMPLATE_MARKS.sub(" ", _ALPACA_PREAMBLE.sub(" ", " ".join(text.split())))
+    text = _TEMPLATE_MARK_PATTERN.sub(" ", _ALPACA_PREAMBLE_PATTERN.sub(" ", " ".join(text.split())))
     return all(word.casefold().strip("_") in known for word in _WORD_PATTERN.findall(text))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roll.config.examples import TooLong
+from roll.config.examples import TooLongHandling
 from roll.data.chat import ChatRenderer
 from roll.errors import DataError
 from roll.types import (
@@ -25,7 +25,7 @@ __all__ = ["TOO_LONG_REASON", "SampleBuilder", "UnusableExample", "truncate_toke
 TOO_LONG_REASON = "too long"
 LONG_TEXT_CHARACTERS = 1_000_000
 """Number of characters above which the length of a text is checked before it is tokenized."""
-Tokens = tuple[IntArray, BoolArray, tuple[MediaSpan, ...]]
+TokenizedConversation = tuple[IntArray, BoolArray, tuple[MediaSpan, ...]]
 """Token IDs and whether the loss counts each, shape [L] each, and the spans of images."""
 
 
@@ -47,7 +47,9 @@ class SampleBuilder:
     score_at_end: bool = False
     """If True, append an end token as the only loss token; a value head scores the answer at this token."""
 
-    def build_samples(self, draw: ExampleDraw, too_long: TooLong = "refuse") -> tuple[tuple[TrainingSample, ...], bool]:
+    def build_samples(
+        self, draw: ExampleDraw, too_long: TooLongHandling = "refuse"
+    ) -> tuple[tuple[TrainingSample, ...], bool]:
         """Build one sample per conversation of an example, all in one unit; also return whether any was truncated.
 
         Raises:
@@ -75,7 +77,9 @@ class SampleBuilder:
         )
         return samples, cut
 
-    def _render(self, conversations: tuple[Conversation, ...], too_long: TooLong) -> tuple[list[Tokens], bool]:
+    def _render(
+        self, conversations: tuple[Conversation, ...], too_long: TooLongHandling
+    ) -> tuple[list[TokenizedConversation], bool]:
         """Render each conversation to tokens; also return whether any was truncated to the context.
 
         Raises:
@@ -120,13 +124,13 @@ class SampleBuilder:
                 "example, or set `too_long` to cut or skip.",
             )
 
-    def _tokenize(self, conversation: Conversation) -> Tokens:
+    def _tokenize(self, conversation: Conversation) -> TokenizedConversation:
         if conversation.text is not None:
             return (*self.renderer.tokenize_plain(conversation.text), ())
         ids, mask = self.renderer.tokenize_conversation(
             conversation.messages,
             conversation.num_prompt_messages,
-            untrained=conversation.untrained_messages,
+            untrained_messages=conversation.untrained_messages,
             tools=conversation.tools,
             template_kwargs=conversation.template_kwargs,
         )
@@ -140,7 +144,7 @@ def _count_characters(conversation: Conversation) -> int:
     return len(conversation.text or "") + sum(map(len, texts))
 
 
-def _compute_shared_prefix_length(rendered: list[Tokens]) -> int:
+def _compute_shared_prefix_length(rendered: list[TokenizedConversation]) -> int:
     """Compute the number of tokens that both conversations of a pair share before the first trained token.
 
     The result is 0 for a single conversation.
@@ -150,7 +154,7 @@ def _compute_shared_prefix_length(rendered: list[Tokens]) -> int:
     return min([_compute_common_prefix(rendered), *(int(np.argmax(mask)) for _, mask, _ in rendered)])
 
 
-def _compute_common_prefix(rendered: list[Tokens]) -> int:
+def _compute_common_prefix(rendered: list[TokenizedConversation]) -> int:
     """Compute the length of the common prefix of a pair's conversations, in tokens."""
     a, b = (build_sequence_key(ids, media) for ids, _, media in rendered)
     length = min(len(a), len(b))
@@ -158,7 +162,9 @@ def _compute_common_prefix(rendered: list[Tokens]) -> int:
     return int(different[0]) if len(different) else length
 
 
-def truncate_tokens(ids: IntArray, mask: BoolArray, media: tuple[MediaSpan, ...], limit: int | None) -> Tokens:
+def truncate_tokens(
+    ids: IntArray, mask: BoolArray, media: tuple[MediaSpan, ...], limit: int | None
+) -> TokenizedConversation:
     """Truncate tokens, loss mask and media to `limit` tokens; an image that would be split is removed.
 
     Args:
@@ -173,7 +179,7 @@ def truncate_tokens(ids: IntArray, mask: BoolArray, media: tuple[MediaSpan, ...]
     return ids[:length], mask[:length], tuple(span for span in media if span.end <= length)
 
 
-def _append_end_token(ids: IntArray, end: int, media: tuple[MediaSpan, ...]) -> Tokens:
+def _append_end_token(ids: IntArray, end: int, media: tuple[MediaSpan, ...]) -> TokenizedConversation:
     mask = np.zeros(len(ids) + 1, np.bool_)
     mask[-1] = True
     return np.append(ids, np.int32(end)).astype(np.int32), mask, media

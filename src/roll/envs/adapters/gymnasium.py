@@ -15,7 +15,7 @@ from roll.errors import ConfigError
 
 __all__ = ["GymnasiumEnv", "make"]
 
-_COLORS = re.compile(r"\x1b\[([0-9;]{0,16})m")
+_COLORS_PATTERN = re.compile(r"\x1b\[([0-9;]{0,16})m")
 _MAX_ACTION_LENGTH = 1_000
 _ACTIONS: dict[str, tuple[str, ...]] = {
     "FrozenLake": ("left", "down", "right", "up"),
@@ -157,7 +157,7 @@ def _format_value(observation: Any) -> str:
 
 def _replace_colors(text: str) -> str:
     """Replace terminal color codes with brackets around the colored text, since plain text has no colors."""
-    return _COLORS.sub(lambda match: "]" if match[1] in ("", "0") else "[", text)
+    return _COLORS_PATTERN.sub(lambda match: "]" if match[1] in ("", "0") else "[", text)
 
 
 def make(

@@ -16,7 +16,7 @@ _Cell = tuple[int, int]
 _SAMPLED_VARIANTS = [((6, 6), 2, 20), ((8, 8), 5, 50)]
 """Possible rooms, boxes and turns if an argument is None."""
 
-_WALL_SHARE = 0.12
+_WALL_FRACTION = 0.12
 """Fraction of cells inside the room that become walls."""
 
 _NUM_ATTEMPTS = 200
@@ -69,7 +69,7 @@ class Sokoban(DirectionGame):
     def _draw_floor(self, rng: Random) -> frozenset[_Cell]:
         """Return the cells of a random floor; all of them are connected."""
         inside = [(row, col) for row in range(1, self._rows - 1) for col in range(1, self._cols - 1)]
-        free = {cell for cell in inside if rng.random() >= _WALL_SHARE}
+        free = {cell for cell in inside if rng.random() >= _WALL_FRACTION}
         waiting = [rng.choice(inside)]
         reached = set(waiting)
         while waiting:

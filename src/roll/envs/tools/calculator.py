@@ -23,7 +23,7 @@ MAX_DEPTH = 50
 """Maximum nesting of brackets, signs and powers."""
 MAX_BITS = 4_096
 """Maximum number of bits of an integer: about 1,233 digits."""
-_TOKEN = re.compile(
+_TOKEN_PATTERN = re.compile(
     r"\s*(?:(\d{1,400}(?:\.\d{0,400})?(?:[eE][+-]?\d{1,4})?|\.\d{1,400}(?:[eE][+-]?\d{1,4})?)"
     r"|([A-Za-z_]\w{0,15})|(\*\*|//|[-+*/%^!(),×÷]))",
     re.ASCII,
@@ -127,7 +127,7 @@ def _tokenize(expression: str) -> list[str]:
     tokens: list[str] = []
     position, end = 0, len(expression.rstrip())
     while position < end:
-        match = _TOKEN.match(expression, position)
+        match = _TOKEN_PATTERN.match(expression, position)
         if match is None:
             raise ToolError(f"unexpected character '{expression[position:].strip()[:1]}'")
         tokens.append(match[match.lastindex or 0])
@@ -147,7 +147,7 @@ class _Parser:
     def next(self) -> str:
         return self._left[-1] if self._left else ""
 
-    def _take(self) -> str:
+    def _pop_token(self) -> str:
         if not self._left:
             raise ToolError("the expression ends too early")
         self.read.append(self._left.pop())
@@ -156,18 +156,20 @@ class _Parser:
     def _expect(self, token: str) -> None:
         if self.next != token:
             raise ToolError(f"'{token}' is missing")
-        self._take()
+        self._pop_token()
 
     def parse_sum(self) -> Number:
         value = self._parse_product()
         while self.next in ("+", "-"):
-            value = _check_size(value + self._parse_product() if self._take() == "+" else value - self._parse_product())
+            value = _check_size(
+                value + self._parse_product() if self._pop_token() == "+" else value - self._parse_product()
+            )
         return value
 
     def _parse_product(self) -> Number:
         value = self._parse_signed()
         while self.next in _PRODUCT_OPERATORS:
-            value = _check_size(_PRODUCT_OPERATORS[self._take()](value, self._parse_signed()))
+            value = _check_size(_PRODUCT_OPERATORS[self._pop_token()](value, self._parse_signed()))
         return value
 
     def _parse_signed(self) -> Number:
@@ -176,7 +178,7 @@ class _Parser:
             raise ToolError(f"the expression is nested deeper than {MAX_DEPTH} levels")
         try:
             if self.next in ("+", "-"):
-                return -self._parse_signed() if self._take() == "-" else self._parse_signed()
+                return -self._parse_signed() if self._pop_token() == "-" else self._parse_signed()
             return self._parse_power()
         finally:
             self._depth -= 1
@@ -184,15 +186,15 @@ class _Parser:
     def _parse_power(self) -> Number:
         value = self._parse_atom()
         while self.next == "!":
-            self._take()
+            self._pop_token()
             value = _compute_factorial(value)
         if self.next in ("^", "**"):
-            self._take()
+            self._pop_token()
             return _check_size(_raise_to_power(value, self._parse_signed()))
         return value
 
     def _parse_atom(self) -> Number:
-        token = self._take()
+        token = self._pop_token()
         if token == "(":
             value = self.parse_sum()
             self._expect(")")
@@ -211,7 +213,7 @@ class _Parser:
         self._expect("(")
         values = [self.parse_sum()]
         while self.next == ",":
-            self._take()
+            self._pop_token()
             values.append(self.parse_sum())
         self._expect(")")
         return values

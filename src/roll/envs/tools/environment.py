@@ -126,11 +126,11 @@ class ToolEnv:
 
     def reset(self, seed: int | None = None) -> ResetResult | Awaitable[ResetResult]:
         """See `Env`."""
-        return self._run_without_waiting(self._reset(seed))
+        return self._run_synchronously(self._reset(seed))
 
     def step(self, action: str) -> StepResult | Awaitable[StepResult]:
         """See `Env`."""
-        return self._run_without_waiting(self._step(action))
+        return self._run_synchronously(self._step(action))
 
     def sample_random_action(self) -> str:
         """Return a random action of the inner environment."""
@@ -181,14 +181,14 @@ class ToolEnv:
     def _list_sources(self) -> list[ToolSource]:
         return [source for source in self._tools if not isinstance(source, Tool)]
 
-    def _run_without_waiting(self, work: Coroutine[Any, Any, Any]) -> Any:
+    def _run_synchronously(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         if self._waits:
-            return work
+            return coroutine
         try:
-            work.send(None)  # the coroutine awaits nothing, so it runs to its end
+            coroutine.send(None)  # the coroutine awaits nothing, so it runs to its end
         except StopIteration as end:
             return end.value
-        work.close()
+        coroutine.close()
         raise TypeError("the environment or a tool returned an awaitable: make its methods `async def`")
 
     async def _reset(self, seed: int | None) -> ResetResult:
@@ -250,7 +250,7 @@ class ToolEnv:
         results: list[ToolResult] = []
         reward = 0.0
         for call in calls[: self._max_tool_uses - counts.uses]:
-            results.append(await self._toolbox.use(call))
+            results.append(await self._toolbox.execute(call))
             ok = results[-1].ok
             counts.uses += 1
             counts.successes += ok

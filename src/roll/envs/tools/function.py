@@ -35,7 +35,7 @@ class FunctionTool:
         self._function, self._options = function, dict(options)
         self.parameters: Mapping[str, Any] = self._build_schema()
         waits = inspect.iscoroutinefunction(function)
-        self.call: Callable[[Mapping[str, Any]], Any] = self._call_later if waits else self._call
+        self.call: Callable[[Mapping[str, Any]], Any] = self._call_async if waits else self._call
 
     def _build_schema(self) -> dict[str, Any]:
         try:
@@ -68,5 +68,5 @@ class FunctionTool:
     def _call(self, arguments: Mapping[str, Any], /) -> str:
         return str(self._function(**arguments, **self._options))
 
-    async def _call_later(self, arguments: Mapping[str, Any], /) -> str:
+    async def _call_async(self, arguments: Mapping[str, Any], /) -> str:
         return str(await self._function(**arguments, **self._options))

@@ -20,7 +20,7 @@ __all__ = ["McpTools"]
 _INVALID_PARAMS = -32602
 """JSON-RPC error code with which a server may reject arguments, instead of returning an error result."""
 _END_TIME_LIMIT_S = 5.0
-_INVALID_NAME_CHARACTER = re.compile(r"\W", re.ASCII)
+_INVALID_NAME_CHARACTER_PATTERN = re.compile(r"\W", re.ASCII)
 
 
 class McpTools:
@@ -160,7 +160,7 @@ async def _list_tools(client: Any) -> list[Any]:
 class _McpTool:
     def __init__(self, server: McpTools, described: Any) -> None:
         self._server, self._theirs = server, described.name
-        self.name = _INVALID_NAME_CHARACTER.sub("_", described.name)
+        self.name = _INVALID_NAME_CHARACTER_PATTERN.sub("_", described.name)
         self.description = described.description or ""
         schema = getattr(described, "input_schema", None) or getattr(described, "inputSchema", None)
         self.parameters: Mapping[str, Any] = schema or {"type": "object", "properties": {}}

@@ -27,7 +27,9 @@ class _SharedManager:
     is_running: bool = False
 
 
-_SHARED: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _SharedManager]] = weakref.WeakKeyDictionary()
+_SHARED_MANAGERS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _SharedManager]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -90,7 +92,7 @@ class SandboxLease:
         """
         if self._shared is not None:
             return self._shared.manager
-        of_loop = _SHARED.setdefault(asyncio.get_running_loop(), {})
+        of_loop = _SHARED_MANAGERS.setdefault(asyncio.get_running_loop(), {})
         key = self._config.model_dump_json()
         shared = of_loop.get(key)
         if shared is None:

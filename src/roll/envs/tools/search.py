@@ -23,7 +23,7 @@ K1, B = 1.2, 0.75
 """Saturation and length normalization, with Lucene's values (Robertson and Zaragoza, 2009)."""
 WORDS_PER_PASSAGE = 150
 MAX_QUERY_LENGTH = 1_000
-_WORD = re.compile(r"\w+")
+_WORD_PATTERN = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Passage:
 
 
 def _split_words(text: str) -> list[str]:
-    return _WORD.findall(text.casefold())
+    return _WORD_PATTERN.findall(text.casefold())
 
 
 class BM25:

@@ -44,7 +44,7 @@ class Toolbox:
             raise ConfigError(f"several tools have the same name ({', '.join(double)}): rename all but one of them.")
         object.__setattr__(self, "by_name", by_name)
 
-    async def use(self, call: ToolCall) -> ToolResult:
+    async def execute(self, call: ToolCall) -> ToolResult:
         """Return the result of a call, or an error message for the model if the call is invalid.
 
         Raises:
@@ -91,12 +91,12 @@ def _find_argument_error(tool: Tool, arguments: Mapping[str, Any]) -> str:
     for name in tool.parameters.get("required", ()):
         if name not in arguments:
             return f"'{name}' is missing."
-    if all(isinstance(v, str) and known[n] in _ANY_TEXT for n, v in arguments.items()):
+    if all(isinstance(v, str) and known[n] in _STRING_SCHEMAS for n, v in arguments.items()):
         return ""
     return _find_schema_error(tool.parameters, arguments)
 
 
-_ANY_TEXT = ({}, {"type": "string"})
+_STRING_SCHEMAS = ({}, {"type": "string"})
 
 
 def _find_schema_error(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from roll.envs.tools.search import BM25, Passage
 
 __all__ = ["Product", "build_catalogue", "build_index"]
 
-_KINDS: Mapping[str, tuple[str, ...]] = {
+_PRODUCT_KINDS: Mapping[str, tuple[str, ...]] = {
     "clothing": ("running shoes", "rain jacket", "wool sweater", "hiking socks", "cotton shirt", "leather belt"),
     "kitchen": ("frying pan", "coffee grinder", "water bottle", "chef knife", "mixing bowl", "toaster"),
     "electronics": ("wireless headphones", "desk lamp", "keyboard", "phone charger", "alarm clock", "speaker"),
@@ -53,7 +53,7 @@ def build_catalogue() -> Mapping[str, Product]:
     """Return all products by number."""
     random = Random("catalogue")
     products: dict[str, Product] = {}
-    for department, kinds in _KINDS.items():
+    for department, kinds in _PRODUCT_KINDS.items():
         for kind in kinds:
             for _ in range(PRODUCTS_PER_KIND):
                 attributes = random.sample(_ATTRIBUTES[department], 3)

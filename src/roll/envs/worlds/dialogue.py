@@ -14,9 +14,9 @@ from roll.envs.base import StepResult, map_result
 from roll.envs.worlds.world import FORMAT_ERROR_REWARD, World
 from roll.user_code import load_function
 
-__all__ = ["SLOTS", "Booking", "User"]
+__all__ = ["SLOTS", "Booking", "UserSimulator"]
 
-User: TypeAlias = Callable[[Sequence[Mapping[str, str]]], Any]
+UserSimulator: TypeAlias = Callable[[Sequence[Mapping[str, str]]], Any]
 """Returns the user's next message from the messages so far (the persona as `system`, the assistant's messages as
 `user`, the user's messages as `assistant`).
 
@@ -32,7 +32,7 @@ SLOTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "price": (("cheap", "moderate", "expensive"), ("price", "budget", "expensive", "cheap")),
 }
 """Topics of a wish: possible values, and words with which an assistant asks for the topic."""
-_ENTRY = re.compile(r"(\w{1,16})\s{0,4}=\s{0,4}([\w:]{1,16})")
+_ENTRY_PATTERN = re.compile(r"(\w{1,16})\s{0,4}=\s{0,4}([\w:]{1,16})")
 _MAX_MESSAGE_LENGTH = 4_000
 BOOKING_PREFIX = "book("
 
@@ -47,13 +47,13 @@ class Booking(World):
     Args:
         num_wishes: Number of the user's wishes, 2 to 6.
         num_told: Number of wishes in the user's first message.
-        user: `script`, a function (`User`), or the path of a function: `file.py:function`.
+        user: `script`, a function (`UserSimulator`), or the path of a function: `file.py:function`.
         max_turns: Number of turns after which the episode is truncated.
     """
 
     num_wishes: int = 4
     num_told: int = 1
-    user: str | User = "script"
+    user: str | UserSimulator = "script"
     max_turns: int = 10
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class Booking(World):
         user = self.user
         if user != "script" and isinstance(user, str):
             user = load_function(user, "simulated user")
-        self._user: User | None = None if isinstance(user, str) else user
+        self._user: UserSimulator | None = None if isinstance(user, str) else user
 
     def reset(self, seed: int | None = None) -> Any:
         """See `Env`; returns a coroutine if the user is an async function."""
@@ -119,7 +119,7 @@ class Booking(World):
 
     def _judge_booking(self, action: str) -> StepResult:
         start = action.rfind(BOOKING_PREFIX) + len(BOOKING_PREFIX)
-        entries = dict(_ENTRY.findall(action[start:].partition(")")[0].casefold()))
+        entries = dict(_ENTRY_PATTERN.findall(action[start:].partition(")")[0].casefold()))
         right = sum(entries.get(name) == value for name, value in self._wishes.items())
         info: dict[str, Any] = {"state": "booked", "correct": right == len(self._wishes)}
         if not entries:

@@ -19,7 +19,7 @@ OBJECTS: Mapping[str, frozenset[str]] = {
     "dishes": frozenset({"bowl", "cup", "mug", "plate", "spoon"}),
     "other": frozenset({"book", "pen", "vase", "watch"}),
 }
-_TARGETS = ("cabinet", "drawer", "shelf", "countertop", "diningtable", "garbagecan")
+_TARGET_FURNITURE = ("cabinet", "drawer", "shelf", "countertop", "diningtable", "garbagecan")
 TASKS: Mapping[str, str] = {
     "pick_and_place": "put a {thing} in {target}.",
     "look_at_obj_in_light": "look at a {thing} under the {target}.",
@@ -154,7 +154,9 @@ def generate_room(random: Random, kind: str) -> tuple[House, Task]:
     count = 2 if kind == "pick_two_obj_and_place" else 1
     lamp = next(name for name in names if house.get_kind(name) == "desklamp")
     target = (
-        lamp if treatment == "light" else random.choice([name for name in names if house.get_kind(name) in _TARGETS])
+        lamp
+        if treatment == "light"
+        else random.choice([name for name in names if house.get_kind(name) in _TARGET_FURNITURE])
     )
     free = [name for name in names if name not in (target, lamp)]
     for number in range(1, count + random.randint(0, 1) + 1):

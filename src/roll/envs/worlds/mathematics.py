@@ -15,21 +15,21 @@ from roll.envs.worlds.world import FORMAT_ERROR_REWARD, World, check_names, extr
 
 __all__ = ["KINDS", "MathQuestion", "parse_number"]
 
-_NUMBER = re.compile(r"([+-]?\d{1,30})(?:\.(\d{1,30}))?(?:\s?/\s?(\d{1,30}))?")
-_FRACTION = re.compile(r"([+-]?)\\[dt]?frac\{([+-]?\d{1,30})\}\{(\d{1,30})\}")
+_NUMBER_PATTERN = re.compile(r"([+-]?\d{1,30})(?:\.(\d{1,30}))?(?:\s?/\s?(\d{1,30}))?")
+_FRACTION_PATTERN = re.compile(r"([+-]?)\\[dt]?frac\{([+-]?\d{1,30})\}\{(\d{1,30})\}")
 
 
 def parse_number(answer: str) -> Fraction | None:
     """Parse a number: an integer, a decimal or a fraction; thousands separators, `$` and `%` are accepted."""
     bare = answer.replace(",", "").replace("$", "").replace("\\%", "").replace("%", "").strip().rstrip(".")
-    fraction = _FRACTION.fullmatch(bare)
+    fraction = _FRACTION_PATTERN.fullmatch(bare)
     if fraction:
         return (
             Fraction(int(fraction[2]), int(fraction[3])) * (-1 if fraction[1] == "-" else 1)
             if int(fraction[3])
             else None
         )
-    match = _NUMBER.fullmatch(bare)
+    match = _NUMBER_PATTERN.fullmatch(bare)
     if match is None or (match[2] and match[3]) or (match[3] and not int(match[3])):
         return None
     if match[2]:

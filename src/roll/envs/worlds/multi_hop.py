@@ -70,7 +70,7 @@ RELATIONS: Mapping[str, tuple[str, str]] = {
     "river": ("town", "the river on which {} lies"),
 }
 """The type of entity that each relation applies to, and its wording."""
-_CHAINS: Mapping[int, tuple[tuple[str, ...], ...]] = {
+_RELATION_CHAINS: Mapping[int, tuple[tuple[str, ...], ...]] = {
     2: (("founder", "birthplace"), ("founder", "university"), ("birthplace", "country"), ("university", "seat"),
         ("birthplace", "river"), ("seat", "river")),
     3: (("founder", "birthplace", "country"), ("founder", "university", "seat"), ("birthplace", "country", "capital"),
@@ -92,9 +92,9 @@ def build_corpus() -> _Corpus:
     random = Random("multi-hop")
     used: set[str] = set()
 
-    def draw_name(ends: Sequence[str]) -> str:
+    def draw_name(suffixes: Sequence[str]) -> str:
         while True:
-            name = random.choice(_STARTS) + random.choice(_MIDDLES) + random.choice(ends)
+            name = random.choice(_STARTS) + random.choice(_MIDDLES) + random.choice(suffixes)
             if name not in used:
                 used.add(name)
                 return name
@@ -140,14 +140,14 @@ class MultiHop(World):
     hops: int = 2
 
     def __post_init__(self) -> None:
-        if self.hops not in _CHAINS:
+        if self.hops not in _RELATION_CHAINS:
             raise ValueError(f"hops must be 2 or 3, got {self.hops}")
 
     def reset(self, seed: int | None = None) -> ResetResult:
         """See `Env`."""
         self.begin(seed)
         facts = build_corpus().facts
-        self._chain = self.random.choice(_CHAINS[self.hops])
+        self._chain = self.random.choice(_RELATION_CHAINS[self.hops])
         self._start = thing = self.random.choice([name for relation, name in facts if relation == self._chain[0]])
         words = thing
         for relation in self._chain:

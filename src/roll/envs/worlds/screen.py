@@ -29,7 +29,7 @@ COLORS = {
 }
 SHAPES = ("circle", "square", "triangle")
 _BACKGROUND = (232, 232, 236)
-_CLICK = re.compile(r"click\(\s*(-?\d{1,6})\s*,\s*(-?\d{1,6})\s*\)", re.IGNORECASE)
+_CLICK_PATTERN = re.compile(r"click\(\s*(-?\d{1,6})\s*,\s*(-?\d{1,6})\s*\)", re.IGNORECASE)
 
 
 class Widget(NamedTuple):
@@ -129,7 +129,7 @@ class Screen(World):
         if self._over:
             raise RuntimeError("the episode is over, or none has begun: call reset() first")
         self._turn += 1
-        found = _CLICK.findall(extract_answer(action) or action)
+        found = _CLICK_PATTERN.findall(extract_answer(action) or action)
         if not found:
             self._over = True
             return "The action is not click(x, y).", FORMAT_ERROR_REWARD, True, False, {"state": "unreadable"}

@@ -99,10 +99,10 @@ class Terminal(World, SandboxOptions):
     async def _judge(self, observation: str, *, submitted: bool) -> StepResult:
         solved = True
         for check in self._task.checks:
-            solved = solved and await self._is_met(check)
+            solved = solved and await self._passes_check(check)
         return observation, float(solved), submitted, not submitted, {**self._build_info(), "correct": solved}
 
-    async def _is_met(self, check: Check) -> bool:
+    async def _passes_check(self, check: Check) -> bool:
         with sandbox_errors():
             return await self._compare_output(check)
 

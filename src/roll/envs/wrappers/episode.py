@@ -27,8 +27,8 @@ class EpisodeTracking(EnvWrapper):
         self._steps, self._rewards = 0, 0.0
         return observation, {**info, "step_counter": 0, "cumulative_rewards": 0.0, **before}
 
-    def on_step(self, action: str, stepped: StepResult) -> StepResult:
-        observation, reward, terminated, truncated, info = stepped
+    def on_step(self, action: str, result: StepResult) -> StepResult:
+        observation, reward, terminated, truncated, info = result
         self._steps += 1
         self._rewards += float(reward)
         counted = {"step_counter": self._steps, "cumulative_rewards": self._rewards}
@@ -52,7 +52,7 @@ class TimeLimit(EnvWrapper):
         self._turns = 0
         return observation, info
 
-    def on_step(self, action: str, stepped: StepResult) -> StepResult:
-        observation, reward, terminated, truncated, info = stepped
+    def on_step(self, action: str, result: StepResult) -> StepResult:
+        observation, reward, terminated, truncated, info = result
         self._turns += 1
         return observation, reward, terminated, truncated or self._turns >= self._max_turns, info

@@ -33,8 +33,8 @@ class FormatPenalty(EnvWrapper):
             raise ConfigError(f"required must be a list of strings that an action must contain, got {required!r}.")
         self._penalty, self._required = penalty, tuple(required)
 
-    def on_step(self, action: str, stepped: StepResult) -> StepResult:
-        observation, reward, terminated, truncated, info = stepped
+    def on_step(self, action: str, result: StepResult) -> StepResult:
+        observation, reward, terminated, truncated, info = result
         places = [action.find(text) for text in self._required]
         once = all(action.find(text, place + 1) < 0 for text, place in zip(self._required, places, strict=True))
         well_formed = once and min(places) >= 0 and places == sorted(places)

@@ -61,8 +61,8 @@ class ObservationHistory(EnvWrapper):
         self._seen.append((text, bool(info.get("use_tool"))))
         return format_observation(self._render_history(), info), _remove_affixes(info)
 
-    def on_step(self, action: str, stepped: StepResult) -> StepResult:
-        observation, reward, terminated, truncated, info = stepped
+    def on_step(self, action: str, result: StepResult) -> StepResult:
+        observation, reward, terminated, truncated, info = result
         self._done.append(info.get("parsed_action", action))
         self._seen.append((get_text(observation), bool(info.get("use_tool"))))
         return format_observation(self._render_history(), info), reward, terminated, truncated, _remove_affixes(info)

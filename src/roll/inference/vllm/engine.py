@@ -374,10 +374,10 @@ class VLLMEngine(PrefetchMixin):
             raise UnsupportedError(f"engine '{self.engine_id}' cannot sleep: set `sleeps` in its EngineSpec.")
 
 
-def _shut_down_abandoned(work: asyncio.Future[VLLMServer]) -> None:
+def _shut_down_abandoned(future: asyncio.Future[VLLMServer]) -> None:
     """Shut vLLM down if its start succeeded after the caller was canceled."""
-    if not work.cancelled() and work.exception() is None:
-        work.result().shutdown()
+    if not future.cancelled() and future.exception() is None:
+        future.result().shutdown()
 
 
 def _merge_checksums(replies: list[dict[str, int]], policy_version: int) -> dict[str, int]:

@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 SHUTDOWN_TIMEOUT_S = 1.0
 """Time limit for processes to exit before they are killed; they have no state to save."""
 LOG_STREAM = "ext://roll.inference.vllm.child.LOG_STREAM"
-_ERROR_LINE = re.compile(r"\b(\w*(?:Error|Exception)): (.+)$")
-_SUMMARY_LINE = re.compile(r"Engine core init|EngineDeadError|EngineGenerateError|Worker failed with error")
+_ERROR_LINE_PATTERN = re.compile(r"\b(\w*(?:Error|Exception)): (.+)$")
+_SUMMARY_LINE_PATTERN = re.compile(r"Engine core init|EngineDeadError|EngineGenerateError|Worker failed with error")
 """Pattern of log lines that only summarize an earlier error."""
 _launch_lock = threading.Lock()
 """Held while environment variables are changed for the start of an engine."""
@@ -260,7 +260,11 @@ def _find_last_error(log_path: Path | None, start: int) -> str:
     with log_path.open("rb") as file:
         file.seek(start)
         lines = file.read().decode(errors="replace").splitlines()
-    matches = [match for line in lines if (match := _ERROR_LINE.search(line)) and not _SUMMARY_LINE.search(line)]
+    matches = [
+        match
+        for line in lines
+        if (match := _ERROR_LINE_PATTERN.search(line)) and not _SUMMARY_LINE_PATTERN.search(line)
+    ]
     return f"{matches[-1][1]}: {matches[-1][2]}" if matches else ""
 
 

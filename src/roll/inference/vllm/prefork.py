@@ -40,7 +40,7 @@ _IMPORT_VARIABLE_PREFIXES = (
     "LD_PRELOAD",
     "PYTHON",
 )
-_PROGRAM = "from roll.inference.vllm import child; child.wait_for_work(tracker_fd=%d, pipe_handle=%d)"
+_CHILD_PROGRAM = "from roll.inference.vllm import child; child.wait_for_work(tracker_fd=%d, pipe_handle=%d)"
 
 
 class PreforkedProcess:
@@ -63,7 +63,7 @@ class PreforkedProcess:
             ended, child_end = _create_pipe(parent_ends, child_ends)
             child_work, work = _create_pipe(child_ends, parent_ends)
             command = [os.fsdecode(part) for part in spawn.get_command_line(pipe_handle=child_work)]
-            command[-2] = _PROGRAM % (tracker_fd, child_work)
+            command[-2] = _CHILD_PROGRAM % (tracker_fd, child_work)
             command.insert(1, "-P")  # a file in the current directory must not replace a module that vLLM imports
             self.process = subprocess.Popen(
                 command,

@@ -104,9 +104,9 @@ class ModelMedia:
         media: Sequence[MediaSpan],
         device: Any,
         dtype: Any,
-        local: NDArray[np.int64] | None = None,
+        local_positions: NDArray[np.int64] | None = None,
         *,
-        agree: Callable[[Sequence[int]], Sequence[int]] | None = None,
+        synchronize_counts: Callable[[Sequence[int]], Sequence[int]] | None = None,
     ) -> Iterator[None]:
         """Insert the features of a row's media into the decoder's forward passes within this context.
 
@@ -115,8 +115,8 @@ class ModelMedia:
             media: Spans of media in the row; a medium with several spans is encoded once.
             device: The device of the model.
             dtype: The dtype that the model computes in.
-            local: Indices of the tokens that this rank embeds; `None` for all.
-            agree: A function that returns the maximum over all ranks of the number of runs of each tower, given this
+            local_positions: Indices of the tokens that this rank embeds; `None` for all.
+            synchronize_counts: A function that returns the maximum over all ranks of the number of runs of each tower, given this
                 rank's numbers in the order of `kinds`; `None` if the towers are not sharded. Ranks that shard a tower
                 must run it equally often, so a rank with fewer runs also runs the tower on a small blank medium, whose
                 features are multiplied by 0.
@@ -126,16 +126,18 @@ class ModelMedia:
         """
         import torch
 
-        encoded, unused = self._run_towers({span.digest: span.kind for span in media}, agree, device, dtype)
+        encoded, unused = self._run_towers(
+            {span.digest: span.kind for span in media}, synchronize_counts, device, dtype
+        )
         rows, found = self._locate_features(token_ids, media, encoded, unused)
         entry = np.full(len(token_ids), -1)
-        local = np.arange(len(token_ids)) if local is None else local
-        entry[local] = np.arange(len(local))
+        local_positions = np.arange(len(token_ids)) if local_positions is None else local_positions
+        entry[local_positions] = np.arange(len(local_positions))
         mine = np.flatnonzero(entry[rows] >= 0)
         index = torch.from_numpy(entry[rows][mine]).to(device)
         chosen = torch.from_numpy(mine).to(device)
         own = found.map(lambda part: part.index_select(0, chosen)) if len(mine) else found
-        with self._embedding.replace(index, own, len(local), unused):
+        with self._embedding.replace(index, own, len(local_positions), unused):
             yield
 
     @contextmanager
@@ -165,14 +167,17 @@ class ModelMedia:
         return int(token_ids[-1]) == self._feature_ids[media[-1].kind]
 
     def _run_towers(
-        self, digests: Mapping[str, MediaKind], agree: Callable[[Sequence[int]], Sequence[int]] | None, *where: Any
+        self,
+        digests: Mapping[str, MediaKind],
+        synchronize_counts: Callable[[Sequence[int]], Sequence[int]] | None,
+        *device_and_dtype: Any,
     ) -> tuple[dict[str, MediaFeatures], list[MediaFeatures]]:
         """Return the features of media by digest, and the features of the small media in additional runs.
 
         Args:
             digests: The types of the media by digest.
-            agree: See `insert_features`.
-            where: The device and the dtype of the towers.
+            synchronize_counts: See `insert_features`.
+            device_and_dtype: The device and the dtype of the towers.
         """
         by_kind = {kind: [digest for digest, own in digests.items() if own == kind] for kind in self.kinds}
         processed = {kind: [self.inputs.get(digest) for digest in own] for kind, own in by_kind.items()}
@@ -180,11 +185,13 @@ class ModelMedia:
         encoded: dict[str, MediaFeatures] = {}
         unused: list[MediaFeatures] = []
         # The kinds in order, each with its further runs: the ranks then run the blocks of the towers in the same order.
-        for kind, own, most in zip(self.kinds, runs, runs if agree is None else agree(runs), strict=True):
-            features = encode_media(self._model, processed[kind], *where)
+        for kind, own, most in zip(
+            self.kinds, runs, runs if synchronize_counts is None else synchronize_counts(runs), strict=True
+        ):
+            features = encode_media(self._model, processed[kind], *device_and_dtype)
             encoded |= dict(zip(by_kind[kind], features, strict=True))
             for _ in range(most - own):
-                unused += encode_media(self._model, [self.inputs.get_blank(kind)], *where)
+                unused += encode_media(self._model, [self.inputs.get_blank(kind)], *device_and_dtype)
         return encoded, unused
 
     def _find_feature_tokens(self, token_ids: NDArray[np.integer[Any]], span: MediaSpan) -> NDArray[np.int64]:

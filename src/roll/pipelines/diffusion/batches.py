@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from roll.config.diffusion import DPO, FlowMatching
+from roll.config.diffusion import DPOConfig, FlowMatchingConfig
 from roll.config.pipelines.diffusion import DiffusionConfig
 from roll.diffusion.records import DenoisingSettings, DiffusionBatch, DiffusionSample, SampleRequest
 from roll.pipelines.diffusion.rows import ImageReader, ImageRow, RowDraw
@@ -50,10 +50,10 @@ class BatchBuilder:
             row, seed = draw.row, compute_seed(self.config.seed, "train", draw.draw_id)
             first = self.images.read(row, "first_frame") if "first_frame" in row.images else None
             common = {"prompt": row.prompt, "unit": draw.draw_id, "first_frame": first}
-            if isinstance(self.config.algorithm, FlowMatching):
+            if isinstance(self.config.algorithm, FlowMatchingConfig):
                 image = self.images.read(row, "image")
                 samples.append(DiffusionSample(sample_id=f"{draw.draw_id}", seed=seed, image=image, **common))
-            elif isinstance(self.config.algorithm, DPO):
+            elif isinstance(self.config.algorithm, DPOConfig):
                 # One seed for both, so that their noise is the same.
                 samples += [
                     DiffusionSample(

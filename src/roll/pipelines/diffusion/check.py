@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from roll.config.base import FUNCTION_PATTERN
-from roll.config.diffusion import OnlineAlgorithm
+from roll.config.diffusion import OnlineAlgorithmConfig
 from roll.config.pipelines.diffusion import DiffusionConfig
 from roll.preflight.inspection import check_backend_and_placement, check_disk, run_checks
 from roll.preflight.machine import inspect_machine
@@ -51,7 +51,7 @@ def _check_data(report: Report, config: DiffusionConfig) -> None:
         f"{rows.train.num_items:,} rows to train on, {training.prompts_per_step} per step",
         f"{len(rows.held_out):,} rows held out",
         f"{training.num_steps:,} steps"
-        + (f" of {per_step:,} samples each" if isinstance(algorithm, OnlineAlgorithm) else ""),
+        + (f" of {per_step:,} samples each" if isinstance(algorithm, OnlineAlgorithmConfig) else ""),
     ]
 
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from roll.config.diffusion import NFT, OnlineAlgorithm, RewardWeighted
+from roll.config.diffusion import NFTConfig, OnlineAlgorithmConfig, RewardWeightedConfig
 from roll.config.pipelines.diffusion import DiffusionConfig
 from roll.diffusion.advantages import compute_step_rewards
 from roll.diffusion.losses import DiffusionLoss, RewardGradientLoss
 from roll.diffusion.records import DenoisingPath, DiffusionBatch, DiffusionSample
-from roll.errors import HalfUpdatedError, InfraError
+from roll.errors import InfraError, PartialUpdateError
 from roll.media import MediaStore
 from roll.pipelines.diffusion.batches import BatchBuilder
 from roll.pipelines.diffusion.evaluation import Evaluation
@@ -73,7 +73,7 @@ class DiffusionRun:
         algorithm, run = self.config.algorithm, self.run
         draws = self.rows.train.draw(self.config.training.prompts_per_step)
         outcome = _StepOutcome(draws=draws)
-        if isinstance(algorithm, OnlineAlgorithm):
+        if isinstance(algorithm, OnlineAlgorithmConfig):
             groups = await run.stop.run_unless_stopped(self._collect(draws))
             run.ledger.record_draws(draws, run.state.step + 1)
             await self._learn_from_rewards(algorithm, groups, outcome)
@@ -82,7 +82,7 @@ class DiffusionRun:
             run.ledger.record_draws(draws, run.state.step + 1)
             with run.spans.phase("train"):
                 outcome.results.append(await self._update(batch))
-        if isinstance(algorithm, NFT):
+        if isinstance(algorithm, NFTConfig):
             await self.policy.call("update_old_policy", algorithm.compute_old_decay(run.state.step + 1))
         return self._finish_step(outcome)
 
@@ -96,7 +96,7 @@ class DiffusionRun:
                 for request in self.builder.build_requests(draw.row, "train", draw.draw_id, size)
             ]
         )
-        weights = "old" if isinstance(self.config.algorithm, NFT) else "current"
+        weights = "old" if isinstance(self.config.algorithm, NFTConfig) else "current"
         with self.run.spans.phase("generate"):
             paths = await self.policy.call("sample", requests, self.builder.settings, weights=weights)
         groups = [Group(draw=draw, paths=paths[i * size : (i + 1) * size]) for i, draw in enumerate(draws)]
@@ -137,7 +137,7 @@ class DiffusionRun:
             group.step_rewards = steps[place * size : (place + 1) * size]
 
     async def _learn_from_rewards(
-        self, algorithm: OnlineAlgorithm, groups: Sequence[Group], outcome: _StepOutcome
+        self, algorithm: OnlineAlgorithmConfig, groups: Sequence[Group], outcome: _StepOutcome
     ) -> None:
         """Compute advantages, and run the updates of a step."""
         usable = [group for group in groups if self._is_usable(group, outcome)]
@@ -161,7 +161,7 @@ class DiffusionRun:
             problem = "a completion of its samples could not be scored"
         if problem:
             outcome.draw_outcomes[group.draw.draw_id] = DrawOutcome.FAILED, problem
-        elif np.ptp(group.values) == 0 and not isinstance(self.config.algorithm, RewardWeighted):
+        elif np.ptp(group.values) == 0 and not isinstance(self.config.algorithm, RewardWeightedConfig):
             outcome.draw_outcomes[group.draw.draw_id] = DrawOutcome.FILTERED, "all rewards are equal"
         return group.draw.draw_id not in outcome.draw_outcomes
 
@@ -194,7 +194,7 @@ class DiffusionRun:
         is_first, run.mid_update = not run.mid_update, True
         try:
             result: StepResult = await trainer.call("train_step", batch, self.loss)
-        except (HalfUpdatedError, InfraError):
+        except (PartialUpdateError, InfraError):
             raise
         except Exception:
             run.mid_update = not (is_first and trainer.num_ranks == 1)

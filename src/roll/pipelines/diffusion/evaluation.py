@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roll.config.diffusion import DPO, FlowMatching, ImageRewardConfig
+from roll.config.diffusion import DPOConfig, FlowMatchingConfig, ImageRewardConfig
 from roll.config.pipelines.diffusion import DiffusionConfig
 from roll.diffusion.losses import DiffusionLoss, RewardGradientLoss
 from roll.diffusion.records import DenoisingPath
@@ -57,7 +57,7 @@ class Evaluation:
             scores = await self.scorers.score(images, prompts, [row.metadata for row in owners])
         metrics = _compute_evaluation_metrics(self.config.rewards, scores)
         metrics["eval/pixel_distance"] = compute_pixel_distance(images, [row.prompt for row in owners])
-        if isinstance(self.config.algorithm, FlowMatching | DPO):
+        if isinstance(self.config.algorithm, FlowMatchingConfig | DPOConfig):
             metrics |= await self._measure_loss()
         records = [
             SampleRecord(

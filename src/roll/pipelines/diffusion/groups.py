@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from roll.config.diffusion import OnlineAlgorithm, RewardWeighted
+from roll.config.diffusion import OnlineAlgorithmConfig, RewardWeightedConfig
 from roll.diffusion.advantages import compute_advantages, compute_reward_weights
 from roll.diffusion.records import DenoisingPath, DiffusionSample
 from roll.pipelines.diffusion.batches import compute_seed
@@ -37,7 +37,7 @@ class Group:
         return np.array([score.value for score in self.scores])
 
 
-def build_samples(algorithm: OnlineAlgorithm, groups: Sequence[Group], seed: int) -> list[DiffusionSample]:
+def build_samples(algorithm: OnlineAlgorithmConfig, groups: Sequence[Group], seed: int) -> list[DiffusionSample]:
     """Return the samples of all groups, each with an advantage or a weight.
 
     Args:
@@ -50,7 +50,7 @@ def build_samples(algorithm: OnlineAlgorithm, groups: Sequence[Group], seed: int
     values = np.stack([group.values for group in groups])
     steps = [group.step_rewards for group in groups if group.step_rewards is not None]
     weights = np.ones_like(values)
-    if isinstance(algorithm, RewardWeighted):
+    if isinstance(algorithm, RewardWeightedConfig):
         weights = compute_reward_weights(values, algorithm.temperature)
     advantages = compute_advantages(np.stack(steps) if steps else values, algorithm.advantage_std)
     if advantages.ndim == 2:  # one reward for all steps
@@ -73,12 +73,14 @@ def build_samples(algorithm: OnlineAlgorithm, groups: Sequence[Group], seed: int
     ]
 
 
-def split_samples(samples: Sequence[DiffusionSample], num: int, seed: tuple[int, ...]) -> list[list[DiffusionSample]]:
-    """Split samples into `num` mini-batches of nearly equal size, in an order drawn from `seed`."""
-    if num == 1:
+def split_samples(
+    samples: Sequence[DiffusionSample], num_minibatches: int, seed: tuple[int, ...]
+) -> list[list[DiffusionSample]]:
+    """Split samples into `num_minibatches` mini-batches of nearly equal size, in an order drawn from `seed`."""
+    if num_minibatches == 1:
         return [list(samples)]
     order = np.random.default_rng(seed).permutation(len(samples))
-    return [[samples[i] for i in sorted(part)] for part in np.array_split(order, num) if len(part)]
+    return [[samples[i] for i in sorted(part)] for part in np.array_split(order, num_minibatches) if len(part)]
 
 
 def compute_reward_metrics(groups: Sequence[Group]) -> dict[str, float]:

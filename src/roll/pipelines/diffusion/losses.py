@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from roll.config.diffusion import DDPO, DPO, NFT, FlowGRPO, FlowMatching, RewardGradient, RewardWeighted
+from roll.config.diffusion import (
+    DDPOConfig,
+    DPOConfig,
+    FlowGRPOConfig,
+    FlowMatchingConfig,
+    NFTConfig,
+    RewardGradientConfig,
+    RewardWeightedConfig,
+)
 from roll.config.pipelines.diffusion import DiffusionConfig
 from roll.diffusion.losses import (
     DiffusionLoss,
@@ -24,13 +32,13 @@ def build_loss(config: DiffusionConfig) -> DiffusionLoss | RewardGradientLoss:
         ConfigError: The user's differentiable reward cannot be imported, or does not accept (images, prompts).
     """
     match config.algorithm:
-        case FlowMatching() as flow:
+        case FlowMatchingConfig() as flow:
             return FlowMatchingLoss(num_draws=flow.num_draws, density=flow.density, prompt_dropout=flow.prompt_dropout)
-        case RewardWeighted() as weighted:
+        case RewardWeightedConfig() as weighted:
             return FlowMatchingLoss(num_draws=weighted.num_draws, density=weighted.density)
-        case DPO() as dpo:
+        case DPOConfig() as dpo:
             return DPOLoss(beta=dpo.beta, num_draws=dpo.num_draws, density=dpo.density)
-        case FlowGRPO() as grpo:
+        case FlowGRPOConfig() as grpo:
             return PolicyGradientLoss(
                 clip_range=grpo.clip_range,
                 max_advantage=grpo.max_advantage,
@@ -38,13 +46,13 @@ def build_loss(config: DiffusionConfig) -> DiffusionLoss | RewardGradientLoss:
                 kl_variant=grpo.kl_variant,
                 noise_level=config.sampling.noise_level,
             )
-        case DDPO() as ddpo:
+        case DDPOConfig() as ddpo:
             return PolicyGradientLoss(
                 clip_range=ddpo.clip_range,
                 max_advantage=ddpo.max_advantage,
                 noise_level=config.sampling.noise_level,
             )
-        case NFT() as nft:
+        case NFTConfig() as nft:
             return NFTLoss(
                 beta=nft.beta,
                 max_advantage=nft.max_advantage,
@@ -52,7 +60,7 @@ def build_loss(config: DiffusionConfig) -> DiffusionLoss | RewardGradientLoss:
                 distance=nft.loss_target,
                 num_draws=nft.num_draws,
             )
-        case RewardGradient() as gradient:
+        case RewardGradientConfig() as gradient:
             function = load_function(gradient.reward, "reward function")
             check_call(function, f"reward function '{gradient.reward}'", "images", "prompts")
             return RewardGradientLoss(

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from roll.cluster.base import Cluster, open_cluster, start_concurrently
-from roll.config.diffusion import DPO, NFT, FlowMatching
+from roll.config.diffusion import DPOConfig, FlowMatchingConfig, NFTConfig
 from roll.config.pipelines.diffusion import DiffusionConfig
 from roll.diffusion.losses import DiffusionLoss, RewardGradientLoss
 from roll.media import MediaStore
@@ -36,9 +36,9 @@ TRAINER_PATH = "roll.diffusion.trainer:DiffusionTrainer"
 
 def list_image_columns(config: DiffusionConfig) -> list[str]:
     """Return the names of the images that the method needs in every row, such as `chosen` and `rejected`."""
-    if isinstance(config.algorithm, FlowMatching):
+    if isinstance(config.algorithm, FlowMatchingConfig):
         return ["image"]
-    return ["chosen", "rejected"] if isinstance(config.algorithm, DPO) else []
+    return ["chosen", "rejected"] if isinstance(config.algorithm, DPOConfig) else []
 
 
 def build_spec(config: DiffusionConfig) -> TrainerSpec:
@@ -77,7 +77,7 @@ async def _start(config: DiffusionConfig, cluster: Cluster, stack: AsyncExitStac
     policy, pool = await start_concurrently(
         stack, cluster.start_trainer(build_spec(config), "actor_train"), cluster.start_pool(config.reward_workers)
     )
-    if isinstance(config.algorithm, NFT):
+    if isinstance(config.algorithm, NFTConfig):
         await policy.call("start_old_policy")  # before a checkpoint is loaded, which has the old policy
     return policy, pool
 

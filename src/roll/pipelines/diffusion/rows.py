@@ -249,12 +249,12 @@ class ImageReader:
         return image
 
 
-def _is_held_out(row: ImageRow, share: float) -> bool:
+def _is_held_out(row: ImageRow, fraction: float) -> bool:
     """Return whether a row is held out. Rows with equal prompts and images are in the same split."""
-    if share == 0:
+    if fraction == 0:
         return False
     digest = hashlib.blake2b(json.dumps(_get_content(row)).encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64 < share
+    return int.from_bytes(digest, "big") / 2**64 < fraction
 
 
 def _get_content(row: ImageRow) -> list[str]:

@@ -27,13 +27,13 @@ def inspect(config: DistillOfflineConfig) -> Report:
     Teachers whose outputs are stored are excluded from the training memory, because they are unloaded before training.
     """
     problems: list[str] = []
-    other_models, loss = FrozenModelCost(), "TOP_K_TIMING_LOSS"
+    other_models, loss = FrozenModelCost(), "TOP_K_BENCHMARK_LOSS"
     try:
         student = find_model(config.model.path)
         if student is not None and all(find_model(teacher.model) for teacher in config.teacher):
             paths = tuple(map(str, resolve_offline_teachers(config, student)))
             if config.trainer_loads_teachers:
-                other_models, loss = FrozenModelCost(paths=paths), "DISTRIBUTION_TIMING_LOSS"
+                other_models, loss = FrozenModelCost(paths=paths), "DISTRIBUTION_BENCHMARK_LOSS"
             else:
                 other_models = FrozenModelCost(
                     kept_token_bytes=_compute_token_bytes(config, student),

@@ -6,11 +6,11 @@ from roll.algorithms.losses import DistillationLoss, LikelihoodLoss, SummedLoss,
 from roll.config.distillation import OfflineDistillationConfig
 from roll.protocols import LossFn
 
-__all__ = ["DISTRIBUTION_TIMING_LOSS", "TOP_K_TIMING_LOSS", "build_offline_loss"]
+__all__ = ["DISTRIBUTION_BENCHMARK_LOSS", "TOP_K_BENCHMARK_LOSS", "build_offline_loss"]
 
-DISTRIBUTION_TIMING_LOSS = DistillationLoss()
+DISTRIBUTION_BENCHMARK_LOSS = DistillationLoss()
 """Loss with which a step is timed for any divergence over whole distributions."""
-TOP_K_TIMING_LOSS = LikelihoodLoss()
+TOP_K_BENCHMARK_LOSS = LikelihoodLoss()
 """Loss that stands in for top-k distillation when a step is timed, since samples have no teacher columns then."""
 
 

@@ -16,10 +16,10 @@ from roll.pipelines.episodes.state import AgenticState
 from roll.pipelines.measures import compute_score
 from roll.types import Group, Rollout
 
-__all__ = ["choose_domain", "compute_domain_shares", "update_success_rates"]
+__all__ = ["choose_domain", "compute_domain_probabilities", "update_success_rates"]
 
 
-def compute_domain_shares(config: AgenticConfig, rates: Mapping[str, float]) -> dict[str, float]:
+def compute_domain_probabilities(config: AgenticConfig, rates: Mapping[str, float]) -> dict[str, float]:
     """Compute the sampling probability of each environment from the success rates `rates`."""
     least = config.curriculum.min_share if config.curriculum else 1.0
     weights = {}
@@ -32,7 +32,7 @@ def compute_domain_shares(config: AgenticConfig, rates: Mapping[str, float]) -> 
 
 def choose_domain(config: AgenticConfig, state: AgenticState, number: int) -> str:
     """Return the environment of a draw; it depends only on the run's seed, the draw's number and the success rates."""
-    found = compute_domain_shares(config, state.success_rates)
+    found = compute_domain_probabilities(config, state.success_rates)
     digest = hashlib.blake2b(f"{config.seed}/curriculum/{number}".encode(), digest_size=8).digest()
     point = int.from_bytes(digest, "big") / 2**64
     names = list(found)

@@ -64,7 +64,7 @@ def _check_training(config: AlarmsConfig, metrics: Mapping[str, float]) -> Itera
         )
 
 
-_SHARE_MESSAGES = {
+_FRACTION_MESSAGES = {
     "unfinished_above": (
         "rollout/unfinished_share",
         "{share:.0%} of rollouts were truncated, above {limit:.0%}: raise rollout.max_new_tokens; a truncated answer "
@@ -95,7 +95,7 @@ _SHARE_MESSAGES = {
 
 def _check_answers(config: AlarmsConfig, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
     """Yield the name and the message of each alarm about the policy's answers, including reward hacking."""
-    for name, (metric, words) in _SHARE_MESSAGES.items():
+    for name, (metric, words) in _FRACTION_MESSAGES.items():
         limit, share = getattr(config, name), metrics.get(metric, 0.0)
         if limit is not None and share > limit:
             yield name, words.format(share=share, limit=limit)

@@ -10,9 +10,9 @@ import numpy as np
 from roll.protocols import Scorer
 from roll.types import FloatArray, IntArray, TrainingBatch, TrainingSample
 
-__all__ = ["MEASURED_SHARE", "compute_router_replay_metrics", "drop_recorded_experts", "score_with_own_routing"]
+__all__ = ["MEASURED_BATCH_DIVISOR", "compute_router_replay_metrics", "drop_recorded_experts", "score_with_own_routing"]
 
-MEASURED_SHARE = 8
+MEASURED_BATCH_DIVISOR = 8
 """Denominator of the fraction of samples that are also scored with the trainer's routing: a forward pass over the first
 eighth of the batch, about 4 % of an update's compute.
 """
@@ -27,7 +27,7 @@ def drop_recorded_experts(batch: TrainingBatch) -> TrainingBatch:
 
 async def score_with_own_routing(policy: Scorer, batch: TrainingBatch) -> tuple[list[FloatArray], list[IntArray]]:
     """Compute log-probs and expert choices of the batch's first samples under the policy without router replay."""
-    first = tuple(s for s in batch.samples if s.experts is not None)[: -(-len(batch.samples) // MEASURED_SHARE)]
+    first = tuple(s for s in batch.samples if s.experts is not None)[: -(-len(batch.samples) // MEASURED_BATCH_DIVISOR)]
     if not first:
         return [], []
     found = await policy.forward(drop_recorded_experts(replace(batch, samples=first)), ["logprobs", "experts"])
@@ -36,8 +36,8 @@ async def score_with_own_routing(policy: Scorer, batch: TrainingBatch) -> tuple[
 
 def compute_router_replay_metrics(
     batch: TrainingBatch,
-    own: tuple[Sequence[FloatArray], Sequence[IntArray]],
-    replayed: Sequence[FloatArray | None],
+    own_results: tuple[Sequence[FloatArray], Sequence[IntArray]],
+    replayed_logprobs: Sequence[FloatArray | None],
 ) -> dict[str, float]:
     """Compute the router-replay metrics of a step, below `agreement/`.
 
@@ -49,24 +49,27 @@ def compute_router_replay_metrics(
 
     Args:
         batch: The batch of the step.
-        own: Log-probs and experts of the first samples with recorded experts; the result of `score_with_own_routing`.
-        replayed: Log-probs of all samples in the pass with router replay; empty without such a pass.
+        own_results: Log-probs and experts of the first samples with recorded experts; the result of
+            `score_with_own_routing`.
+        replayed_logprobs: Log-probs of all samples in the pass with router replay; empty without such a pass.
     """
     known, inputs = 0, 0
     for sample in batch.samples:
         inputs += len(sample) - 1
         known += 0 if sample.experts is None else int((sample.experts[:-1] >= 0).all(axis=(1, 2)).sum())
     metrics = {"agreement/replayed_share": known / max(inputs, 1)}
-    chosen = [(i, s) for i, s in enumerate(batch.samples) if s.experts is not None][: len(own[0])]
+    chosen = [(i, s) for i, s in enumerate(batch.samples) if s.experts is not None][: len(own_results[0])]
     samples = [s for _, s in chosen]
-    metrics |= _compute_distance("own_routing", samples, own[0])
+    metrics |= _compute_distance("own_routing", samples, own_results[0])
     alike = [
-        _match_choices(s.experts, experts) for s, experts in zip(samples, own[1], strict=True) if s.experts is not None
+        _match_choices(s.experts, experts)
+        for s, experts in zip(samples, own_results[1], strict=True)
+        if s.experts is not None
     ]
     if alike and sum(map(len, alike)):
         metrics["agreement/expert_overlap"] = float(np.concatenate(alike).mean())
-    if replayed:
-        metrics |= _compute_distance("engine_routing", samples, [replayed[i] for i, _ in chosen])
+    if replayed_logprobs:
+        metrics |= _compute_distance("engine_routing", samples, [replayed_logprobs[i] for i, _ in chosen])
     return metrics
 
 

@@ -2,7 +2,7 @@
 run.
 
     life cycle ──► RetryCounter ──► metrics, a warning at the first failure of a step
-    rollouts of a step ──► Failures (a step's counts, causes) ──► metrics, one warning
+    rollouts of a step ──► FailureCounts (a step's counts, causes) ──► metrics, one warning
                                   │
                                   └─► the last steps together ──► alarm
 
@@ -24,15 +24,22 @@ from roll.rewards.compose import UNFINISHED
 from roll.rollout.lifecycle import RolloutState, Transition
 from roll.types import Group, Rollout, RolloutStatus
 
-__all__ = ["Failures", "RetryCounter", "check_failures", "check_step_failures", "count_failures", "describe_failures"]
+__all__ = [
+    "FailureCounts",
+    "RetryCounter",
+    "check_failures",
+    "check_step_failures",
+    "count_failures",
+    "describe_failures",
+]
 
 logger = logging.getLogger(__name__)
 
-_PROCESS_ID = re.compile(r" \(process \d+\)")
+_PROCESS_ID_PATTERN = re.compile(r" \(process \d+\)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Failures:
+class FailureCounts:
     """Numbers of failed and timed-out answers, and the causes of the failures."""
 
     num_judged: int = 0
@@ -61,7 +68,7 @@ class Failures:
         return [self.num_judged, self.failed, self.timed_out]
 
 
-def count_failures(groups: Iterable[Group]) -> Failures:
+def count_failures(groups: Iterable[Group]) -> FailureCounts:
     """Count the failed and timed-out answers of some groups."""
     num_judged = failed = timed_out = 0
     causes: Counter[str] = Counter()
@@ -74,7 +81,7 @@ def count_failures(groups: Iterable[Group]) -> Failures:
             num_judged, failed = num_judged + 1, failed + 1
         elif rollout.reward is not None and not rollout.reward.verdict.endswith(UNFINISHED):
             num_judged, timed_out = num_judged + 1, timed_out + bool(rollout.reward.timed_out)
-    return Failures(num_judged=num_judged, failed=failed, timed_out=timed_out, causes=causes, prompts=prompts)
+    return FailureCounts(num_judged=num_judged, failed=failed, timed_out=timed_out, causes=causes, prompts=prompts)
 
 
 class RetryCounter:
@@ -100,10 +107,10 @@ class RetryCounter:
 
 def _get_cause(rollout: Rollout) -> str:
     """Return the cause of a rollout's failure without UID and process ID, so that identical causes compare equal."""
-    return _PROCESS_ID.sub("", rollout.cause.removesuffix(f" (prompt '{rollout.prompt.uid}')"))
+    return _PROCESS_ID_PATTERN.sub("", rollout.cause.removesuffix(f" (prompt '{rollout.prompt.uid}')"))
 
 
-def describe_failures(failures: Failures) -> str:
+def describe_failures(failures: FailureCounts) -> str:
     """Describe in a sentence how many answers failed and why; empty if no answer failed."""
     parts = []
     if failures.failed:
@@ -119,13 +126,13 @@ def describe_failures(failures: Failures) -> str:
 
 
 def check_failures(
-    config: AlarmsConfig, window: Sequence[Sequence[int]], latest: Failures, *, is_first_step: bool
+    config: AlarmsConfig, window: Sequence[Sequence[int]], latest: FailureCounts, *, is_first_step: bool
 ) -> list[Alarm]:
     """Return the alarms about failed and timed-out answers, summed over the last steps.
 
     Args:
         config: Thresholds.
-        window: `Failures.counts` of the last steps, at most `config.patience`, including the latest.
+        window: `FailureCounts.counts` of the last steps, at most `config.patience`, including the latest.
         latest: Failures of the step that has just ended.
         is_first_step: Whether this is the first step of a session. The session stops immediately if all answers of its
             first step failed.

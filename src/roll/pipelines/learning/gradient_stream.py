@@ -65,7 +65,7 @@ class StreamedSource(GroupSource, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _BatchPart:
     """Groups whose gradient has been added."""
 
     batch: TrainingBatch
@@ -99,7 +99,7 @@ class GradientStream:
         self._learner = learner
         self._algorithm = algorithm
         self._rollout = rollout
-        self._parts: list[_Part] = []
+        self._parts: list[_BatchPart] = []
         self._has_gradients = False
         num_sequences = float(rollout.prompts_per_step * rollout.group_size)
         self._counts = BatchCounts(
@@ -149,7 +149,7 @@ class GradientStream:
         streamed = {sample.sample_id for part in parts for sample in part.batch.samples}
         rest = replace(batch, samples=tuple(s for s in batch.samples if s.sample_id not in streamed))
         if rest.samples:
-            parts.append(_Part(rest, await self._accumulate(rest, loss, last=True)))
+            parts.append(_BatchPart(rest, await self._accumulate(rest, loss, last=True)))
         counts = batch.counts
         token_scale = self._counts.num_tokens / counts.num_tokens
         sequence_scale = self._counts.num_sequences / counts.num_sequences
@@ -173,7 +173,7 @@ class GradientStream:
         """Add the gradient of finished groups; skip groups that a filter rejects."""
         algorithm, rollout = self._algorithm, self._rollout
         selection = select_training_rollouts(groups, algorithm, max_new_tokens=rollout.max_new_tokens)
-        if not selection.trained:
+        if not selection.trained_rollouts:
             return
         batch = build_batch(selection.rollouts, temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens)
         columns: dict[str, Sequence[Any]] = {}
@@ -183,7 +183,7 @@ class GradientStream:
                 columns["ref_logprobs"] = (await self._learner.reference.forward(plain, ["logprobs"]))["logprobs"]
             batch = add_advantages(batch, selection, algorithm, **columns)
             loss = build_policy_loss(algorithm, self._run.state.kl_coefficient)
-            self._parts.append(_Part(batch, await self._accumulate(batch, loss, last=False)))
+            self._parts.append(_BatchPart(batch, await self._accumulate(batch, loss, last=False)))
 
     async def _accumulate(self, batch: TrainingBatch, loss: LossFn, *, last: bool) -> ForwardBackwardResult:
         self._has_gradients = True
@@ -213,7 +213,7 @@ def _get_advantages(sample: TrainingSample) -> FloatArray:
     return sample.advantages
 
 
-def _sum_metrics(parts: Sequence[_Part], loss_scale: float, token_scale: float) -> dict[str, float]:
+def _sum_metrics(parts: Sequence[_BatchPart], loss_scale: float, token_scale: float) -> dict[str, float]:
     """Compute the metrics of the complete batch from the metrics of the parts, which use provisional counts."""
     metrics: dict[str, float] = {}
     for name in dict.fromkeys(name for part in parts for name in part.result.metrics):
@@ -226,7 +226,7 @@ def _sum_metrics(parts: Sequence[_Part], loss_scale: float, token_scale: float) 
     return metrics
 
 
-def _collect_logprobs(parts: Sequence[_Part], batch: TrainingBatch) -> tuple[FloatArray, ...]:
+def _collect_logprobs(parts: Sequence[_BatchPart], batch: TrainingBatch) -> tuple[FloatArray, ...]:
     """Return the log-probs of all samples in the order of the batch; empty if the back-end does not return them."""
     if not all(part.result.logprobs for part in parts):
         return ()

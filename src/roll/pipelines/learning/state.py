@@ -24,7 +24,7 @@ class LearningState(RunState):
     kl_coefficient: float | None = None
     """Adaptive KL coefficient of the next step; `None` if it is constant."""
     failures: list[list[int]] = field(default_factory=list)
-    """`Failures.counts` of the last steps: the numbers of judged, failed and timed-out answers."""
+    """`FailureCounts.counts` of the last steps: the numbers of judged, failed and timed-out answers."""
     verifiers: dict[str, dict[str, Any]] = field(default_factory=dict)
     """State of stateful rewards, by domain and component (`WeightedReward.state()`)."""
 

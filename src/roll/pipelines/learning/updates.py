@@ -58,7 +58,7 @@ async def learn(
     learner: Learner,
     algorithm: AlgorithmConfig,
     selection: Selection,
-    sampling: RolloutConfig,
+    rollout_config: RolloutConfig,
     stream: GradientStream | None = None,
 ) -> UpdateResults:
     """Compute the columns that the algorithm needs, then update critics and policy; the step is `run.state.step + 1`.
@@ -68,10 +68,12 @@ async def learn(
         learner: The trainers.
         algorithm: The algorithm's settings.
         selection: Selected rollouts of the step.
-        sampling: Sampling settings of the rollouts.
+        rollout_config: Sampling settings of the rollouts.
         stream: Stream that has already added the gradients of some groups.
     """
-    batch = build_batch(selection.rollouts, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens)
+    batch = build_batch(
+        selection.rollouts, temperature=rollout_config.temperature, max_new_tokens=rollout_config.max_new_tokens
+    )
     columns = await _compute_logprobs(run, learner, algorithm, batch, stream.ref_logprobs if stream else {})
     own = await score_with_own_routing(learner.policy, batch) if learner.replays_engine else ([], [])
     coefficient = run.state.kl_coefficient
@@ -123,11 +125,11 @@ async def _compute_logprobs(
     learner: Learner,
     algorithm: AlgorithmConfig,
     batch: TrainingBatch,
-    known: Mapping[str, FloatArray],
+    known_logprobs: Mapping[str, FloatArray],
 ) -> dict[str, Sequence[Any]]:
     """Return the columns `old_logprobs` and `ref_logprobs` if used, and other outputs of the same forward passes.
 
-    `known` maps sample IDs to the reference's log-probs that need not be computed again.
+    `known_logprobs` maps sample IDs to the reference's log-probs that need not be computed again.
     """
     columns: dict[str, Sequence[Any]] = {}
     if needs_old_logprobs(algorithm):
@@ -141,9 +143,9 @@ async def _compute_logprobs(
     if learner.reference is not None:
         with run.spans.phase("reference"):
             plain = drop_recorded_experts(batch)
-            rest = replace(plain, samples=tuple(s for s in plain.samples if s.sample_id not in known))
+            rest = replace(plain, samples=tuple(s for s in plain.samples if s.sample_id not in known_logprobs))
             computed = (await learner.reference.forward(rest, ["logprobs"]))["logprobs"] if rest.samples else []
-            ref_logprobs = {**known, **{s.sample_id: x for s, x in zip(rest.samples, computed, strict=True)}}
+            ref_logprobs = {**known_logprobs, **{s.sample_id: x for s, x in zip(rest.samples, computed, strict=True)}}
             columns["ref_logprobs"] = [ref_logprobs[s.sample_id] for s in batch.samples]
     return columns
 
@@ -152,7 +154,7 @@ async def _train_critics(
     run: Run[LearningState],
     learner: Learner,
     algorithm: AlgorithmConfig,
-    learned: UpdateResults,
+    results: UpdateResults,
     values: Sequence[Sequence[FloatArray]],
 ) -> None:
     """Train each critic on its part of the batch. Values are clipped around the old values of the same critic
@@ -163,19 +165,19 @@ async def _train_critics(
     step = run.state.step
     with run.spans.phase("train_critic"):
         for index, critic in enumerate(learner.critics):
-            pairs = zip(learned.batch.samples, values[index], strict=True)
+            pairs = zip(results.batch.samples, values[index], strict=True)
             batch = replace(
-                learned.batch, samples=tuple(replace(s, old_values=values) for s, values in pairs if not s.expert)
+                results.batch, samples=tuple(replace(s, old_values=values) for s, values in pairs if not s.expert)
             )
             own = select_critic_batch(batch, index, len(learner.critics), first_critic=step)
             for epoch in range(algorithm.critic.num_epochs):
                 seed = (run.seed, step, 1 + index, epoch)
                 for part in split_into_minibatches(own, algorithm.updates.num_minibatches, seed):
-                    learned.critic_results.append(await update(run, critic, part, build_value_loss(algorithm)))
+                    results.critic_results.append(await update(run, critic, part, build_value_loss(algorithm)))
 
 
 def _adapt_kl_coefficient(
-    run: Run[LearningState], algorithm: AlgorithmConfig, learned: UpdateResults, coefficient: float
+    run: Run[LearningState], algorithm: AlgorithmConfig, results: UpdateResults, coefficient: float
 ) -> None:
     """Measure the divergence from the reference, and adapt the KL coefficient toward its target.
 
@@ -184,29 +186,29 @@ def _adapt_kl_coefficient(
     kl = algorithm.kl
     if kl.coefficient == 0:
         return
-    learned.metrics["training/kl/coefficient"] = coefficient
-    measured = _get_divergence(algorithm, learned)
+    results.metrics["training/kl/coefficient"] = coefficient
+    measured = _get_divergence(algorithm, results)
     if measured is None:
         return
-    learned.metrics["training/kl/reference"] = measured
+    results.metrics["training/kl/reference"] = measured
     if kl.target is not None:
-        samples = learned.batch.samples
-        num_rollouts = sum(not samples[places[0]].expert for places in learned.batch.sequences)
+        samples = results.batch.samples
+        num_rollouts = sum(not samples[places[0]].expert for places in results.batch.sequences)
         run.state.kl_coefficient = adapt_coefficient(
             coefficient, measured, target=kl.target, num_rollouts=num_rollouts, horizon=kl.horizon
         )
 
 
-def _get_divergence(algorithm: AlgorithmConfig, learned: UpdateResults) -> float | None:
+def _get_divergence(algorithm: AlgorithmConfig, results: UpdateResults) -> float | None:
     """Return the divergence from the reference, in nats per token that the policy sampled; `None` if not measured.
 
     With the penalty in the reward, this is the divergence of the policy before the update. With the penalty in the
     loss, it is the mean over the updates; a user-defined loss need not report one.
     """
     if algorithm.kl.apply_to == "loss":
-        found = [r.metrics["policy/kl_reference"] for r in learned.results if "policy/kl_reference" in r.metrics]
+        found = [r.metrics["policy/kl_reference"] for r in results.results if "policy/kl_reference" in r.metrics]
         return float(np.mean(found)) if found else None
-    own = [s for s in learned.batch.samples if not s.expert and s.loss_mask.any()]
+    own = [s for s in results.batch.samples if not s.expert and s.loss_mask.any()]
     pairs = [(s.old_logprobs, s.ref_logprobs, s.loss_mask) for s in own]
     counted = [
         estimate_kl(old[mask].astype(np.float64), ref[mask].astype(np.float64), algorithm.kl.estimator)

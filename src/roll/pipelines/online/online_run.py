@@ -118,9 +118,9 @@ class OnlineRun(Generic[C_co, E_co]):
         with self.policy_engines.measure_wait("wait" if self.is_asynchronous else "generate"):
             return await self.batches.next_batch()
 
-    async def run_unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`, or cancel it if a signal requests a stop."""
-        return await self.run.stop.run_unless_stopped(work)
+    async def run_unless_stopped(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `coroutine`, or cancel it if a signal requests a stop."""
+        return await self.run.stop.run_unless_stopped(coroutine)
 
     def advance_policy_version(self) -> None:
         """Increase the policy version by 1."""

@@ -99,7 +99,7 @@ async def open_online(
         weights = build_weight_sync(cluster, config, data, learner.policy, roles.engines, devices, path)
         recorder = build_recorder(run) if build_recorder else None
         generation = await open_generation(
-            config, roles, data.renderer, stack, tracker=tracker, proxy_type=proxy_type, bring_up=weights.push_to
+            config, roles, data.renderer, stack, tracker=tracker, proxy_type=proxy_type, prepare_engine=weights.push_to
         )
         generation.restore(state.verifiers)
         if recorder is not None:

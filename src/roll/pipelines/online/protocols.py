@@ -99,8 +99,8 @@ class StepRun(Protocol):
         """Return the next batch as soon as its groups are finished."""
         ...
 
-    async def run_unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`, or cancel it if a signal requests a stop."""
+    async def run_unless_stopped(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `coroutine`, or cancel it if a signal requests a stop."""
         ...
 
     def advance_policy_version(self) -> None:

@@ -25,7 +25,7 @@ def inspect(config: PreferenceConfig) -> Report:
         config,
         kind="pair" if pairs else "labelled",
         method=section.type,
-        loss=f"roll.pipelines.preference.objective:{'PAIR_TIMING_LOSS' if pairs else 'ANSWER_TIMING_LOSS'}",
+        loss=f"roll.pipelines.preference.objective:{'PAIR_BENCHMARK_LOSS' if pairs else 'ANSWER_BENCHMARK_LOSS'}",
         other_models=FrozenModelCost(
             passes_before=asked_of if kept else 0, passes_per_step=(not pairs) + (asked_of if adapters else 0)
         ),

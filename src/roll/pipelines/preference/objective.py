@@ -21,17 +21,17 @@ from roll.pipelines.supervised.output_store import OutputStore
 from roll.protocols import LossFn, TrainerGroup
 from roll.types import FloatArray, TrainingBatch, TrainingSample, slice_media
 
-__all__ = ["PreferenceObjective", "get_example_kind", "get_timing_loss", "mismatch_answers"]
+__all__ = ["PreferenceObjective", "get_benchmark_loss", "get_example_kind", "mismatch_answers"]
 
-PAIR_TIMING_LOSS = PreferenceLoss(against_reference=False)
-ANSWER_TIMING_LOSS = LikelihoodLoss()
+PAIR_BENCHMARK_LOSS = PreferenceLoss(against_reference=False)
+ANSWER_BENCHMARK_LOSS = LikelihoodLoss()
 """Losses with which a step is timed instead of the methods' losses, because samples have no reference log-probs
 then."""
 
 
-def get_timing_loss(section: PreferenceSection) -> LossFn:
+def get_benchmark_loss(section: PreferenceSection) -> LossFn:
     """Return a loss for time estimates. It needs no reference, and packs samples like the method's loss."""
-    return PAIR_TIMING_LOSS if section.method.compares_pairs else ANSWER_TIMING_LOSS
+    return PAIR_BENCHMARK_LOSS if section.method.compares_pairs else ANSWER_BENCHMARK_LOSS
 
 
 def get_example_kind(section: PreferenceSection) -> ExampleKind:
@@ -67,14 +67,15 @@ class PreferenceObjective:
         others = mismatch_answers(samples, self.max_tokens)
         return KTOLoss(reference_point=await self._compute_reference_point(others), **self.section.settings)
 
-    async def _compute_reference_point(self, others: tuple[TrainingSample, ...]) -> float:
-        """Compute KTO's reference point z0 from the mismatched answers `others`; 0 if there are none."""
-        if not others:
+    async def _compute_reference_point(self, mismatched_samples: tuple[TrainingSample, ...]) -> float:
+        """Compute KTO's reference point z0 from the mismatched answers `mismatched_samples`; 0 if there are none."""
+        if not mismatched_samples:
             return 0.0
-        batch = TrainingBatch(samples=others)
-        own = (await self.policy.measure(batch, ANSWER_TIMING_LOSS)).logprobs
+        batch = TrainingBatch(samples=mismatched_samples)
+        own = (await self.policy.measure(batch, ANSWER_BENCHMARK_LOSS)).logprobs
         return compute_reference_point(
-            _sum_logprobs(others, own), _sum_logprobs(others, await self._compute_reference_logprobs(batch))
+            _sum_logprobs(mismatched_samples, own),
+            _sum_logprobs(mismatched_samples, await self._compute_reference_logprobs(batch)),
         )
 
     async def _compute_reference_logprobs(self, batch: TrainingBatch) -> list[FloatArray]:

@@ -10,7 +10,7 @@ import numpy as np
 from roll.config.pipelines.preference import PreferenceConfig
 from roll.errors import ConfigError, ModelError
 from roll.models import load_tokenizer, resolve_model
-from roll.pipelines.preference.objective import get_timing_loss, mismatch_answers
+from roll.pipelines.preference.objective import get_benchmark_loss, mismatch_answers
 from roll.pipelines.run import Session
 from roll.pipelines.supervised.frozen_outputs import ComputeOutputs, list_remaining_steps
 from roll.pipelines.supervised.output_store import Rows, build_rows
@@ -49,7 +49,7 @@ def build_reference_scorer(config: PreferenceConfig) -> ComputeOutputs:
 
     A policy with the reference's weights then has log-ratios of exactly 0, even in bfloat16.
     """
-    loss = get_timing_loss(config.preference)
+    loss = get_benchmark_loss(config.preference)
 
     async def score(reference: TrainerGroup, batch: TrainingBatch) -> list[Rows]:
         logprobs = (await reference.measure(batch, loss)).logprobs

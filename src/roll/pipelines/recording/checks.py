@@ -66,26 +66,26 @@ def copy_media(recording: Recording, directory: RunDirectory) -> None:
     copy_store(recording.directory.parent / directory.media_dir.name, directory.media_dir)
 
 
-def check_steps(recording: Recording, first: int, last: int) -> None:
-    """Check that steps `first` to `last` are recorded and that their files have the recorded sizes.
+def check_steps(recording: Recording, first_step: int, last_step: int) -> None:
+    """Check that steps `first_step` to `last_step` are recorded and that their files have the recorded sizes.
 
     Raises:
         ConfigError: A step is not recorded.
         DataError: A file is missing or truncated.
     """
-    if last > recording.last_step:
+    if last_step > recording.last_step:
         raise ConfigError(
-            f"training.num_steps is {last}, but the recording '{recording.directory}' ends with step "
+            f"training.num_steps is {last_step}, but the recording '{recording.directory}' ends with step "
             f"{recording.last_step}: set training.num_steps={recording.last_step} (a learning-rate schedule then ends "
             "there too)."
         )
-    if first < recording.first_step:
+    if first_step < recording.first_step:
         raise ConfigError(
             f"the recording '{recording.directory}' begins with step {recording.first_step}: start from the "
             f"checkpoint of step {recording.first_step - 1} with --checkpoint (replay.checkpoint), if the run still "
             "has this checkpoint."
         )
-    recording.check(range(first, last + 1))
+    recording.check(range(first_step, last_step + 1))
 
 
 def check_recorded_inputs(recorded: RecordedSession, prepared: PreparedRun) -> None:

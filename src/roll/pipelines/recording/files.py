@@ -248,9 +248,9 @@ def _format_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
-def _require_format(found: Any, path: Path) -> None:
-    if found != FORMAT:
-        raise DataError(f"recording '{path}' has format {found!r}, but this version of ROLL reads {FORMAT}.")
+def _require_format(recorded_format: Any, path: Path) -> None:
+    if recorded_format != FORMAT:
+        raise DataError(f"recording '{path}' has format {recorded_format!r}, but this version of ROLL reads {FORMAT}.")
 
 
 def _encode(line: Mapping[str, Any]) -> bytes:

@@ -195,15 +195,15 @@ class RecordedLengthsLoop:
     """Settings of episodes without a recording."""
 
     async def __call__(
-        self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
+        self, draw: PromptDraw, index: int, first_request: GenerationRequest, generate: Generate, renderer: Renderer
     ) -> Rollout:
         generate_recorded = functools.partial(self._generate_recorded, generate)
         recorded = RolloutId(purpose=TRAIN, draw_id=draw.draw_id, index=index)
-        trains = first.request_id == recorded.request_id()
+        trains = first_request.request_id == recorded.request_id()
         if trains and self.user_loop is None and recorded in self.work.tokens_between_turns:
-            return await self._replay_turns(recorded, draw, first, generate_recorded, renderer)
+            return await self._replay_turns(recorded, draw, first_request, generate_recorded, renderer)
         loop = self.user_loop or choose_loop(draw.prompt, plan=self.episodes)
-        return await loop(draw, index, first, generate_recorded, renderer)
+        return await loop(draw, index, first_request, generate_recorded, renderer)
 
     async def _generate_recorded(self, generate: Generate, request: GenerationRequest) -> Generation:
         length = self.work.tokens.get(request.request_id)
@@ -218,7 +218,7 @@ class RecordedLengthsLoop:
         self,
         recorded: RolloutId,
         draw: PromptDraw,
-        first: GenerationRequest,
+        first_request: GenerationRequest,
         generate_recorded: Generate,
         renderer: Renderer,
     ) -> Rollout:
@@ -234,7 +234,7 @@ class RecordedLengthsLoop:
             if number in contexts:
                 context = contexts[number]
                 branches.append(Branch(start=position, context=context.token_ids, media=context.media))
-            request = build_next_request(first, context.token_ids, number, media=context.media)
+            request = build_next_request(first_request, context.token_ids, number, media=context.media)
             generation = await generate_recorded(request)
             generations.append(generation)
             end = position + len(generation.token_ids)

@@ -111,7 +111,7 @@ def build_critic_specs(config: ReinforcementRunConfig, backbone: Path) -> list[T
     schedule = Schedule.from_config(
         config.training,
         updates_per_step=critic.num_epochs * algorithm.updates.num_minibatches,
-        peak=critic.learning_rate,
+        peak_learning_rate=critic.learning_rate,
     )
     return [
         TrainerSpec(

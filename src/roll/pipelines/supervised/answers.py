@@ -58,7 +58,7 @@ async def open_answers(
     devices = SharedDevices(policy, [policy], engine_ids, rule) if released else None
     weights = build_weight_sync(cluster, config, prepared.data, policy, roles.engines, devices, session.directory.path)
     generation = await open_generation(
-        config, roles, prepared.data.renderer, stack, tracker=tracker, bring_up=weights.push_to
+        config, roles, prepared.data.renderer, stack, tracker=tracker, prepare_engine=weights.push_to
     )
     plan = build_sampling_plans(config, prepared.stop_token_ids)[1]
     policy_engines = ServedPolicy(run=run, generation=generation, weights=weights, plan=plan, devices=devices)

@@ -148,7 +148,9 @@ def _take_first_steps(prepared: PreparedRun) -> list[TrainingBatch]:
 
 def _count_tokens(config: SupervisedConfig, batch: TrainingBatch) -> int:
     """Return the number of tokens that the busiest rank processes in a step."""
-    return max(sum(block.num_tokens for micro in rank for block in micro) for rank in _pack(config, batch))
+    return max(
+        sum(block.num_tokens for micro in rank for block in micro) for rank in _pack_micro_batches(config, batch)
+    )
 
 
 def _count_media(config: SupervisedConfig, prepared: PreparedRun, batch: TrainingBatch) -> int:
@@ -158,45 +160,45 @@ def _count_media(config: SupervisedConfig, prepared: PreparedRun, batch: Trainin
         return 0
     return max(
         count_media_tokens((span for block in micro for own in block.members for span in own.sample.media), inputs)
-        for rank in _pack(config, batch)
+        for rank in _pack_micro_batches(config, batch)
         for micro in rank
     )
 
 
-def _pack(config: SupervisedConfig, batch: TrainingBatch) -> Sequence[Sequence[Sequence[Block]]]:
+def _pack_micro_batches(config: SupervisedConfig, batch: TrainingBatch) -> Sequence[Sequence[Sequence[Block]]]:
     """Return the blocks of each micro-batch of each rank."""
     training = config.training
     return pack(
         batch.samples,
         max_tokens=training.max_tokens_per_micro_batch,
         share_prefix=training.share_prefix,
-        num_ranks=config.roles["actor_train"].count // training.parallel.ranks_per_share,
+        num_ranks=config.roles["actor_train"].count // training.parallel.ranks_per_batch_shard,
     )
 
 
 def _estimate_memory(
     report: Report,
     config: SupervisedConfig,
-    micro: int,
+    micro_batch_tokens: int,
     micro_batches: int,
     media_tokens: int,
     other_models: FrozenModelCost,
     role: Role,
 ) -> None:
-    """Estimate the memory of a step with `micro_batches` micro-batches of up to `micro` tokens each.
+    """Estimate the memory of a step with `micro_batches` micro-batches of up to `micro_batch_tokens` tokens each.
 
     The images of each micro-batch have up to `media_tokens` feature tokens.
     """
     sizes, ranks, element = report.model, config.roles["actor_train"].count, get_element_bytes(config.model.dtype)
     assert sizes is not None
     parallel = config.training.parallel
-    own = micro // parallel.ranks_per_micro_batch
+    own = micro_batch_tokens // parallel.ranks_per_micro_batch
     on_accelerator = report.machine.has_accelerators
     parts = estimate_training_bytes(
         config.model,
         config.training,
         sizes,
-        micro,
+        micro_batch_tokens,
         ranks,
         micro_batches=micro_batches,
         on_accelerator=on_accelerator,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roll.cluster.decoding import decode_in_worker
-from roll.config.supervised import SupervisedConfig, SupervisedTraining
+from roll.config.supervised import SupervisedConfig, SupervisedTrainingConfig
 from roll.data.examples import ExampleData, ExampleKind, build_examples, count_examples
 from roll.errors import ConfigError, DataError
 from roll.models import check_experts, check_rope_scaling, load_tokenizer, read_context_length, resolve_model
@@ -25,7 +25,7 @@ class PreparedRun:
 
     model_path: Path
     examples: ExampleData
-    training: SupervisedTraining
+    training: SupervisedTrainingConfig
     """Training configuration with the run's number of steps."""
 
 
@@ -91,7 +91,7 @@ def build_policy_spec(config: SupervisedConfig, prepared: PreparedRun) -> Traine
     )
 
 
-def _set_num_steps(training: SupervisedTraining, num_examples: int, state: RunState) -> SupervisedTraining:
+def _set_num_steps(training: SupervisedTrainingConfig, num_examples: int, state: RunState) -> SupervisedTrainingConfig:
     return training.with_num_steps(num_examples, state.step, state.num_draws)
 
 

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
-from roll.config.supervised import SupervisedConfig, SupervisedTraining
+from roll.config.supervised import SupervisedConfig, SupervisedTrainingConfig
 from roll.data.examples import ExampleData
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.learner import update
@@ -46,7 +46,7 @@ class ExampleBatch:
     """Reasons why examples cannot be trained on, by draw ID."""
 
 
-def draw_next_examples(examples: ExampleData, training: SupervisedTraining) -> list[ExampleDraw]:
+def draw_next_examples(examples: ExampleData, training: SupervisedTrainingConfig) -> list[ExampleDraw]:
     """Return the draws of the next step; fewer at the end of the last epoch."""
     stream, most, count = (
         examples.train,
@@ -82,7 +82,7 @@ class SupervisedRun:
     """A run that trains on examples."""
 
     config: SupervisedConfig
-    training: SupervisedTraining
+    training: SupervisedTrainingConfig
     """Training configuration with the run's number of steps."""
     run: Run
     policy: TrainerGroup
@@ -101,23 +101,23 @@ class SupervisedRun:
     def _draw(self) -> ExampleBatch:
         return render_draws(draw_next_examples(self.examples, self.training), self.examples)
 
-    async def learn(self, drawn: ExampleBatch, loss: LossFn | LossBuilder) -> StepResult | None:
+    async def learn(self, example_batch: ExampleBatch, loss: LossFn | LossBuilder) -> StepResult | None:
         """Run one optimizer step; return `None` if no drawn example can be trained on."""
-        self.run.ledger.record_draws(drawn.draws, self.run.state.step + 1)
-        if not drawn.samples:
+        self.run.ledger.record_draws(example_batch.draws, self.run.state.step + 1)
+        if not example_batch.samples:
             return None
         async with self.answers.policy_engines.enter_training() if self.answers else nullcontext():
-            batch = await self.add_columns(TrainingBatch(samples=drawn.samples))
+            batch = await self.add_columns(TrainingBatch(samples=example_batch.samples))
             with self.run.spans.phase("train"):
                 return await update(self.run, self.policy, batch, await _build_loss(loss, batch.samples))
 
-    def finish_step(self, drawn: ExampleBatch, result: StepResult | None) -> list[str]:
+    def finish_step(self, example_batch: ExampleBatch, result: StepResult | None) -> list[str]:
         """Finish the step: record every draw's outcome, log metrics, and return the alarms that stop the run."""
         run, state = self.run, self.run.state
         run.mid_update = True
         state.step += 1
-        for draw in drawn.draws:
-            why = drawn.left_out.get(draw.draw_id)
+        for draw in example_batch.draws:
+            why = example_batch.left_out.get(draw.draw_id)
             run.ledger.record_outcome(
                 draw.draw_id, DrawOutcome.FILTERED if why else DrawOutcome.TRAINED, state.step, why or ""
             )
@@ -127,7 +127,7 @@ class SupervisedRun:
         metrics = compute_training_metrics([result] if result else [])
         metrics |= {f"data/{outcome}": float(count) for outcome, count in run.ledger.count_outcomes().items()}
         metrics |= {
-            "data/examples_trained": float(len(drawn.draws) - len(drawn.left_out)),
+            "data/examples_trained": float(len(example_batch.draws) - len(example_batch.left_out)),
             "data/epoch": state.num_draws / self.examples.train.num_items,
         }
         state.alarms, alarms = check_alarms(self.config.alarms, metrics, state.alarms)

@@ -19,7 +19,7 @@ __all__ = ["count_available_cores", "examine"]
 
 MIN_MEMORY_BYTES = 8 * 2**30
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
-_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+_CPU_MAX_FILE = Path("/sys/fs/cgroup/cpu.max")
 _TORCH_QUERY = """
 import json, torch, warnings
 with warnings.catch_warnings(record=True) as caught:
@@ -47,7 +47,7 @@ def count_available_cores() -> float:
     """Return the number of cores that this process may use, within its affinity and its container's quota."""
     cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     try:
-        quota, period = _CPU_MAX.read_text().split()
+        quota, period = _CPU_MAX_FILE.read_text().split()
         return min(cores, int(quota) / int(period))
     except (OSError, ValueError):  # no such file, or "max"
         return cores

@@ -13,16 +13,16 @@ from roll.preflight.doctor.host import count_available_cores
 
 __all__ = ["examine"]
 
-SHARED_MEMORY = Path("/dev/shm")
-MIN_SHARED_MEMORY = 2**30
+SHARED_MEMORY_DIRECTORY = Path("/dev/shm")
+MIN_SHARED_MEMORY_BYTES = 2**30
 """Sufficient shared memory for NCCL on one machine and Ray's object store; a container's default is 64 MiB."""
 MIN_FILES = 4096
 """Sufficient number of open files, for sockets of engines, workers and Ray's actors."""
 MIN_PROCESSES = 4096
 """Sufficient number of processes, including threads."""
-_OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
-_MAX_TASKS = Path("/sys/fs/cgroup/pids.max")
-_INFINIBAND = Path("/sys/class/infiniband")
+_OVERCOMMIT_FILE = Path("/proc/sys/vm/overcommit_memory")
+_MAX_TASKS_FILE = Path("/sys/fs/cgroup/pids.max")
+_INFINIBAND_DIRECTORY = Path("/sys/class/infiniband")
 
 
 def examine() -> Iterator[Finding]:
@@ -31,7 +31,7 @@ def examine() -> Iterator[Finding]:
     yield _check_open_files()
     yield _check_processes()
     yield _check_overcommit()
-    if _INFINIBAND.is_dir():
+    if _INFINIBAND_DIRECTORY.is_dir():
         yield _check_locked_memory()
     yield _check_thread_variables()
 
@@ -39,15 +39,17 @@ def examine() -> Iterator[Finding]:
 def _check_shared_memory() -> Finding:
     name = "shared memory"
     try:
-        use = shutil.disk_usage(SHARED_MEMORY)
+        use = shutil.disk_usage(SHARED_MEMORY_DIRECTORY)
     except OSError as error:
-        return report_problem(name, f"{SHARED_MEMORY}: {error.strerror}", "mount a tmpfs there: Ray and NCCL need it.")
-    found = f"{SHARED_MEMORY}: {format_gib(use.free)} of {format_gib(use.total)} free"
-    if use.free >= MIN_SHARED_MEMORY:
+        return report_problem(
+            name, f"{SHARED_MEMORY_DIRECTORY}: {error.strerror}", "mount a tmpfs there: Ray and NCCL need it."
+        )
+    found = f"{SHARED_MEMORY_DIRECTORY}: {format_gib(use.free)} of {format_gib(use.total)} free"
+    if use.free >= MIN_SHARED_MEMORY_BYTES:
         return report_ok(name, found)
     advice = (
         "Ray and NCCL keep data there: give a container `--shm-size=16g` (Kubernetes: an emptyDir of medium Memory), "
-        f"or `mount -o remount,size=16G {SHARED_MEMORY}`."
+        f"or `mount -o remount,size=16G {SHARED_MEMORY_DIRECTORY}`."
     )
     return report_warning(name, found, advice)
 
@@ -76,7 +78,7 @@ def _check_open_files() -> Finding:
 def _check_processes() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     try:
-        in_group: int | None = int(_MAX_TASKS.read_text())
+        in_group: int | None = int(_MAX_TASKS_FILE.read_text())
     except (OSError, ValueError):  # no such file, or "max"
         in_group = None
     found = f"{_format_limit(soft)} (up to {_format_limit(hard)})" + (
@@ -94,7 +96,7 @@ def _check_processes() -> Finding:
 
 
 def _check_overcommit() -> Finding:
-    mode = _OVERCOMMIT.read_text().strip() if _OVERCOMMIT.is_file() else "0"
+    mode = _OVERCOMMIT_FILE.read_text().strip() if _OVERCOMMIT_FILE.is_file() else "0"
     if mode == "2":
         return report_warning(
             "overcommit",

@@ -28,7 +28,7 @@ MIN_BYTES_PER_S = 100e6
 MAX_CLOCK_SKEW_S = 5.0
 RAY_PORT = 6379
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
+_CURRENT_CLUSTER_FILE = Path("/tmp/ray/ray_current_cluster")
 
 
 def examine() -> Iterator[Finding]:
@@ -79,8 +79,8 @@ def _check_interface(variable: str, value: str) -> Finding:
 def _check_ray_cluster() -> Finding:
     """Check whether the Ray cluster that `ray.init` would join here can be reached."""
     address = os.environ.get("RAY_ADDRESS", "")
-    if not address and _CURRENT_CLUSTER.is_file():
-        address = _CURRENT_CLUSTER.read_text().strip()
+    if not address and _CURRENT_CLUSTER_FILE.is_file():
+        address = _CURRENT_CLUSTER_FILE.read_text().strip()
     if not address or address in ("auto", "local"):
         return report_ok(
             "ray cluster", "none: `cluster.type: ray` starts a private cluster, or joins `cluster.address`"

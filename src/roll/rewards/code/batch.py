@@ -37,7 +37,7 @@ from roll_sandbox import ExecutionResult, Limit, Outcome, PythonCode
 __all__ = ["BatchRun"]
 
 _SYNTAX_ERRORS = ("SyntaxError:", "IndentationError:", "TabError:")
-_COMPARATOR = "from sandbox_programs import comparator\ncomparator.main()"
+_COMPARATOR_PROGRAM = "from sandbox_programs import comparator\ncomparator.main()"
 _COMPARATOR_CPU_S = 30.0
 _COMPARATOR_WALL_S = 300.0
 _EXTRA_OUTPUT_BYTES = 2**16
@@ -64,7 +64,7 @@ class BatchRun(CandidateRun):
                 return verdicts + [TIMED_OUT] * (len(cases) - len(verdicts))
             left = cases[len(verdicts) :]
             served = await self._serve(left)
-            built = parse_message(served.first)
+            built = parse_message(served.setup_reply)
             if not built:
                 # Without any message, either the candidate hit a limit, which is a verdict, or ROLL's own runner
                 # crashed.
@@ -97,24 +97,24 @@ class BatchRun(CandidateRun):
             )
 
     async def _judge_cases(
-        self, cases: Sequence[tuple[StdinCase | CallCase, float]], served: CaseResults
+        self, cases: Sequence[tuple[StdinCase | CallCase, float]], results: CaseResults
     ) -> list[CaseVerdict]:
         """Return the verdicts of the cases that produced a result.
 
         If a case was killed from outside because it exceeded its time limit, its verdict `timeout` comes last.
         """
         verdicts: list[CaseVerdict] = []
-        for (case, limit_s), (head, body), cpu_s in zip(cases, served.frames, served.cpu_s, strict=False):
+        for (case, limit_s), (head, body), cpu_s in zip(cases, results.frames, results.cpu_s, strict=False):
             end = parse_message(head)
             verdict = (
-                await self._judge_case(case, parse_record(ProcessEnd, end), body, served.result)
+                await self._judge_case(case, parse_record(ProcessEnd, end), body, results.result)
                 if end
                 else _NO_MESSAGE_VERDICT
             )
             verdicts.append(apply_time_limit(verdict, cpu_s, limit_s))
             await asyncio.sleep(0)  # let other tasks run on the event loop
-        if _has_exceeded_time(served) and len(verdicts) < len(served.cpu_s):
-            verdicts.append(CaseVerdict(verdict="timeout", passed=0.0, cpu_s=served.cpu_s[len(verdicts)]))
+        if _has_exceeded_time(results) and len(verdicts) < len(results.cpu_s):
+            verdicts.append(CaseVerdict(verdict="timeout", passed=0.0, cpu_s=results.cpu_s[len(verdicts)]))
         return verdicts
 
     def _compute_max_bytes(self, case: StdinCase | CallCase) -> int:
@@ -167,13 +167,13 @@ class BatchRun(CandidateRun):
             verdict, detail = await self._judge_result(case, body, detail)
         return CaseVerdict(verdict=verdict, passed=float(verdict == "passed"), detail=detail)
 
-    async def _matches_output(self, case: StdinCase, printed: bytes) -> bool:
+    async def _matches_output(self, case: StdinCase, output: bytes) -> bool:
         """Return whether the printed text is the expected output."""
         compare, tolerance = self.config.compare, self.config.tolerance
-        if len(printed) + len(case.stdout) <= MESSAGE_BYTES:
-            return is_same_output(printed.decode("utf-8", "surrogateescape"), case.stdout, compare, tolerance)
+        if len(output) + len(case.stdout) <= MESSAGE_BYTES:
+            return is_same_output(output.decode("utf-8", "surrogateescape"), case.stdout, compare, tolerance)
         how = Comparison("text", compare, tolerance)
-        return await self._compare_in_sandbox(how, case.stdout.encode("utf-8", "surrogateescape"), printed)
+        return await self._compare_in_sandbox(how, case.stdout.encode("utf-8", "surrogateescape"), output)
 
     async def _judge_result(self, case: CallCase, body: bytes, detail: str) -> tuple[str, str]:
         """Return the verdict on the value or exception of a call, and a detail for messages.
@@ -203,15 +203,15 @@ class BatchRun(CandidateRun):
         right = "value" in message and is_same_value(answer.value, case.returns, tolerance=tolerance, match=case.match)
         return ("passed" if right else "wrong"), detail
 
-    async def _compare_in_sandbox(self, comparison: Comparison, expected: bytes, found: bytes) -> bool:
+    async def _compare_in_sandbox(self, comparison: Comparison, expected: bytes, actual: bytes) -> bool:
         """Return whether two long texts or values are equal, comparing them in a sandbox instead of this process.
 
         Raises:
             RewardInfraError: The comparison crashed.
         """
         program = PythonCode(
-            source=_COMPARATOR,
-            stdin=b"".join(map(add_length, (json.dumps(comparison._asdict()).encode(), expected, found))),
+            source=_COMPARATOR_PROGRAM,
+            stdin=b"".join(map(add_length, (json.dumps(comparison._asdict()).encode(), expected, actual))),
             result=True,
             cpu_s=_COMPARATOR_CPU_S,
             wall_s=_COMPARATOR_WALL_S,
@@ -226,5 +226,5 @@ class BatchRun(CandidateRun):
         return same is True
 
 
-def _has_exceeded_time(served: CaseResults) -> bool:
-    return served.result.outcome in (Outcome.CPU_TIME, Outcome.WALL_TIME)
+def _has_exceeded_time(results: CaseResults) -> bool:
+    return results.result.outcome in (Outcome.CPU_TIME, Outcome.WALL_TIME)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from roll.errors import DataError, short
+from roll.errors import DataError, shorten
 from roll.registry import did_you_mean
 from roll.rewards.code.literals import parse_python_literal
 from roll.rewards.code.sandbox_programs import wire
@@ -88,12 +88,12 @@ def parse_value(value: Any, location: str) -> tuple[Any, bool]:
             literal = parse_python_literal(check_type(value["python"], str, location))
             wire.encode(literal)
         except (ValueError, TypeError, SyntaxError, ArithmeticError, MemoryError, RecursionError):
-            raise MalformedTestsError(f"{location}: {short(value['python'])} is not a Python literal.") from None
+            raise MalformedTestsError(f"{location}: {shorten(value['python'])} is not a Python literal.") from None
         return literal, False
     tree = to_plain(value)
     try:
         wire.encode(tree)
-    except (wire.NotPlainError, RecursionError) as error:
+    except (wire.NotSerializableError, RecursionError) as error:
         raise MalformedTestsError(f"{location} cannot be used ({error}): give plain data.") from None
     return tree, True
 
@@ -118,7 +118,7 @@ def check_type(value: Any, kind: Any, location: str) -> Any:
     """Return a value as plain data; raise a `MalformedTestsError` if its type is not `kind`."""
     value = to_plain(value)
     if not isinstance(value, kind):
-        raise MalformedTestsError(f"{location} is {short(value)}: give a {'string' if kind is str else 'list'}.")
+        raise MalformedTestsError(f"{location} is {shorten(value)}: give a {'string' if kind is str else 'list'}.")
     return value
 
 
@@ -128,5 +128,5 @@ def check_expression(source: str, location: str) -> None:
         ast.parse(source, mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise MalformedTestsError(
-            f"{location}: {short(source)} is not an expression such as `add` or `A().add`."
+            f"{location}: {shorten(source)} is not an expression such as `add` or `A().add`."
         ) from None

@@ -38,7 +38,7 @@ from roll_sandbox import ExecutionResult, PythonCode
 
 __all__ = ["CheckerRun"]
 
-_CHECKER = "from sandbox_programs import checker\nchecker.main()"
+_CHECKER_PROGRAM = "from sandbox_programs import checker\nchecker.main()"
 _CHECKER_CPU_S = 30.0
 _OUTPUT_BYTES = 2**23
 """Maximum number of bytes of one case: all answers of a candidate's objects."""
@@ -60,7 +60,7 @@ class CheckerRun(CandidateRun):
         candidate_program = self.make_program(limits_s, len(cases) * _OUTPUT_BYTES)
         assert candidate_program.cpu_s is not None and candidate_program.wall_s is not None
         checker_program = PythonCode(
-            source=_CHECKER,
+            source=_CHECKER_PROGRAM,
             stdin=pack(setup._asdict()),
             interactive=True,
             result=True,

@@ -20,25 +20,25 @@ from dataclasses import dataclass
 
 __all__ = ["extract_code"]
 
-_TAGS = {
+_LANGUAGE_TAGS = {
     "python": {"python", "py", "ipython", "python3", "py3", "python2", "python-3", "solution.py", "main.py", "pycon"},
     "bash": {"bash", "sh", "shell", "zsh"},
     "javascript": {"javascript", "js", "node", "mjs"},
     "cpp": {"cpp", "c++", "cc", "cxx", "c++11", "c++14", "c++17", "c++20"},
 }
-_UNTAGGED = {"", "code", "program", "solution", "tool_code"}
-_FENCE = re.compile(
+_GENERIC_TAGS = {"", "code", "program", "solution", "tool_code"}
+_FENCE_PATTERN = re.compile(
     r"^(?P<indent>[ \t]*+(?:>[ \t]?+){0,8}+(?:(?:[-*+]|\d{1,3}[.)])[ \t]++)?+)(?P<mark>`{3,}+|~{3,}+)[ \t]*+"
     r"(?P<tag>[\w+#.-]*+)[^\n`]*+$",
     re.MULTILINE,
 )
 """Possessive throughout, so an answer of spaces or tildes alone is read in linear time."""
-_QUOTED = re.compile(r"[ \t]*+(?:>[ \t]?)?+")
-_VERSION = re.compile(r"(?<=python)[ \d.]+$|(?<=py)[\d.]+$")
-_SESSION = re.compile(r"[ \t]*>>>(?: |$)")
-_INPUT_READ = re.compile(r"\binput\s{0,3}\(|\bstdin\b|\bopen\s{0,3}\(\s{0,3}0\b|/dev/stdin|\bfileinput\b")
-_BEGIN = re.compile(r"(?:async\s+def|def|class)\s+\w|import\s+\w|from\s+[\w.]+\s+import\b|@\w")
-_CONTINUATION = re.compile(
+_QUOTE_PREFIX_PATTERN = re.compile(r"[ \t]*+(?:>[ \t]?)?+")
+_VERSION_PATTERN = re.compile(r"(?<=python)[ \d.]+$|(?<=py)[\d.]+$")
+_SESSION_PATTERN = re.compile(r"[ \t]*>>>(?: |$)")
+_INPUT_READ_PATTERN = re.compile(r"\binput\s{0,3}\(|\bstdin\b|\bopen\s{0,3}\(\s{0,3}0\b|/dev/stdin|\bfileinput\b")
+_CODE_START_PATTERN = re.compile(r"(?:async\s+def|def|class)\s+\w|import\s+\w|from\s+[\w.]+\s+import\b|@\w")
+_CONTINUATION_PATTERN = re.compile(
     r"""(?:async|def|class|import|from|if|elif|else|for|while|with|try|except|finally|return|raise|assert|pass|del
         |global|lambda|match|case)\b(?!\s*,)(?:.*[:(=\[\]).\w])?\s*(?:\#.*)?$
     |[A-Za-z_][\w.]*\s*(?:[-+*/%&|^@]|//|\*\*|>>|<<)?=[^=]
@@ -57,7 +57,7 @@ class _Block:
     @property
     def is_session(self) -> bool:
         """True if the block shows an interactive session."""
-        return _SESSION.match(self.content.lstrip("\n")) is not None
+        return _SESSION_PATTERN.match(self.content.lstrip("\n")) is not None
 
 
 def extract_code(text: str, language: str, *, names: Collection[str] = (), reads_input: bool = False) -> str | None:
@@ -75,8 +75,8 @@ def extract_code(text: str, language: str, *, names: Collection[str] = (), reads
     if not blocks:
         code = _extract_bare_python(text) if language == "python" else text
         return code if code.strip() else None
-    tagged = [block for block in blocks if block.tag in _TAGS[language]]
-    untagged = [block for block in blocks if block.tag in _UNTAGGED]
+    tagged = [block for block in blocks if block.tag in _LANGUAGE_TAGS[language]]
+    untagged = [block for block in blocks if block.tag in _GENERIC_TAGS]
     found = _choose_block([tagged, untagged], _make_preference(names, reads_input) if language == "python" else None)
     return found if found and found.strip() else None
 
@@ -94,22 +94,23 @@ def _make_preference(names: Collection[str], reads_input: bool) -> Callable[[str
             re.MULTILINE,
         )
         return lambda code: defines.search(code) is not None
-    return (lambda code: _INPUT_READ.search(code) is not None) if reads_input else None
+    return (lambda code: _INPUT_READ_PATTERN.search(code) is not None) if reads_input else None
 
 
-def _choose_block(kinds: list[list[_Block]], preferred: Callable[[str], bool] | None) -> str | None:
+def _choose_block(blocks_by_priority: list[list[_Block]], is_preferred: Callable[[str], bool] | None) -> str | None:
     """Return the code of the best block; `None` if there is no block.
 
-    The lists in `kinds` are searched in order for a preferred block, each from its end; if no block is preferred, the
-    last block of the first non-empty list is used. Interactive sessions are used only if there is no other block.
+    The lists in `blocks_by_priority` are searched in order for a preferred block, each from its end; if no block is
+    preferred, the last block of the first non-empty list is used. Interactive sessions are used only if there is no
+    other block.
     """
-    programs = [[block.content for block in blocks if not block.is_session] for blocks in kinds]
-    if preferred is not None:
+    programs = [[block.content for block in blocks if not block.is_session] for blocks in blocks_by_priority]
+    if is_preferred is not None:
         for contents in programs:
             for content in reversed(contents):
-                if preferred(content):
+                if is_preferred(content):
                     return content
-    sessions = [_remove_prompts(block.content) for blocks in kinds for block in blocks if block.is_session]
+    sessions = [_remove_prompts(block.content) for blocks in blocks_by_priority for block in blocks if block.is_session]
     return next((contents[-1] for contents in [*programs, sessions] if contents), None)
 
 
@@ -122,7 +123,7 @@ def _remove_prompts(content: str) -> str:
 def _find_blocks(text: str) -> list[_Block]:
     """Return every fenced block."""
     blocks: list[_Block] = []
-    fences = list(_FENCE.finditer(text))
+    fences = list(_FENCE_PATTERN.finditer(text))
     position = 0
     while position < len(fences):
         begin = fences[position]
@@ -138,7 +139,7 @@ def _find_blocks(text: str) -> list[_Block]:
         content = text[begin.end() + 1 : len(text) if end is None else end]
         if end is None:
             content = _cut_at_glued_fence(content, mark)
-        tag = _VERSION.sub("", begin["tag"].lower())
+        tag = _VERSION_PATTERN.sub("", begin["tag"].lower())
         blocks.append(_Block(tag, _remove_indent(content, begin["indent"])))
     return blocks
 
@@ -155,7 +156,10 @@ def _remove_indent(content: str, indent: str) -> str:
         depth = indent.count(">")
         lines = content.splitlines(keepends=True)
         for _ in range(depth):
-            lines = [_QUOTED.sub("", line, count=1) if line.lstrip().startswith(">") else line for line in lines]
+            lines = [
+                _QUOTE_PREFIX_PATTERN.sub("", line, count=1) if line.lstrip().startswith(">") else line
+                for line in lines
+            ]
         content = "".join(lines)
     width = len(indent.expandtabs(4))
     first = next((line for line in content.splitlines() if line.strip()), "")
@@ -177,12 +181,12 @@ def _remove_columns(line: str, width: int) -> str:
 
 def _extract_bare_python(text: str) -> str:
     lines = text.splitlines()
-    first = next((i for i, line in enumerate(lines) if _BEGIN.match(line)), None)
+    first = next((i for i, line in enumerate(lines) if _CODE_START_PATTERN.match(line)), None)
     if first is None:
-        return _remove_prompts(text) if _SESSION.match(text.lstrip()) else text
+        return _remove_prompts(text) if _SESSION_PATTERN.match(text.lstrip()) else text
     kept: list[str] = []
     for line in lines[first:]:
-        if line[:1].strip() and not _CONTINUATION.match(line):
+        if line[:1].strip() and not _CONTINUATION_PATTERN.match(line):
             break
         kept.append(line)
     return "\n".join(kept) + "\n"

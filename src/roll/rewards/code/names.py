@@ -11,7 +11,7 @@ from roll.rewards.code.cases import CallCase, Case, TestCase
 
 __all__ = ["find_required_names"]
 
-_KNOWN = frozenset(vars(builtins)) | sys.stdlib_module_names | {"pytest", "__name__"}
+_KNOWN_NAMES = frozenset(vars(builtins)) | sys.stdlib_module_names | {"pytest", "__name__"}
 
 
 def find_required_names(cases: Sequence[Case], entry: str | None, setup: str) -> frozenset[str]:
@@ -33,7 +33,7 @@ def find_required_names(cases: Sequence[Case], entry: str | None, setup: str) ->
         imported |= set(_find_imported_names(tree, cases))
         found |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and source != setup}
     calls = {name for case in cases if isinstance(case, CallCase) for name in _find_names_of_call(case)}
-    return frozenset(found - given - _KNOWN) | imported | calls
+    return frozenset(found - given - _KNOWN_NAMES) | imported | calls
 
 
 def _find_names_of_call(case: CallCase) -> Iterator[str]:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from roll.errors import short
+from roll.errors import shorten
 from roll.registry import did_you_mean
 from roll.rewards.code.cases import (
     CallCase,
@@ -28,17 +28,17 @@ from roll.rewards.code.sandbox_programs import wire
 
 __all__ = ["has_pair_lists", "is_pair", "parse_pair", "parse_pairs"]
 
-_NAMES = ("fn_name", "func_name", "function_name")
-_KINDS = ("testtype", "type", "test_type")
-_STDIN_KINDS = ("stdin", "stdin_stdout", "stdio", "standard_input")
-_CALL_KINDS = ("functional", "function_call", "call_based", "function")
-_IGNORED = {"explanation", "id", "metadata"}
+_FUNCTION_NAME_KEYS = ("fn_name", "func_name", "function_name")
+_TYPE_KEYS = ("testtype", "type", "test_type")
+_STDIN_TYPES = ("stdin", "stdin_stdout", "stdio", "standard_input")
+_CALL_TYPES = ("functional", "function_call", "call_based", "function")
+_IGNORED_KEYS = {"explanation", "id", "metadata"}
 """Keys that do not affect the verdict."""
 
 
 def has_pair_lists(tests: Mapping[str, Any]) -> bool:
     """Return whether an object lists the inputs and outputs of all cases, as APPS does."""
-    return "inputs" in tests or (isinstance(to_plain(tests.get("input")), list) and not _find_kind_key(tests))
+    return "inputs" in tests or (isinstance(to_plain(tests.get("input")), list) and not _find_type_key(tests))
 
 
 def is_pair(case: Mapping[str, Any]) -> bool:
@@ -57,7 +57,7 @@ def parse_pairs(tests: Mapping[str, Any]) -> list[Case]:
         MalformedTestsError: The cases cannot be used.
     """
     input_key, output_key = ("inputs", "outputs") if "inputs" in tests else ("input", "output")
-    check_keys(tests, {input_key, output_key, *_NAMES, *_IGNORED}, "the tests")
+    check_keys(tests, {input_key, output_key, *_FUNCTION_NAME_KEYS, *_IGNORED_KEYS}, "the tests")
     inputs = check_type(tests[input_key], list, input_key)
     outputs = check_type(tests.get(output_key), list, output_key)
     if len(inputs) != len(outputs):
@@ -85,13 +85,13 @@ def parse_pair(case: Mapping[str, Any], entry: str | None, location: str) -> Cas
     Raises:
         MalformedTestsError: The case cannot be used.
     """
-    check_keys(case, {"input", "output", *_NAMES, *_KINDS, *_IGNORED}, location)
-    name, key = _get_name(case), _find_kind_key(case)
+    check_keys(case, {"input", "output", *_FUNCTION_NAME_KEYS, *_TYPE_KEYS, *_IGNORED_KEYS}, location)
+    name, key = _get_name(case), _find_type_key(case)
     kind = check_type(case[key], str, f"{location}: {key}").lower() if key else ("functional" if name else "stdin")
-    if kind in _STDIN_KINDS:
+    if kind in _STDIN_TYPES:
         return _make_stdin_case(case["input"], case["output"], location)
-    if kind not in _CALL_KINDS:
-        known = [*_STDIN_KINDS, *_CALL_KINDS]
+    if kind not in _CALL_TYPES:
+        known = [*_STDIN_TYPES, *_CALL_TYPES]
         raise MalformedTestsError(
             f"{location}: {key} must be one of {', '.join(known)}, got '{kind}'.{did_you_mean(kind, known)}"
         )
@@ -104,12 +104,12 @@ def parse_pair(case: Mapping[str, Any], entry: str | None, location: str) -> Cas
 
 
 def _get_name(tests: Mapping[str, Any]) -> str:
-    key = next((key for key in _NAMES if tests.get(key)), None)
+    key = next((key for key in _FUNCTION_NAME_KEYS if tests.get(key)), None)
     return check_type(tests[key], str, key) if key else ""
 
 
-def _find_kind_key(case: Mapping[str, Any]) -> str | None:
-    return next((key for key in _KINDS if case.get(key)), None)
+def _find_type_key(case: Mapping[str, Any]) -> str | None:
+    return next((key for key in _TYPE_KEYS if case.get(key)), None)
 
 
 def _make_stdin_case(input_value: Any, expected: Any, location: str) -> StdinCase:
@@ -127,7 +127,7 @@ def _make_call_case(name: str, input_value: Any, expected: Any, location: str, m
         check_expression(name, f"{location}: function name")
     args, _ = parse_value(input_value, f"{location}: input")
     if not isinstance(args, list | tuple):
-        raise MalformedTestsError(f"{location}: the input is {short(args)}: give a list with one entry per argument.")
+        raise MalformedTestsError(f"{location}: the input is {shorten(args)}: give a list with one entry per argument.")
     returns, is_json = parse_value(expected, f"{location}: output")
     return CallCase(
         entry=name,
@@ -155,4 +155,4 @@ def _parse_line(text: str, location: str) -> Any:
     try:
         return parse_python_literal(text)
     except (ValueError, TypeError, SyntaxError, ArithmeticError, MemoryError, RecursionError):
-        raise MalformedTestsError(f"{location}: {short(text)} is neither JSON nor a Python literal.") from None
+        raise MalformedTestsError(f"{location}: {shorten(text)} is neither JSON nor a Python literal.") from None

@@ -15,7 +15,7 @@ from roll_sandbox import PythonCode
 
 __all__ = ["MAX_OUTPUT_BYTES", "CandidateRun"]
 
-_CANDIDATE = "from sandbox_programs import candidate\ncandidate.main()"
+_CANDIDATE_PROGRAM = "from sandbox_programs import candidate\ncandidate.main()"
 _STARTUP_CPU_S = 5.0
 _COMPILE_CPU_S = 60.0
 MIN_WALL_S = 10.0
@@ -82,7 +82,7 @@ class CandidateRun:
         all_s = [*limits_s, compiling, _STARTUP_CPU_S]
         messages = (len(limits_s) + 2) * MESSAGE_BYTES
         return PythonCode(
-            source=_CANDIDATE,
+            source=_CANDIDATE_PROGRAM,
             interactive=True,
             result=True,
             cpu_s=sum(all_s),

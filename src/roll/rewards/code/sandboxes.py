@@ -25,8 +25,8 @@ from roll_sandbox import ExecutionResult, Job, Limits, Mount, Program, SandboxSp
 
 __all__ = ["CodeSandboxes"]
 
-_PROGRAMS = Path(__file__).parent / "sandbox_programs"
-_LIBRARY = "/opt/roll"
+_PROGRAMS_DIRECTORY = Path(__file__).parent / "sandbox_programs"
+_LIBRARY_MOUNT_PATH = "/opt/roll"
 
 
 class CodeSandboxes:
@@ -46,7 +46,7 @@ class CodeSandboxes:
     def _build_spec(self, pool: str, modules: tuple[str, ...], packages: list[str]) -> SandboxSpec:
         config = self.config
         unsafe = config.runtime == "subprocess"  # this runtime has no file system of its own
-        mounts = () if unsafe else build_package_mounts(packages, f"{_LIBRARY}/packages")
+        mounts = () if unsafe else build_package_mounts(packages, f"{_LIBRARY_MOUNT_PATH}/packages")
         return SandboxSpec(
             limits=Limits(
                 wall_s=60.0,
@@ -58,8 +58,13 @@ class CodeSandboxes:
             trust="trusted" if config.trust_programs else "untrusted",
             mounts=()
             if unsafe
-            else (Mount(source=str(_PROGRAMS), target=f"{_LIBRARY}/sandbox_programs", upload=True), *mounts),
-            python_path=(str(_PROGRAMS.parent),) if unsafe else (_LIBRARY, f"{_LIBRARY}/packages")[: 1 + bool(mounts)],
+            else (
+                Mount(source=str(_PROGRAMS_DIRECTORY), target=f"{_LIBRARY_MOUNT_PATH}/sandbox_programs", upload=True),
+                *mounts,
+            ),
+            python_path=(str(_PROGRAMS_DIRECTORY.parent),)
+            if unsafe
+            else (_LIBRARY_MOUNT_PATH, f"{_LIBRARY_MOUNT_PATH}/packages")[: 1 + bool(mounts)],
             preload=(*modules, *config.preload),
             pool=pool,
             image=config.image,

@@ -65,7 +65,7 @@ class CaseResults:
     """The results of a candidate's cases."""
 
     result: ExecutionResult
-    first: bytes
+    setup_reply: bytes
     """The body of the frame that answers the setup; empty if the candidate ended before it answered."""
     frames: list[list[bytes]]
     """The bodies of the frames of each answered case."""
@@ -116,7 +116,7 @@ async def serve_cases(
     job.end_input()
     result = await job.wait()
     used_s = limiter.compute_used_s(result)
-    return CaseResults(result=result, first=first, frames=frames, cpu_s=used_s[: len(messages)])
+    return CaseResults(result=result, setup_reply=first, frames=frames, cpu_s=used_s[: len(messages)])
 
 
 async def _read_bodies(job: Job) -> AsyncIterator[bytes]:

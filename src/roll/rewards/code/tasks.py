@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roll.config.rewards.code import LANGUAGES
-from roll.errors import short
+from roll.errors import shorten
 from roll.registry import did_you_mean
 from roll.rewards.code.cases import (
     CallCase,
@@ -121,7 +121,7 @@ class _CaseReader:
         if isinstance(tests, Mapping):
             return self._read_entry(tests, "the case")
         if not isinstance(tests, list | tuple):
-            raise MalformedTestsError(f"the tests are {short(tests)}: give a list of cases, an object, or a string.")
+            raise MalformedTestsError(f"the tests are {shorten(tests)}: give a list of cases, an object, or a string.")
         cases: list[Case] = []
         for index, each in enumerate(tests):
             location = f"case {index}"
@@ -132,7 +132,7 @@ class _CaseReader:
                 cases += self._read_entry(each, location)
             else:
                 raise MalformedTestsError(
-                    f"{location} is {short(each)}: give an object, or an assert statement as a string."
+                    f"{location} is {shorten(each)}: give an object, or an assert statement as a string."
                 )
         return cases
 
@@ -167,11 +167,11 @@ class _CaseReader:
             raise MalformedTestsError(f"{location} has both `returns` and `raises`: keep one.")
         args, _ = parse_value(case.get("args", []), f"{location}: args")
         if not isinstance(args, list | tuple):
-            raise MalformedTestsError(f"{location}: args is {short(args)}: give a list with one entry per argument.")
+            raise MalformedTestsError(f"{location}: args is {shorten(args)}: give a list with one entry per argument.")
         kwargs, _ = parse_value(case.get("kwargs", {}), f"{location}: kwargs")
         if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
             raise MalformedTestsError(
-                f"{location}: kwargs is {short(kwargs)}: give an object that maps names to values."
+                f"{location}: kwargs is {shorten(kwargs)}: give an object that maps names to values."
             )
         returns, is_json = parse_value(case.get("returns"), f"{location}: returns")
         raises = case.get("raises")

@@ -160,4 +160,6 @@ def build_code_verifier(config: CodeReward, sandboxes: CodeSandboxes | None) -> 
     if sandboxes.config.can_use_local_tools and (missing := describe_missing_tool(config.language)):
         raise ConfigError(f"reward 'code': {missing}.")
     verifier = CodeVerifier(config, sandboxes)
-    return Verifier(judge=verifier.judge, decides=True, state=verifier.limits.state, restore=verifier.limits.restore)
+    return Verifier(
+        judge=verifier.judge, decides_correctness=True, state=verifier.limits.state, restore=verifier.limits.restore
+    )

@@ -22,7 +22,7 @@ from roll.protocols import WorkerPool
 from roll.rewards.base import Judgement, Verifier
 from roll.rewards.judge.chat import Chat, EndpointChat
 from roll.rewards.judge.engine_judge import EngineChat, JudgeModel, JudgeUsage
-from roll.rewards.judge.replies import ReplyError, read_preference, read_score
+from roll.rewards.judge.replies import ReplyError, parse_preference, parse_score
 from roll.rewards.judge.rubrics import (
     build_pairwise_messages,
     build_pairwise_schema,
@@ -79,7 +79,7 @@ class Judge:
         value = await self._request(
             messages,
             build_pointwise_schema(lowest, highest, explain=explain),
-            lambda reply: read_score(reply, lowest, highest),
+            lambda reply: parse_score(reply, lowest, highest),
         )
         return self._make_judgement(value, f"{lowest + value * (highest - lowest):g} of {highest}", {})
 
@@ -91,7 +91,7 @@ class Judge:
         first, second = await asyncio.gather(
             *(
                 self._request(
-                    build_pairwise_messages(messages, *pair, rubric, explain=explain), schema, read_preference
+                    build_pairwise_messages(messages, *pair, rubric, explain=explain), schema, parse_preference
                 )
                 for pair in ((answer, reference), (reference, answer))
             )
@@ -117,8 +117,8 @@ class Judge:
             )
         return str(rollout.prompt.metadata[key])
 
-    async def _request(self, messages: Sequence[Message], schema: Mapping[str, Any], read: Callable[[str], T]) -> T:
-        """Return the value that `read` parses from the judge's reply, which comes from the cache or a new request."""
+    async def _request(self, messages: Sequence[Message], schema: Mapping[str, Any], parse: Callable[[str], T]) -> T:
+        """Return the value that `parse` parses from the judge's reply, which comes from the cache or a new request."""
         config = self._config
         key = compute_content_key(
             self._chat.identity,
@@ -131,34 +131,34 @@ class Judge:
         kept = self._cache.get(key)
         if kept is not None:
             with suppress(ReplyError):  # the file may hold replies that only an earlier version could parse
-                value = read(kept)
+                value = parse(kept)
                 self._usage.num_cached += 1
                 return value
         if not config.cache_size:
-            return read(await self._request_readable_reply(messages, schema, read))
+            return parse(await self._request_valid_reply(messages, schema, parse))
         task = self._pending.get(key)
         if task is None:
-            task = asyncio.create_task(self._request_readable_reply(messages, schema, read), name=f"judge-{key[:8]}")
+            task = asyncio.create_task(self._request_valid_reply(messages, schema, parse), name=f"judge-{key[:8]}")
             self._pending[key] = task
             task.add_done_callback(lambda done: self._store_reply(key, done))
         # Other rollouts may wait for the same task: canceling one of them must not cancel the request.
-        return read(await asyncio.shield(task))
+        return parse(await asyncio.shield(task))
 
     def _store_reply(self, key: str, task: asyncio.Task[str]) -> None:
         del self._pending[key]
         if not task.cancelled() and task.exception() is None:
             self._cache.put(key, task.result())
 
-    async def _request_readable_reply(
-        self, messages: Sequence[Message], schema: Mapping[str, Any], read: Callable[[str], object]
+    async def _request_valid_reply(
+        self, messages: Sequence[Message], schema: Mapping[str, Any], parse: Callable[[str], object]
     ) -> str:
-        """Request a reply and return it; if `read` cannot parse it, send the error message and request a new reply."""
+        """Request a reply and return it; if `parse` cannot parse it, send the error message and request a new reply."""
         prompt = list(messages)
         problem = ""
         for _ in range(self._config.parse_attempts):
             reply = await self._chat.generate_reply(prompt, schema)
             try:
-                read(reply)
+                parse(reply)
             except ReplyError as error:
                 problem = str(error)
                 prompt = build_repair_messages(messages, reply, problem)
@@ -198,4 +198,4 @@ def build_judge_verifier(config: JudgeReward, judge_model: WorkerPool | JudgeMod
             "the reward 'judge' has no `url`, and this run has no judge model: set `url` to an endpoint, or add the "
             "section `judge` to the configuration."
         )
-    return Verifier(judge=judge.judge, decides=config.solved_at is not None, close=judge.close)
+    return Verifier(judge=judge.judge, decides_correctness=config.solved_at is not None, close=judge.close)

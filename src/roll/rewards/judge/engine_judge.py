@@ -33,12 +33,12 @@ from roll.types import Generation, GenerationRequest, Message, SamplingParams
 
 __all__ = ["EngineChat", "JudgeModel", "JudgeUsage", "VerdictNode", "build_verdict_tree"]
 
-MIN_PROBABILITY_SHARE = 1e-3
+MIN_PROBABILITY_MASS = 1e-3
 """If the common prefix of several verdicts has a lower probability than this, the probability is split equally among
 the verdicts."""
 
 
-_TEXT = re.compile(r'(?:[^"\\]|\\.?)*+', re.DOTALL)
+_STRING_CONTENT_PATTERN = re.compile(r'(?:[^"\\]|\\.?)*+', re.DOTALL)
 _request_numbers = itertools.count()
 """Counter for request ids, shared by all rewards of a process, because they use the same engines."""
 
@@ -234,7 +234,7 @@ class EngineChat:
             if node.leaf is not None:
                 weights[node.leaf] += share
                 continue
-            if share < MIN_PROBABILITY_SHARE:
+            if share < MIN_PROBABILITY_MASS:
                 leaves = list(_list_leaves(node))
                 for leaf in leaves:
                     weights[leaf] += share / len(leaves)
@@ -286,4 +286,4 @@ def _list_leaves(node: VerdictNode) -> list[int]:
 
 def _cut_at_quote(text: str) -> str:
     """Return the text before the first unescaped quotation mark; without such a mark, return the whole text."""
-    return _TEXT.findall(text)[0]
+    return _STRING_CONTENT_PATTERN.findall(text)[0]

@@ -11,14 +11,14 @@ from typing import Any
 
 from roll.data.reasoning import extract_answer
 
-__all__ = ["Preference", "ReplyError", "read_preference", "read_score", "read_winner"]
+__all__ = ["Preference", "ReplyError", "parse_preference", "parse_score", "parse_winner"]
 
 MAX_REPLY_LENGTH = 50_000
 """Maximum number of characters of a reply that are parsed, from its end, because the controller's process parses it."""
 MAX_OBJECTS = 20
 """Maximum number of objects of a reply that are tried, from the last one."""
-_TRAILING_COMMA = re.compile(r",\s*([}\]])")
-_OBJECT_START = re.compile(r"""\{\s{0,64}["']""")
+_TRAILING_COMMA_PATTERN = re.compile(r",\s*([}\]])")
+_OBJECT_START_PATTERN = re.compile(r"""\{\s{0,64}["']""")
 _PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -63,14 +63,14 @@ def _find_objects(text: str) -> Iterator[str]:
             depth -= 1
             if depth == 0:
                 objects.append(text[begin : position + 1])
-    if depth and _OBJECT_START.match(text, begin):
+    if depth and _OBJECT_START_PATTERN.match(text, begin):
         raise ReplyError("Your reply ends inside its JSON object.")
     yield from reversed(objects)
 
 
-def _yield_repaired(text: str) -> Iterator[str]:
+def _iter_repaired(text: str) -> Iterator[str]:
     yield text
-    text = _TRAILING_COMMA.sub(r"\1", text)
+    text = _TRAILING_COMMA_PATTERN.sub(r"\1", text)
     yield text
     for name, literal in _PYTHON_LITERALS.items():
         text = re.sub(rf"(?<=[:,\s]){name}(?=[,\s}}])", literal, text)
@@ -96,7 +96,7 @@ def _parse(reply: str) -> dict[str, Any]:
         raise ReplyError("Your reply ends inside its reasoning.")
     text = answer[-MAX_REPLY_LENGTH:]
     for candidate in itertools.islice(_find_objects(text), MAX_OBJECTS):
-        for form in _yield_repaired(candidate):
+        for form in _iter_repaired(candidate):
             try:
                 value = json.loads(form, strict=False)
             except (ValueError, RecursionError):
@@ -106,7 +106,7 @@ def _parse(reply: str) -> dict[str, Any]:
     raise ReplyError("Your reply contains no JSON object.")
 
 
-def read_score(reply: str, lowest: int, highest: int) -> float:
+def parse_score(reply: str, lowest: int, highest: int) -> float:
     """Return the score, scaled to the range from 0 to 1.
 
     Raises:
@@ -125,7 +125,7 @@ def read_score(reply: str, lowest: int, highest: int) -> float:
     return (value - lowest) / (highest - lowest)
 
 
-def read_winner(reply: str) -> str:
+def parse_winner(reply: str) -> str:
     """Return the winner that the reply names: `A`, `B` or `tie`.
 
     Raises:
@@ -138,7 +138,7 @@ def read_winner(reply: str) -> str:
     return named[value]
 
 
-def read_preference(reply: str) -> Preference:
+def parse_preference(reply: str) -> Preference:
     """Return the winner that the reply names, and the points of answer A: 1 for a win, 0.5 for a tie, 0 for a loss.
 
     If the reply has probabilities, the points are the expected value.
@@ -146,7 +146,7 @@ def read_preference(reply: str) -> Preference:
     Raises:
         ReplyError: The reply names no winner.
     """
-    winner = read_winner(reply)
+    winner = parse_winner(reply)
     weights = _parse(reply).get("probabilities")
     named = [weights.get(name) for name in ("A", "tie", "B")] if isinstance(weights, dict) else []
     shares = [float(weight) for weight in named if isinstance(weight, int | float) and 0 <= weight <= 1]

@@ -21,11 +21,13 @@ __all__ = ["is_same_answer"]
 MAX_ITEMS = 40
 """Maximum number of items of an unordered collection that are compared pairwise; longer ones are compared in order."""
 _MIRRORED_SIGNS = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
-_NUMBER_IN_BASE = re.compile(r"\(?\s*([0-9A-Z]+)\s*\)?\s*_\s*\{?\s*(\d{1,2})\s*\}?")
-_MODULUS = re.compile(r"\\p?mod\s*\{?\s*(\d+)\s*\}?|\(\s*\\(?:p|b)?mod\s*(\d+)\s*\)|\\bmod\s*(\d+)|\(mod\s*(\d+)\)")
-_INDEXED_NUMBER = re.compile(r"\d\s*_")
-_INDEX = re.compile(r"_(?:\d+|\{\d+\})$")
-_PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![a-zA-Z])\s*")
+_NUMBER_IN_BASE_PATTERN = re.compile(r"\(?\s*([0-9A-Z]+)\s*\)?\s*_\s*\{?\s*(\d{1,2})\s*\}?")
+_MODULUS_PATTERN = re.compile(
+    r"\\p?mod\s*\{?\s*(\d+)\s*\}?|\(\s*\\(?:p|b)?mod\s*(\d+)\s*\)|\\bmod\s*(\d+)|\(mod\s*(\d+)\)"
+)
+_INDEXED_NUMBER_PATTERN = re.compile(r"\d\s*_")
+_INDEX_PATTERN = re.compile(r"_(?:\d+|\{\d+\})$")
+_PLUS_MINUS_PATTERN = re.compile(r"\\(?:pm|mp)(?![a-zA-Z])\s*")
 
 
 def is_same_answer(answer: str, reference: str) -> bool:
@@ -74,11 +76,11 @@ def _expand_signs(shape: Shape) -> Shape:
 
 
 def _substitute_signs(text: str) -> tuple[str, ...]:
-    signs = _PLUS_MINUS.findall(text)
+    signs = _PLUS_MINUS_PATTERN.findall(text)
     if not signs:
         return (text,)
-    upper = _PLUS_MINUS.sub(lambda match: "+" if match.group().startswith("\\pm") else "-", text)
-    lower = _PLUS_MINUS.sub(lambda match: "-" if match.group().startswith("\\pm") else "+", text)
+    upper = _PLUS_MINUS_PATTERN.sub(lambda match: "+" if match.group().startswith("\\pm") else "-", text)
+    lower = _PLUS_MINUS_PATTERN.sub(lambda match: "-" if match.group().startswith("\\pm") else "+", text)
     return upper.lstrip("+ "), lower
 
 
@@ -108,7 +110,7 @@ def _parse_part(text: str) -> Shape:
 
 
 def _match_two_relations(answer: Relation, reference: Relation) -> bool:
-    if "\\equiv" in reference.signs and "\\equiv" in answer.signs and (_MODULUS.search(reference.text)):
+    if "\\equiv" in reference.signs and "\\equiv" in answer.signs and (_MODULUS_PATTERN.search(reference.text)):
         return _match_residues(answer, reference)
     if answer.is_equation and reference.is_equation:
         names = is_name(answer.sides[0]), is_name(reference.sides[0])
@@ -130,7 +132,7 @@ def _get_values(relation: Relation) -> list[str]:
     The value is the last side. For `exact \approx rounded`, both sides are values if the rounding is correct; otherwise
     only the exact side is a value.
     """
-    sides = [_MODULUS.sub("", side).strip() for side in relation.sides]
+    sides = [_MODULUS_PATTERN.sub("", side).strip() for side in relation.sides]
     if "\\approx" not in relation.signs:
         return [sides[-1]]
     exact, rounded = sides[relation.signs.index("\\approx")], sides[-1]
@@ -142,7 +144,7 @@ def _get_values(relation: Relation) -> list[str]:
 def _match_residues(answer: Relation, reference: Relation) -> bool:
     moduli, residues = [], []
     for relation in (answer, reference):
-        found = _MODULUS.search(relation.text)
+        found = _MODULUS_PATTERN.search(relation.text)
         number = parse_number(_get_values(relation)[0])
         if found is None or number is None or number.value.denominator != 1:
             return False
@@ -229,7 +231,7 @@ def _has_distinct_names(group: Group) -> bool:
     Names that differ only in an index, such as `x_1` and `x_2`, are treated as the same.
     """
     named = [item for item in group.items if isinstance(item, Relation) and item.is_equation and is_name(item.sides[0])]
-    return 1 < len(group.items) == len({_INDEX.sub("", _remove_spaces(item.sides[0])) for item in named})
+    return 1 < len(group.items) == len({_INDEX_PATTERN.sub("", _remove_spaces(item.sides[0])) for item in named})
 
 
 def _is_empty(group: Group) -> bool:
@@ -278,7 +280,7 @@ def _match_values(answer: str, reference: str) -> bool:
         return is_same_number(ours, theirs) or is_same_number(theirs, ours)
     if (based := _match_in_bases(answer, reference)) is not None:
         return based
-    if bool(_INDEXED_NUMBER.search(answer)) != bool(_INDEXED_NUMBER.search(reference)):
+    if bool(_INDEXED_NUMBER_PATTERN.search(answer)) != bool(_INDEXED_NUMBER_PATTERN.search(reference)):
         return False  # `-1_7` is in base 7
     answer, answer_unit = split_unit(answer)
     reference, reference_unit = split_unit(reference)
@@ -308,7 +310,7 @@ def _match_in_bases(answer: str, reference: str) -> bool | None:
 
     A reference without a base is in base 10; a reference with a base requires that base.
     """
-    found = [_NUMBER_IN_BASE.fullmatch(text.strip()) for text in (answer, reference)]
+    found = [_NUMBER_IN_BASE_PATTERN.fullmatch(text.strip()) for text in (answer, reference)]
     if not any(found):
         return None
     parts = []

@@ -33,11 +33,11 @@ _UNICODE = _parse_replacements(
 )
 _UNICODE |= dict.fromkeys("\u00a0\u2009\u202f\n\t", " ")
 _UNICODE |= {sign: "\\frac{" + value.replace("/", "}{") + "}" for sign, value in VULGAR_FRACTIONS.items()}
-_SIGN = re.compile("|".join(map(re.escape, _UNICODE)))
-_SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
+_SIGN_PATTERN = re.compile("|".join(map(re.escape, _UNICODE)))
+_SUPERSCRIPT_PATTERN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
-_COMMAND = re.compile(r"\\(?:q?quad|[a-zA-Z]+|.)", re.DOTALL)
-_DOUBLED_BACKSLASH = re.compile(
+_COMMAND_PATTERN = re.compile(r"\\(?:q?quad|[a-zA-Z]+|.)", re.DOTALL)
+_DOUBLED_BACKSLASH_PATTERN = re.compile(
     r"\\\\(?=(?:left|right|[dt]?frac|sqrt|leq?|geq?|text|pi|cup|infty|in|cdot|times|pm|circ)(?![a-zA-Z]))"
 )
 _LAYOUT = {"\\left", "\\right", "\\mleft", "\\mright", "\\displaystyle", "\\textstyle", "\\quad", "\\qquad", "\\limits"}
@@ -51,30 +51,34 @@ _COMMAND_ALIASES = _parse_replacements(
 )
 _COMMAND_ALIASES |= {"\\thinspace": " ", "\\dbinom": "\\binom", "\\tbinom": "\\binom"}
 _COMMAND_ALIASES |= dict.fromkeys(("\\dfrac", "\\tfrac", "\\cfrac"), "\\frac")
-_WORD = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{2,}(?![a-zA-Z])")
+_WORD_PATTERN = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{2,}(?![a-zA-Z])")
 _COMMAND_BY_WORD = {
     **{name: f"\\{name}" for name in ("sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "exp", "sqrt", "pi")},
     **{name: f"\\{name}" for name in ("arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "gcd", "lcm", "cup")},
     **{"infty": "\\infty", "infinity": "\\infty", "oo": "\\infty", "inf": "\\infty", "percent": "%"},
 }
-_TEXT_COMMAND = re.compile(
+_TEXT_COMMAND_PATTERN = re.compile(
     r"\\(?:text|textbf|textrm|textit|textnormal|mathrm|mathit|mbox|operatorname\*?)\s*\{\s*([^{}]*?)\s*\}"
 )
 _UNIT_LETTERS = frozenset("msghlL")
 _VALUE_END = frozenset("0123456789})i")
-_OPERATORS = re.compile(r"\*\*|<=|>=|!=|\*")
+_OPERATORS_PATTERN = re.compile(r"\*\*|<=|>=|!=|\*")
 _PLAIN_OPERATORS = {"**": "^", "<=": "\\le ", ">=": "\\ge ", "!=": "\\ne ", "*": "\\cdot "}
-_REPEATING_DECIMAL = re.compile(
+_REPEATING_DECIMAL_PATTERN = re.compile(
     r"(?<!\d)(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?\s*(\d{1,40})\s*\}?(?:\s*\\dot\s*\{?(\d)\}?)?"
 )
-_DECIMAL = re.compile(r"(?<!\d)(\d*)\.(\d+)")
-_POWER = re.compile(r"\^\s*(-?\d{2,}|-\d)")
-_SUBSCRIPT = re.compile(r"_\s*(\d{2,})")
-_DEGREE = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))")
-_TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
-_ROOT_SIGN = re.compile(r"√\s*(\d+)")
-_ARGUMENT = re.compile(r"\\sqrt\s*\[[^\[\]]*\]|\\[{}]|\\(?:frac|binom|sqrt)(?![a-zA-Z])|\\[a-zA-Z]+|.", re.DOTALL)
-_GROUPED_DIGITS = re.compile(r"(?<![\d,.])\d{1,3}(?:(?:,\\!\s?|\\!,|\s?\{\s?,\s?\}\s?|\\[, ]|,)\d{3})+(?![\d,])")
+_DECIMAL_PATTERN = re.compile(r"(?<!\d)(\d*)\.(\d+)")
+_POWER_PATTERN = re.compile(r"\^\s*(-?\d{2,}|-\d)")
+_SUBSCRIPT_PATTERN = re.compile(r"_\s*(\d{2,})")
+_DEGREE_PATTERN = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))")
+_TRIGONOMETRIC_PATTERN = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
+_ROOT_SIGN_PATTERN = re.compile(r"√\s*(\d+)")
+_ARGUMENT_PATTERN = re.compile(
+    r"\\sqrt\s*\[[^\[\]]*\]|\\[{}]|\\(?:frac|binom|sqrt)(?![a-zA-Z])|\\[a-zA-Z]+|.", re.DOTALL
+)
+_GROUPED_DIGITS_PATTERN = re.compile(
+    r"(?<![\d,.])\d{1,3}(?:(?:,\\!\s?|\\!,|\s?\{\s?,\s?\}\s?|\\[, ]|,)\d{3})+(?![\d,])"
+)
 
 
 def normalize_notation(text: str) -> str:
@@ -84,18 +88,18 @@ def normalize_notation(text: str) -> str:
     """
     # In a matrix, two backslashes separate rows.
     if "\\begin" not in text:
-        text = _DOUBLED_BACKSLASH.sub(r"\\", text)  # a doubled escape
-    # Thousands are joined before `_COMMAND` removes the thin spaces between them.
-    text = _GROUPED_DIGITS.sub(_join_thousands, text)
-    text = _SUPERSCRIPT.sub(lambda match: "^{" + match.group().translate(_SUPERSCRIPTS) + "}", text)
-    text = _ROOT_SIGN.sub(r"\\sqrt{\1}", text)
-    text = _SIGN.sub(lambda match: _UNICODE[match.group()], text)
-    text = _TEXT_COMMAND.sub(_replace_word, text)
-    text = _COMMAND.sub(_replace_command, text).replace("$", " ").replace("~", " ")
-    text = _OPERATORS.sub(lambda match: _PLAIN_OPERATORS[match.group()], text)
-    text = _WORD.sub(lambda match: _COMMAND_BY_WORD.get(match.group().lower(), match.group()), text)
-    text = _REPEATING_DECIMAL.sub(_convert_repeating, text)
-    text = _POWER.sub(r"^{\1}", _SUBSCRIPT.sub(r"_{\1}", text))
+        text = _DOUBLED_BACKSLASH_PATTERN.sub(r"\\", text)  # a doubled escape
+    # Thousands are joined before `_COMMAND_PATTERN` removes the thin spaces between them.
+    text = _GROUPED_DIGITS_PATTERN.sub(_join_thousands, text)
+    text = _SUPERSCRIPT_PATTERN.sub(lambda match: "^{" + match.group().translate(_SUPERSCRIPTS) + "}", text)
+    text = _ROOT_SIGN_PATTERN.sub(r"\\sqrt{\1}", text)
+    text = _SIGN_PATTERN.sub(lambda match: _UNICODE[match.group()], text)
+    text = _TEXT_COMMAND_PATTERN.sub(_replace_word, text)
+    text = _COMMAND_PATTERN.sub(_replace_command, text).replace("$", " ").replace("~", " ")
+    text = _OPERATORS_PATTERN.sub(lambda match: _PLAIN_OPERATORS[match.group()], text)
+    text = _WORD_PATTERN.sub(lambda match: _COMMAND_BY_WORD.get(match.group().lower(), match.group()), text)
+    text = _REPEATING_DECIMAL_PATTERN.sub(_convert_repeating, text)
+    text = _POWER_PATTERN.sub(r"^{\1}", _SUBSCRIPT_PATTERN.sub(r"_{\1}", text))
     return _brace_arguments(_add_braces(text)).strip()
 
 
@@ -133,12 +137,14 @@ def _convert_repeating(match: re.Match[str]) -> str:
 
 def convert_decimals(text: str) -> str:
     r"""Convert decimals to fractions, so that nothing is rounded: `0.25x` becomes `{\frac{25}{100}}x`."""
-    return _DECIMAL.sub(lambda match: f"{{\\frac{{{int(match[1] + match[2])}}}{{1{'0' * len(match[2])}}}}}", text)
+    return _DECIMAL_PATTERN.sub(
+        lambda match: f"{{\\frac{{{int(match[1] + match[2])}}}{{1{'0' * len(match[2])}}}}}", text
+    )
 
 
 def convert_degrees(text: str) -> str:
     r"""Convert degrees to fractions of π if the text has a trigonometric function; otherwise drop the degree signs."""
-    return _DEGREE.sub(r"\\cdot \\frac{\\pi }{180}" if _TRIGONOMETRIC.search(text) else "", text)
+    return _DEGREE_PATTERN.sub(r"\\cdot \\frac{\\pi }{180}" if _TRIGONOMETRIC_PATTERN.search(text) else "", text)
 
 
 def match_brackets(text: str, opening: str, closing: str) -> dict[int, int]:
@@ -174,7 +180,7 @@ def _brace_arguments(text: str) -> str:
         list[int]
     ] = []  # commands that lack arguments: depth of braces, number of missing arguments
     depth = 0
-    for match in _ARGUMENT.finditer(text):
+    for match in _ARGUMENT_PATTERN.finditer(text):
         token = match.group()
         wanted = bool(incomplete_commands) and incomplete_commands[-1][0] == depth
         if token == "{":

@@ -9,7 +9,7 @@ from fractions import Fraction
 from roll.rewards.mathematics.units import Unit, compute_unit_factor, find_leading_unit, is_statement, parse_unit
 
 __all__ = [
-    "NUMBER",
+    "NUMBER_PATTERN",
     "VULGAR_FRACTIONS",
     "PlainNumber",
     "has_finite_decimals",
@@ -23,28 +23,28 @@ _POWER = (
     r"(?:[eE][-+]?\d{1,3}(?![\d.])"
     r"|\s?(?:\*|×|x|\\times|\\cdot)\s?10\s?(?:\^|\*\*)\s?(?:\{[-+]?\d{1,3}\}|[-+]?\d{1,3}))"
 )
-NUMBER = re.compile(
+NUMBER_PATTERN = re.compile(
     r"(?P<mixed>\d{1,9} \d{1,9}/\d{1,9}(?![\d/]))"
     rf"|(?P<top>{_DIGITS})(?P<power>{_POWER})?(?:\s?/\s?(?P<bottom>\d+(?:\.\d+)?))?"
 )
 """An unsigned number in a normalized text (see `normalize_numbers`)."""
 
-_FRACTION = re.compile(r"(?:(\d)\s*)?\\[dt]?frac\s*(?:\{\s*(-?[\d.,]+)\s*\}\s*\{\s*([\d.,]+)\s*\}|(\d)\s*(\d))")
-_UNIT = re.compile(
+_FRACTION_PATTERN = re.compile(r"(?:(\d)\s*)?\\[dt]?frac\s*(?:\{\s*(-?[\d.,]+)\s*\}\s*\{\s*([\d.,]+)\s*\}|(\d)\s*(\d))")
+_UNIT_PATTERN = re.compile(
     r"\\(?:text|textrm|textbf|mathrm|mbox|operatorname)\s*\{[^{}]*\}|[^\W\d_]+|\s+|[°²³./]|\\[,;:! ]|~"
     r"|\^\s*(?:\{\s*\\?(?:[23]|circ|prime)\s*\}|[23]|\\circ)|\\(?:degree|circ)\b"
 )
-_CURRENCY = re.compile(
+_CURRENCY_PATTERN = re.compile(
     r"\\(?:text|textrm|textbf|mathrm|mbox)\s*+\{\s*+"
     r"(?:[€£¥₹]|(?:USD|US|EUR|GBP|CAD|AUD|HK|Rs|INR|CNY|RMB|JPY)\b\.?)?+\s*+\}"
 )
-_ENCLOSED_TEXT = re.compile(
+_ENCLOSED_TEXT_PATTERN = re.compile(
     r"\\(?:text|textbf|mathbf|mathrm|mbox|displaystyle)\s*\{([^{}]*)\}|\((.*)\)|\{(.*)\}|\*\*(.*)\*\*", re.DOTALL
 )
-_LATEX_THOUSANDS_SEPARATOR = re.compile(
+_LATEX_THOUSANDS_SEPARATOR_PATTERN = re.compile(
     r"(?<=\d)(?:,\\!\s?|\\!,|\\[,! ]|\s?\{\s?,\s?\}\s?|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))"
 )
-_SHORT_WORD = re.compile(r"(?:\s|\\[,;:! ]|~)+([a-zA-Z]{1,2})(?![a-zA-Z])")
+_SHORT_WORD_PATTERN = re.compile(r"(?:\s|\\[,;:! ]|~)+([a-zA-Z]{1,2})(?![a-zA-Z])")
 _SHORT_UNITS_AND_WORDS = {"am", "pm", "AM", "PM", "of", "in", "to", "N", "V", "W", "A", "J", "K", "C", "F"}
 _SHORT_UNITS_AND_WORDS |= {
     "Hz",
@@ -68,10 +68,10 @@ VULGAR_FRACTIONS = {
     sign: f"{top}/{bottom}"
     for sign, top, bottom in zip("½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞", "112131234151357", "233445555668888", strict=True)
 }
-_VULGAR = re.compile(rf"(?:(\d)\s?)?([{''.join(VULGAR_FRACTIONS)}])")
-_SPACED_THOUSANDS = re.compile(r"\d{1,3}(?: \d{3})+(?![\d/,]| ?\d)")
+_VULGAR_PATTERN = re.compile(rf"(?:(\d)\s?)?([{''.join(VULGAR_FRACTIONS)}])")
+_SPACED_THOUSANDS_PATTERN = re.compile(r"\d{1,3}(?: \d{3})+(?![\d/,]| ?\d)")
 """Thousands separated by blanks, if the text can only be one number."""
-_SCALE = re.compile(
+_SCALE_PATTERN = re.compile(
     r"(?:\s|\\[,;:! ]|~)*(?P<opened>\\(?:text|textrm|textbf|mathrm|mbox)\s*\{\s*)?"
     r"(?P<name>hundred|thousand|million|billion|trillion)s?\b\s*(?(opened)(?P<more>[^{}]*)\})",
     re.IGNORECASE,
@@ -98,9 +98,9 @@ class PlainNumber:
 def normalize_numbers(text: str) -> str:
     """Write the minus signs, thousands separators and fractions of a text in one notation: `-`, `,` and `a/b`."""
     text = text.replace("\u2212", "-").replace("\\$", "$").replace("\\%", "%")
-    text = _LATEX_THOUSANDS_SEPARATOR.sub(",", text)
-    text = _VULGAR.sub(lambda match: (f"{match[1]} " if match[1] else "") + VULGAR_FRACTIONS[match[2]], text)
-    return _FRACTION.sub(_replace_fraction, text)
+    text = _LATEX_THOUSANDS_SEPARATOR_PATTERN.sub(",", text)
+    text = _VULGAR_PATTERN.sub(lambda match: (f"{match[1]} " if match[1] else "") + VULGAR_FRACTIONS[match[2]], text)
+    return _FRACTION_PATTERN.sub(_replace_fraction, text)
 
 
 def _replace_fraction(match: re.Match[str]) -> str:
@@ -116,23 +116,23 @@ def parse_number(text: str) -> PlainNumber | None:
     """
     if len(text) > MAX_LENGTH:
         return None
-    rest = _CURRENCY.sub(" ", normalize_numbers(text).replace("$", " "))
+    rest = _CURRENCY_PATTERN.sub(" ", normalize_numbers(text).replace("$", " "))
     rest = _unwrap(rest.strip().rstrip(".\\").strip())
     sign = 1
     if found := re.match(r"[€£¥\s]*([-+])?[€£¥\s]*", rest):
         sign = -1 if found.group(1) == "-" else 1
         rest = rest[found.end() :]
     rest = (
-        _SPACED_THOUSANDS.sub(lambda found: found.group().replace(" ", ""), rest, count=1)
-        if _SPACED_THOUSANDS.match(rest)
+        _SPACED_THOUSANDS_PATTERN.sub(lambda found: found.group().replace(" ", ""), rest, count=1)
+        if _SPACED_THOUSANDS_PATTERN.match(rest)
         else rest
     )
-    match = NUMBER.match(rest)
+    match = NUMBER_PATTERN.match(rest)
     if match is None:
         return None
     rest = rest[match.end() :]
     scale = 1
-    if named := _SCALE.match(rest):
+    if named := _SCALE_PATTERN.match(rest):
         scale, rest = _SCALES[named["name"].lower()], (named["more"] or "") + rest[named.end() :]
     percent = re.match(r"\s?(?:%|percent\b)", rest)
     if percent:
@@ -149,7 +149,7 @@ def parse_number(text: str) -> PlainNumber | None:
 
 def _unwrap(text: str) -> str:
     r"""Return the text without `\text{…}`, brackets, or asterisks around the whole text."""
-    while match := _ENCLOSED_TEXT.fullmatch(text):
+    while match := _ENCLOSED_TEXT_PATTERN.fullmatch(text):
         inner = next(part for part in match.groups() if part is not None).strip()
         if inner.count("(") != inner.count(")") or inner == text:
             break
@@ -181,14 +181,14 @@ def _is_unit(text: str) -> bool:
     """
     if re.match(r"[^\W\d_](?![^\W\d_])|\s*\^[\s{]*\d|[²³/]", text):
         return False
-    short = _SHORT_WORD.match(text)
+    short = _SHORT_WORD_PATTERN.match(text)
     if short and short[1] not in _SHORT_UNITS_AND_WORDS and parse_unit(short[1]) is None:
         return False
     if is_statement(text):
         return False
     position = 0
     while position < len(text):
-        match = _UNIT.match(text, position)
+        match = _UNIT_PATTERN.match(text, position)
         if match is None:
             return False
         position = match.end()

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 MAX_DEPTH = 30
-_TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|(?<![a-zA-Z])(?:or|and)(?![a-zA-Z])|.", re.DOTALL)
+_TOKEN_PATTERN = re.compile(r"\\[a-zA-Z]+|\\.|(?<![a-zA-Z])(?:or|and)(?![a-zA-Z])|.", re.DOTALL)
 _OPENING = {"(", "[", "{", "\\{", "\\begin"}
 _CLOSING = {")", "]", "}", "\\}", "\\end"}
 _LIST_SEPARATORS = {",", ";", "or", "and", "\\lor", "\\land", "\\\\"}
@@ -186,7 +186,7 @@ def strip_brackets(text: str) -> tuple[str, str, str]:
     Return a tuple: the text inside, the opening bracket, and the closing bracket. If there is no such pair, return the
     whole text and two empty strings.
     """
-    tokens = list(_TOKEN.finditer(text))
+    tokens = list(_TOKEN_PATTERN.finditer(text))
     if len(tokens) < 2 or tokens[0].group() not in ("(", "[", "{", "\\{") or tokens[-1].group() not in _CLOSING:
         return text, "", ""
     depth = 0
@@ -202,7 +202,7 @@ def split_outside(text: str, separators: set[str]) -> tuple[list[str], list[str]
     parts: list[str] = []
     found: list[str] = []
     depth = begin = 0
-    for match in _TOKEN.finditer(text):
+    for match in _TOKEN_PATTERN.finditer(text):
         token = match.group()
         depth += (token in _OPENING) - (token in _CLOSING)
         if depth == 0 and token in separators:

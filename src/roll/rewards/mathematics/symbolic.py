@@ -24,7 +24,7 @@ from roll.rewards.mathematics.notation import convert_decimals, convert_degrees
 from roll.rewards.mathematics.plain_number import has_finite_decimals, parse_number
 
 __all__ = [
-    "SlowError",
+    "ComparisonTimeoutError",
     "call_with_limit",
     "has_same_value",
     "is_rounding_of",
@@ -53,16 +53,16 @@ MAX_LENGTH = 4_000
 NUM_SAMPLE_POINTS = 3
 _ALARM_INTERVAL_S = 0.05
 
-_POWER = re.compile(r"(?:\^|\*\*)[\s{(]*+-?(\d++)")
-_FACTORIAL = re.compile(r"(?<!\d)(\d++)[\s)]*+!")
-_LONG_NUMBER = re.compile(rf"\d{{{MAX_NUMBER_LENGTH},}}")
-_POWER_TOWER = re.compile(r"(?:\^|\*\*)[\s{(]*+-?\d++[\s)}]*+(?:\^|\*\*)")
-_LONG_POWER_TOWER = re.compile(r"(?:[\^_][\s{]*+[a-zA-Z0-9][\s}]*+){5}")
-_LARGE_ARGUMENT = re.compile(r"\\[dt]?binom[\s{]*+(\d++)|\\exp[\s(]*+\\exp|\\Gamma[\s(]*+(\d{4,}+)")
-_REPEATED_SIGNS = re.compile(rf"(?:(?:[-+±]|\\pm|\\mp)\s*+){{{MAX_SIGNS},}}")
-_INTEGRAL = re.compile(r"\\(?:i{0,2}int|oint|sum|prod|lim)(?![a-zA-Z])")
-_IMAGINARY_UNIT = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])|(?<=[\d}])i|\\i(?![a-zA-Z])")
-_FUNCTIONS = re.compile(
+_POWER_PATTERN = re.compile(r"(?:\^|\*\*)[\s{(]*+-?(\d++)")
+_FACTORIAL_PATTERN = re.compile(r"(?<!\d)(\d++)[\s)]*+!")
+_LONG_NUMBER_PATTERN = re.compile(rf"\d{{{MAX_NUMBER_LENGTH},}}")
+_POWER_TOWER_PATTERN = re.compile(r"(?:\^|\*\*)[\s{(]*+-?\d++[\s)}]*+(?:\^|\*\*)")
+_LONG_POWER_TOWER_PATTERN = re.compile(r"(?:[\^_][\s{]*+[a-zA-Z0-9][\s}]*+){5}")
+_LARGE_ARGUMENT_PATTERN = re.compile(r"\\[dt]?binom[\s{]*+(\d++)|\\exp[\s(]*+\\exp|\\Gamma[\s(]*+(\d{4,}+)")
+_REPEATED_SIGNS_PATTERN = re.compile(rf"(?:(?:[-+±]|\\pm|\\mp)\s*+){{{MAX_SIGNS},}}")
+_INTEGRAL_PATTERN = re.compile(r"\\(?:i{0,2}int|oint|sum|prod|lim)(?![a-zA-Z])")
+_IMAGINARY_UNIT_PATTERN = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])|(?<=[\d}])i|\\i(?![a-zA-Z])")
+_FUNCTIONS_PATTERN = re.compile(
     r"\\(?:sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|pi|min|lim|in|Phi|phi|psi|xi|chi)(?![a-zA-Z])"
 )
 
@@ -78,17 +78,19 @@ def is_too_large(text: str) -> bool:
         deepest = max(deepest, depth)
     if deepest > MAX_DEPTH or len(text) > MAX_LENGTH or text.count("|") > MAX_BARS:
         return True
-    if any(pattern.search(text) for pattern in (_LONG_NUMBER, _LONG_POWER_TOWER, _REPEATED_SIGNS)):
+    if any(
+        pattern.search(text) for pattern in (_LONG_NUMBER_PATTERN, _LONG_POWER_TOWER_PATTERN, _REPEATED_SIGNS_PATTERN)
+    ):
         return True
-    if len(_INTEGRAL.findall(text)) > MAX_INTEGRALS:
+    if len(_INTEGRAL_PATTERN.findall(text)) > MAX_INTEGRALS:
         return True
-    if any(len(digits) > 4 or int(digits) > MAX_POWER for digits in _POWER.findall(text)):
+    if any(len(digits) > 4 or int(digits) > MAX_POWER for digits in _POWER_PATTERN.findall(text)):
         return True
-    if any(len(digits) > 3 for digits in _FACTORIAL.findall(text)) or "!!" in text or ")!)!" in text:
+    if any(len(digits) > 3 for digits in _FACTORIAL_PATTERN.findall(text)) or "!!" in text or ")!)!" in text:
         return True
-    if any(not found or len(found) > 3 for groups in _LARGE_ARGUMENT.findall(text) for found in [max(groups)]):
+    if any(not found or len(found) > 3 for groups in _LARGE_ARGUMENT_PATTERN.findall(text) for found in [max(groups)]):
         return True
-    return bool(_POWER_TOWER.search(text)) and any(
+    return bool(_POWER_TOWER_PATTERN.search(text)) and any(
         int(digits) > MAX_NESTED_POWER_BASE for digits in re.findall(r"\d{1,9}", text)
     )
 
@@ -97,7 +99,7 @@ class _Alarm(BaseException):
     """The time limit is over. It is not an `Exception`, so that the parser does not catch it as a parse error."""
 
 
-class SlowError(Exception):
+class ComparisonTimeoutError(Exception):
     """A comparison took too long and was interrupted."""
 
 
@@ -110,7 +112,7 @@ def call_with_limit(seconds: float, function: Callable[..., T], *args: Any) -> T
     alarm may fire while the function returns or raises, but not after `call_with_limit` has returned.
 
     Raises:
-        SlowError: The function took longer.
+        ComparisonTimeoutError: The function took longer.
     """
     if threading.current_thread() is not threading.main_thread():
         return function(*args)
@@ -130,7 +132,7 @@ def call_with_limit(seconds: float, function: Callable[..., T], *args: Any) -> T
         return function(*args)
     except _Alarm:
         armed = False
-        raise SlowError from None
+        raise ComparisonTimeoutError from None
     finally:
         # The first instruction after the call disarms the alarm, and the interpreter handles no signal before it. The
         # end of a `with` would be a call, at whose entry signals are handled: an alarm there would end the process.
@@ -162,7 +164,7 @@ def _parse(text: str) -> Any:
     from sympy.logic.boolalg import BooleanAtom
 
     text = convert_decimals(convert_degrees(text))
-    is_complex = _IMAGINARY_UNIT.search(_FUNCTIONS.sub(" ", text)) is not None
+    is_complex = _IMAGINARY_UNIT_PATTERN.search(_FUNCTIONS_PATTERN.sub(" ", text)) is not None
     try:
         expression = latex2sympy(
             text,
@@ -190,7 +192,7 @@ def has_same_value(answer: str, reference: str) -> bool:
     """Return whether two cleaned formulas have the same value for all values of their variables.
 
     Raises:
-        SlowError: The comparison exceeds the time limit of `call_with_limit`.
+        ComparisonTimeoutError: The comparison exceeds the time limit of `call_with_limit`.
     """
     import sympy
 

@@ -17,7 +17,7 @@ from roll.rewards.mathematics.units import split_percent, split_unit
 
 __all__ = ["is_unevaluated"]
 
-_TOKEN = re.compile(r"\d+(?:[.,]\d+)*|\\[a-zA-Z]+|\\.|[a-zA-Z]+|\S")
+_TOKEN_PATTERN = re.compile(r"\d+(?:[.,]\d+)*|\\[a-zA-Z]+|\\.|[a-zA-Z]+|\S")
 _OPERATORS = {"+", "-", "\\cdot", "\\times", "/", "\\pm", "\\mp", "\\bmod", "\\mod", "\\pmod", ":", "%"}
 _UNEVALUATED_TOKENS = {
     "\\gcd",
@@ -41,9 +41,9 @@ _UNEVALUATED_TOKENS = {
 """Tokens that make a formula a calculation, wherever they occur; fractions of numbers are recognized first."""
 _OPENING = {"(", "[", "{", "|", "\\{", "^", "_", "\\sqrt", "\\binom", "\\log", "\\ln", ","}
 _FACTORS = {"(", "\\sqrt", "\\binom", "\\log", "\\ln"}
-_MODULUS = re.compile(r"\\pmod\s*\{?\s*\d+\s*\}?|\(\s*\\mod\s*\d+\s*\)")
-_SLASH = re.compile(r"-?\s*(\d+)\s*/\s*(\d+)")
-_NUMBERS = re.compile(
+_MODULUS_PATTERN = re.compile(r"\\pmod\s*\{?\s*\d+\s*\}?|\(\s*\\mod\s*\d+\s*\)")
+_SLASH_PATTERN = re.compile(r"-?\s*(\d+)\s*/\s*(\d+)")
+_NUMBER_PATTERN = re.compile(
     r"-?\s*\\frac\s*\{\s*-?\s*[\d.]+\s*\}\s*\{\s*-?\s*[\d.]+\s*\}"  # a fraction
     r"|-?\s*\d+\s*\\frac\s*\{\s*\d+\s*\}\s*\{\s*\d+\s*\}|-?\d+ \d+/\d+"  # a mixed number
     r"|-?\s*[\d.]+\s*(?:\\cdot|x)\s*10\s*\^\s*(?:\{\s*-?\s*\d+\s*\}|\d)"  # scientific notation
@@ -65,17 +65,17 @@ def is_unevaluated(answer: str) -> bool:
 
 def _is_unevaluated_text(text: str) -> bool:
     text = _strip_unit(text)
-    if slash := _SLASH.fullmatch(text):
+    if slash := _SLASH_PATTERN.fullmatch(text):
         top, bottom = int(slash[1]), int(slash[2])
         return bottom > 1 and top % bottom == 0
-    if _NUMBERS.fullmatch(text) or parse_number(text) is not None:
+    if _NUMBER_PATTERN.fullmatch(text) or parse_number(text) is not None:
         return False
-    return _is_calculation(_TOKEN.findall(text))
+    return _is_calculation(_TOKEN_PATTERN.findall(text))
 
 
 def _strip_unit(text: str) -> str:
     """Remove a modulus (`mod 7`), a unit, a percent sign, and brackets around the whole text."""
-    text = _MODULUS.sub("", text.replace("\\times", "\\cdot")).strip().rstrip(".").strip()
+    text = _MODULUS_PATTERN.sub("", text.replace("\\times", "\\cdot")).strip().rstrip(".").strip()
     text = split_percent(split_unit(text)[0])[0].strip()
     while (found := strip_brackets(text))[1:] in (("(", ")"), ("{", "}")):
         text = found[0].strip()

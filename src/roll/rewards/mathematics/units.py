@@ -60,30 +60,30 @@ _UNITS = {
     **_parse_quantity("money", "dollar/dollars=1 cent/cents=0.01"),
 }
 _POWER_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
-_TEXT_COMMAND = re.compile(r"\\(?:text|textrm|textbf|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
-_PART = re.compile(
+_TEXT_COMMAND_PATTERN = re.compile(r"\\(?:text|textrm|textbf|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
+_PART_PATTERN = re.compile(
     r"\s*(?P<sign>/|per\b|\*|\\cdot)?\s*(?P<name>[a-zA-Z]+)\.?\s*(?:\^?\s*\{?\s*(?P<power>[23²³])\s*\}?)?"
 )
-_LAYOUT = re.compile(r"\\[,;:! ]|~|\$")
-_UNIT_TEXT = re.compile(r"\\(?:text|textrm|textbf|textnormal|mathrm|mbox)\s*\{[^{}]*\}")
-_TOKEN = re.compile(
-    rf"(?P<text>{_UNIT_TEXT.pattern})|(?P<layout>\s+|\\[,;:! ]|~|\$)|(?P<power>\^\s*(?:\{{\s*[23]\s*\}}|[23]))"
+_LAYOUT_PATTERN = re.compile(r"\\[,;:! ]|~|\$")
+_UNIT_TEXT_PATTERN = re.compile(r"\\(?:text|textrm|textbf|textnormal|mathrm|mbox)\s*\{[^{}]*\}")
+_TOKEN_PATTERN = re.compile(
+    rf"(?P<text>{_UNIT_TEXT_PATTERN.pattern})|(?P<layout>\s+|\\[,;:! ]|~|\$)|(?P<power>\^\s*(?:\{{\s*[23]\s*\}}|[23]))"
     r"|(?P<slash>/)|(?P<stop>\.)|(?P<word>(?<![\\a-zA-Z])[a-zA-Z]{2,12}(?![a-zA-Z]))|(?P<other>\\[a-zA-Z]+|.)",
     re.DOTALL,
 )
-_STATEMENT = re.compile(
+_STATEMENT_PATTERN = re.compile(
     r"\b(?:is|are|was|were|be|not|no|isn't|nor|or|and|wrong|false|incorrect|if|but|than|least|most|more|less|between|plus|minus|fails)\b",
     re.IGNORECASE,
 )
 """Words that turn the text after a number into a statement, rather than the name of a thing."""
-_OTHER_NUMBER = re.compile(r"(?<![a-zA-Z\d^])(?<!\^\{)\d")
+_OTHER_NUMBER_PATTERN = re.compile(r"(?<![a-zA-Z\d^])(?<!\^\{)\d")
 r"""A number that is not the power of a unit (`5 cm \text{7 m}`)."""
-_NUMBER_MODIFIERS = re.compile(
+_NUMBER_MODIFIER_PATTERN = re.compile(
     r"(?:[\s,;:!~\\]|\\(?:text|textrm|textbf|mathrm|mbox)\s*\{)*(?:squared|cubed|half|factorial)\b(?!\s*[a-zA-Z])",
     re.IGNORECASE,
 )
 """Words that change the number if they are directly after it (`7 squared`, but not `7 cm squared`)."""
-_WORD = re.compile(r"\S+")
+_WORD_PATTERN = re.compile(r"\S+")
 MAX_UNIT_WORDS = 4
 """Maximum number of words of a unit (`square meters per second`)."""
 _PERCENT = ("\\%", "%", "percent", "percentage", "pct")
@@ -92,19 +92,19 @@ _PERCENT = ("\\%", "%", "percent", "percentage", "pct")
 def is_statement(text: str) -> bool:
     r"""Return whether the text after a number is a statement (`\text{ is wrong}`) instead of a noun."""
     return (
-        any(pattern.search(text) for pattern in (_STATEMENT, _OTHER_NUMBER))
-        or _NUMBER_MODIFIERS.match(text) is not None
+        any(pattern.search(text) for pattern in (_STATEMENT_PATTERN, _OTHER_NUMBER_PATTERN))
+        or _NUMBER_MODIFIER_PATTERN.match(text) is not None
     )
 
 
 def parse_unit(text: str) -> Unit | None:
     r"""Return the unit that a text names (`km/h`, `\text{ cm}^2`, `square feet`); `None` for anything else."""
-    rest = _LAYOUT.sub(" ", _TEXT_COMMAND.sub(r" \1 ", text)).strip().rstrip(".")
+    rest = _LAYOUT_PATTERN.sub(" ", _TEXT_COMMAND_PATTERN.sub(r" \1 ", text)).strip().rstrip(".")
     powers: dict[str, int] = {}
     factor = Fraction(1)
     position, extra, divide = 0, 1, False
     while position < len(rest):
-        match = _PART.match(rest, position)
+        match = _PART_PATTERN.match(rest, position)
         if match is None or match.end() == position:
             return None
         position = match.end()
@@ -137,7 +137,7 @@ def find_leading_unit(text: str) -> Unit | None:
     whole = parse_unit(text)
     if whole is not None:
         return whole
-    words = _WORD.findall(_LAYOUT.sub(" ", _TEXT_COMMAND.sub(r" \1 ", text)))[:MAX_UNIT_WORDS]
+    words = _WORD_PATTERN.findall(_LAYOUT_PATTERN.sub(" ", _TEXT_COMMAND_PATTERN.sub(r" \1 ", text)))[:MAX_UNIT_WORDS]
     found = (parse_unit(" ".join(words[:count])) for count in range(len(words), 0, -1))
     return None if words[:1] == ["in"] else next((unit for unit in found if unit is not None), None)
 
@@ -149,7 +149,7 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
     (`\text{ apples}`). A statement after the formula (`\text{ is wrong}`) is kept in the formula. Tokens are removed
     from the end, so the time is linear in the length.
     """
-    tokens = list(_TOKEN.finditer(text))
+    tokens = list(_TOKEN_PATTERN.finditer(text))
     while tokens and tokens[-1].lastgroup in ("layout", "stop"):
         tokens.pop()
     if not tokens:

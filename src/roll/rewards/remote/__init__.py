@@ -17,4 +17,4 @@ def build_remote_verifier(config: RemoteReward, pool: WorkerPool) -> Verifier:
         ConfigError: The environment variable for the token is not set.
     """
     scorer = RemoteScorer(config)
-    return Verifier(judge=scorer.judge, decides=config.decides, close=scorer.close)
+    return Verifier(judge=scorer.judge, decides_correctness=config.decides, close=scorer.close)

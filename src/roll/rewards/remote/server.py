@@ -143,9 +143,9 @@ class RewardServer:
         if not self._is_authorized(request):
             return _build_error(401, "the bearer token is missing or wrong")
         if self._is_stopping:
-            return self._refuse("it is stopping")
+            return self._reject("it is stopping")
         if self._num_requests >= MAX_REQUESTS:
-            return self._refuse(f"{self._num_requests} requests are running, and the limit is {MAX_REQUESTS}")
+            return self._reject(f"{self._num_requests} requests are running, and the limit is {MAX_REQUESTS}")
         self._num_requests += 1
         self._counts["requests"] += 1
         try:
@@ -160,7 +160,7 @@ class RewardServer:
         sent = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         return not self._token or hmac.compare_digest(sent, b"Bearer " + self._token.encode())
 
-    def _refuse(self, reason: str) -> web.Response:
+    def _reject(self, reason: str) -> web.Response:
         self._counts["refused"] += 1
         return _build_error(
             503, f"the service cannot accept the request: {reason}", {"Retry-After": str(RETRY_AFTER_S)}
@@ -183,7 +183,7 @@ class RewardServer:
         num_items = len(parsed.items)
         # A request that is larger than the limit is accepted when nothing else is pending; otherwise it could never be.
         if self._num_pending and self._num_pending + num_items > self._max_pending:
-            return self._refuse(f"{self._num_pending} answers are pending, and the limit is {self._max_pending}")
+            return self._reject(f"{self._num_pending} answers are pending, and the limit is {self._max_pending}")
         self._num_pending += num_items
         try:
             results = await asyncio.gather(*(self._score(item) for item in parsed.items))

@@ -50,7 +50,7 @@ _COMPLETE_LISTS = frozenset(
     ("token_ids", "policy_versions", "turns", "branches", "prompt_media", "media", "branch_media")
 )
 """Columns of lists that must not have missing entries."""
-_NAME = re.compile(r"(eval-)?step-(\d{6}|[1-9]\d{6,8})\.parquet")
+_FILE_NAME_PATTERN = re.compile(r"(eval-)?step-(\d{6}|[1-9]\d{6,8})\.parquet")
 
 
 def get_arrow_compute() -> Any:
@@ -62,7 +62,7 @@ def get_arrow_compute() -> Any:
 
 def parse_file_name(name: str) -> tuple[int, str] | None:
     """Return the step and kind (`train` or `eval`) of a file's rollouts; `None` for any other name."""
-    match = _NAME.fullmatch(name)
+    match = _FILE_NAME_PATTERN.fullmatch(name)
     return None if match is None else (int(match[2]), "eval" if match[1] else "train")
 
 

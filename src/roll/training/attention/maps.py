@@ -25,7 +25,7 @@ from roll.algorithms.credit import compute_distance_weights, group_heads
 from roll.errors import UnsupportedError
 from roll.training.packing.blocks import Block
 from roll.training.packing.layout import iter_entries
-from roll.training.parallel.tokens import WHOLE_ROW, TokenShare
+from roll.training.parallel.tokens import WHOLE_ROW, TokenShard
 from roll.types import AttentionRange, AttentionStatistics
 
 __all__ = ["AttentionMapObserver", "select_observed_layers"]
@@ -91,9 +91,9 @@ class AttentionMapObserver:
         layers: Sequence[int],
         attention_range: AttentionRange,
         device: torch.device,
-        share: TokenShare = WHOLE_ROW,
+        token_shard: TokenShard = WHOLE_ROW,
     ) -> None:
-        self._share = share
+        self._share = token_shard
         self._layers = frozenset(layers)
         self._range = attention_range
         self._num_observed = 0
@@ -118,8 +118,8 @@ class AttentionMapObserver:
         for state in self._states:
             self._accumulate(state, scaled, keys, window)
 
-    def _accumulate(self, state: _SampleState, scaled: Tensor, keys: Tensor, window: int | None) -> None:
-        q = scaled.index_select(0, state.rows[state.first :])
+    def _accumulate(self, state: _SampleState, scaled_queries: Tensor, keys: Tensor, window: int | None) -> None:
+        q = scaled_queries.index_select(0, state.rows[state.first :])
         k = keys.index_select(0, state.rows).permute(1, 2, 0)  # [K, d, N]
         length, num_heads = k.shape[2], q.shape[1]
         q = q.unflatten(1, (k.shape[0], -1)).permute(1, 2, 0, 3)  # [K, H / K, T, d]
@@ -178,14 +178,14 @@ class AttentionMapObserver:
         return {state.index: _average_statistics(state, self._share) for state in self._states}
 
 
-def _average_statistics(state: _SampleState, share: TokenShare) -> AttentionStatistics:
+def _average_statistics(state: _SampleState, token_shard: TokenShard) -> AttentionStatistics:
     """Return a sample's WAAD, averaged over local heads, and FAI, averaged over global heads; see `algorithms.credit`.
 
     Both are 0 before the answer. Tokens after the first N get the last computed WAAD and an FAI of 0.
     """
     # Local heads are found by ranking all heads, so ranks that split the heads gather them first.
     distances, *found = (
-        torch.cat([share.gather_heads(part) for part in parts]).cpu().numpy()
+        torch.cat([token_shard.gather_heads(part) for part in parts]).cpu().numpy()
         for parts in (state.distances, state.waad, state.fai)
     )
     local, far = group_heads(distances)

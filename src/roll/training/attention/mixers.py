@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from roll.errors import ModelError
 from roll.models import get_decoder, get_hidden_states
 from roll.training.packing.layout import PackedLayout, Tree
-from roll.training.parallel.tokens import TokenShare
+from roll.training.parallel.tokens import TokenShard
 
 __all__ = ["Paths", "run_mixers_by_path"]
 
@@ -71,7 +71,7 @@ def _iter_paths(tree: Tree) -> Iterable[np.ndarray]:
 class _Plan(Protocol):
     """The attributes of an `AttentionPlan` that recurrent layers need."""
 
-    share: TokenShare
+    share: TokenShard
 
     @property
     def paths(self) -> Paths: ...

@@ -30,7 +30,7 @@ from roll.training.attention.mixers import Paths
 from roll.training.attention.native import Rotation, attend, build_tree_ranges, is_native_attention_supported, rotate
 from roll.training.attention.varlen import MAX_HEAD_DIM, VarlenPlan, is_varlen_supported, varlen_attention
 from roll.training.packing.layout import Int64Array, PackedLayout, Tree
-from roll.training.parallel.tokens import WHOLE_ROW, TokenShare
+from roll.training.parallel.tokens import WHOLE_ROW, TokenShard
 
 __all__ = [
     "ATTENTION_NAME",
@@ -101,10 +101,10 @@ class AttentionPlan:
         device: torch.device,
         dtype: torch.dtype,
         observer: AttentionObserver | None = None,
-        share: TokenShare = WHOLE_ROW,
+        shard: TokenShard = WHOLE_ROW,
         images: Int64Array | None = None,
     ) -> None:
-        self.share = share
+        self.share = shard
         self.images = images
         self.observer = observer
         self.num_calls = 0
@@ -117,9 +117,9 @@ class AttentionPlan:
         self._device = device
         self._dtype = dtype
         self._blocked = is_blocked_attention_faster(device)
-        self.uses = share.select_local_tokens(layout, layout.uses).to(device)
+        self.uses = shard.select_local_tokens(layout, layout.uses).to(device)
         """The number of samples that share each of the tokens whose experts this rank computes."""
-        self.experts = None if layout.experts is None else share.select_local_tokens(layout, layout.experts).to(device)
+        self.experts = None if layout.experts is None else shard.select_local_tokens(layout, layout.experts).to(device)
         self._paths: Paths | None = None
         self.positions = torch.from_numpy(layout.position_ids).to(device)
         self._calls: dict[tuple[AttentionSpan, bool], list[Call]] = {}

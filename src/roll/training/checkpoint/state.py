@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.futures import Future
 
-from roll.errors import CheckpointError, short
+from roll.errors import CheckpointError, shorten
 from roll.tracking import atomic
 from roll.training.checkpoint.reader import SafeReader
 from roll.training.distributed import Ranks
@@ -95,7 +95,7 @@ def write_entries(path: Path, state: Mapping[str, Any], ranks: Ranks, group: dis
             raise failure from error
         what = f"the trainer's state cannot be written to '{path}': {type(failure).__name__}: {failure}"
         raise CheckpointError(what) from error
-    atomic.sync(path)  # the directory entries; the files themselves are synced already
+    atomic.fsync(path)  # the directory entries; the files themselves are synced already
 
 
 def load_state(
@@ -168,7 +168,7 @@ def check_entries(path: Path, saved: Mapping[str, Any], shapes: Mapping[str, Seq
     for name, entry in saved.items():
         kind, dtype = name.partition("/")[0], entry.properties.dtype
         if not (dtype.is_floating_point if kind == "weight" else dtype == _DTYPES.get(kind, dtype)):
-            raise CheckpointError(f"the trainer's checkpoint '{path}' is corrupted: {short(name)} has dtype {dtype}")
+            raise CheckpointError(f"the trainer's checkpoint '{path}' is corrupted: {shorten(name)} has dtype {dtype}")
 
 
 def read_counts(path: Path, names: Sequence[str], values: Tensor) -> dict[str, int]:

@@ -180,7 +180,7 @@ class DeepSpeedBackend(LanguageModelRank):
         """Raise an error; never called, since `_check_params` rejects every scale other than 1."""
         raise AssertionError(f"gradients are scaled by {scale:g}")
 
-    def _update(self, loss: float, rate: float, params: OptimParams) -> tuple[float, bool]:
+    def _update(self, loss: float, learning_rate: float, params: OptimParams) -> tuple[float, bool]:
         """Run an optimizer step; return the gradient norm and whether the step was applied.
 
         From stage 1 on, DeepSpeed itself skips a step with non-finite gradients. At stage 0, DeepSpeed does not check
@@ -188,9 +188,9 @@ class DeepSpeedBackend(LanguageModelRank):
         """
         engine = self._engine
         for group in engine.optimizer.param_groups:
-            group["lr"] = rate * group["factor"]
+            group["lr"] = learning_rate * group["factor"]
         if self.stage == 0:
-            grad_norm, stepped = super()._update(loss, rate, params)
+            grad_norm, stepped = super()._update(loss, learning_rate, params)
             if not stepped:
                 engine.zero_grad()
         else:
@@ -205,5 +205,5 @@ class DeepSpeedBackend(LanguageModelRank):
         norms = torch.stack(torch._foreach_norm(grads)).double()
         return float(norms.square().sum().sqrt())
 
-    def _step_optimizer(self, rate: float, grad_norm: float, params: OptimParams) -> None:
+    def _step_optimizer(self, learning_rate: float, grad_norm: float, params: OptimParams) -> None:
         self._engine.step()

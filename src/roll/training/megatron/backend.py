@@ -123,11 +123,11 @@ class MegatronBackend(LanguageModelRank):
     def _scale_grads(self, scale: float) -> None:
         self._ddp.scale_gradients(scale)
 
-    def _step_optimizer(self, rate: float, grad_norm: float, params: OptimParams) -> None:
+    def _step_optimizer(self, learning_rate: float, grad_norm: float, params: OptimParams) -> None:
         # `step_with_ready_grads` does not clip.
         if grad_norm > self.spec.training.max_grad_norm:
             grads = [p.grad for p in self._optimizer.get_parameters() if p.grad is not None]
             torch._foreach_mul_(grads, self.spec.training.max_grad_norm / grad_norm)
         for group in self._optimizer.param_groups:
-            group["lr"] = rate * group["factor"]
+            group["lr"] = learning_rate * group["factor"]
         self._optimizer.step_with_ready_grads()

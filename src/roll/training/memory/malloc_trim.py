@@ -1,7 +1,7 @@
 """Return free heap memory to the kernel with `malloc_trim`, for trainers that compute on a CPU.
 
-    layer done ─► pages in its heaps > most in use so far + MAX_FREE_SHARE x most in use so far? ─► malloc_trim
-    last layer done, gradient of the first ─► … > in use now + MAX_FREE_SHARE x most in use so far? ─► malloc_trim
+    layer done ─► pages in its heaps > most in use so far + MAX_FREE_FRACTION x most in use so far? ─► malloc_trim
+    last layer done, gradient of the first ─► … > in use now + MAX_FREE_FRACTION x most in use so far? ─► malloc_trim
 
 glibc extends its heaps for a tensor if no free piece is large enough. The piece that a freed tensor leaves is often too
 small for the next tensor of the same size, because `posix_memalign` requests up to 96 bytes more. Therefore a pass with
@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["MAX_FREE_SHARE", "Heap", "trim_heap_after_layers"]
+__all__ = ["MAX_FREE_FRACTION", "Heap", "trim_heap_after_layers"]
 
-MAX_FREE_SHARE = 1 / 8
+MAX_FREE_FRACTION = 1 / 8
 """Maximum amount of free heap memory, as a fraction of the memory in use."""
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -57,7 +57,7 @@ class Heap:
         self._max_in_use = max(self._max_in_use, in_pieces + mapped)
         expected = in_pieces if ignore_peak else self._max_in_heaps
         too_many = (
-            _read_anonymous_bytes() - mapped > self._non_heap_bytes + expected + MAX_FREE_SHARE * self._max_in_use
+            _read_anonymous_bytes() - mapped > self._non_heap_bytes + expected + MAX_FREE_FRACTION * self._max_in_use
         )
         if too_many:
             self._trim()

@@ -38,10 +38,10 @@ class Snapshots:
         return tuple(sorted(self._kept))
 
     @torch.no_grad()
-    def keep(self, version: int, versions: Collection[int]) -> None:
-        """Save the current weights as the snapshot of `version`, and delete snapshots that are not in `versions`."""
-        self._kept = {known: copy for known, copy in self._kept.items() if known in versions and known != version}
-        if version in versions:
+    def store(self, version: int, kept_versions: Collection[int]) -> None:
+        """Save the current weights as the snapshot of `version`, and delete snapshots not in `kept_versions`."""
+        self._kept = {known: copy for known, copy in self._kept.items() if known in kept_versions and known != version}
+        if version in kept_versions:
             self._kept[version] = {
                 name: _get_local(tensor).to("cpu", self._get_copy_dtype(tensor), copy=True)
                 for name, tensor in self._tensors.items()

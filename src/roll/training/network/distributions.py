@@ -203,8 +203,8 @@ def iter_logit_chunks(
     hidden: Tensor,
     weight: Tensor,
     other: Sequence[Tensor],
-    chunk: int,
-    caps: Softcaps,
+    chunk_size: int,
+    softcaps: Softcaps,
     stored_logits: Iterable[Tensor] = (),
 ) -> Iterator[tuple[slice, list[Tensor]]]:
     """Yield each chunk of predictions as a slice, with the logits of the policy and of the model `other`, if given.
@@ -213,14 +213,14 @@ def iter_logit_chunks(
     """
     again = iter(stored_logits)
     pairs = [(hidden, weight), *([tuple(other)] if other else [])]
-    for start in range(0, len(hidden), chunk):
-        part = slice(start, min(start + chunk, len(hidden)))
+    for start in range(0, len(hidden), chunk_size):
+        part = slice(start, min(start + chunk_size, len(hidden)))
         found = [next(again, None) for _ in pairs]
         yield (
             part,
             [
                 softcap_(h[part] @ w.t(), cap) if own is None else own
-                for own, (h, w), cap in zip(found, pairs, caps, strict=False)
+                for own, (h, w), cap in zip(found, pairs, softcaps, strict=False)
             ],
         )
 
@@ -260,11 +260,11 @@ def get_softcaps(policy: Projection, other: Projection | None) -> Softcaps:
     return policy.softcap, None if other is None else other.softcap
 
 
-def _shift_logits(logits: Tensor, temperature: float, largest: Tensor) -> Tensor:
-    """Return a copy of the logits, divided by the temperature, minus their maximum; write the maximum to `largest`."""
-    scaled = compute_scaled_logits(logits, temperature, largest.dtype)
-    torch.amax(scaled, dim=1, out=largest)
-    return scaled.sub_(largest[:, None])
+def _shift_logits(logits: Tensor, temperature: float, max_logits: Tensor) -> Tensor:
+    """Return logits / temperature minus their maximum, which is written to `max_logits`."""
+    scaled = compute_scaled_logits(logits, temperature, max_logits.dtype)
+    torch.amax(scaled, dim=1, out=max_logits)
+    return scaled.sub_(max_logits[:, None])
 
 
 def compute_token_statistics(

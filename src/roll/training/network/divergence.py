@@ -104,21 +104,21 @@ class _TeacherDivergence(torch.autograd.Function):
         return *projection.get_gradients(), None, None, None, None, None, None
 
 
-def log_softmax(logits: Tensor, temperature: float, largest: Tensor, total: Tensor) -> Tensor:
-    """Return log-probs [n, V]; write each row's largest scaled logit to `largest`, and to `total`
+def log_softmax(logits: Tensor, temperature: float, max_logits: Tensor, sum_exp: Tensor) -> Tensor:
+    """Return log-probs [n, V]; write each row's largest scaled logit to `max_logits`, and to `sum_exp`
     the logarithm of the sum of exp(scaled logit - largest).
     """
-    scaled = compute_scaled_logits(logits, temperature, largest.dtype)
-    torch.amax(scaled, dim=1, out=largest)
-    scaled.sub_(largest[:, None])
-    torch.sum(scaled.exp(), dim=1, out=total)
-    total.log_()
-    return scaled.sub_(total[:, None])
+    scaled = compute_scaled_logits(logits, temperature, max_logits.dtype)
+    torch.amax(scaled, dim=1, out=max_logits)
+    scaled.sub_(max_logits[:, None])
+    torch.sum(scaled.exp(), dim=1, out=sum_exp)
+    sum_exp.log_()
+    return scaled.sub_(sum_exp[:, None])
 
 
-def recompute_log_softmax(logits: Tensor, temperature: float, largest: Tensor, total: Tensor) -> Tensor:
-    """Recompute the log-probs that `log_softmax` returned, from the `largest` and `total` of that call."""
-    return compute_scaled_logits(logits, temperature, largest.dtype).sub_(largest[:, None]).sub_(total[:, None])
+def recompute_log_softmax(logits: Tensor, temperature: float, max_logits: Tensor, sum_exp: Tensor) -> Tensor:
+    """Recompute the log-probs that `log_softmax` returned, from the `max_logits` and `sum_exp` of that call."""
+    return compute_scaled_logits(logits, temperature, max_logits.dtype).sub_(max_logits[:, None]).sub_(sum_exp[:, None])
 
 
 def _compute_divergence(divergence: Divergence, logp: Tensor, logq: Tensor) -> tuple[Tensor, Tensor]:

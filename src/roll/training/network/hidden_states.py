@@ -13,7 +13,7 @@ from roll.models import read_rope_scaling_length
 from roll.training.attention.packed import AttentionObserver, AttentionPlan
 from roll.training.network.media import embed_row, get_model_media
 from roll.training.packing.layout import Int64Array, PackedLayout
-from roll.training.parallel.tokens import WHOLE_ROW, TokenShare
+from roll.training.parallel.tokens import WHOLE_ROW, TokenShard
 
 __all__ = ["compute_hidden_states", "run_decoder"]
 
@@ -24,7 +24,7 @@ def compute_hidden_states(
     device: torch.device,
     dtype: torch.dtype,
     observer: AttentionObserver | None = None,
-    share: TokenShare = WHOLE_ROW,
+    token_shard: TokenShard = WHOLE_ROW,
 ) -> Tensor:
     """Compute the hidden states [M, H] after the last norm for this rank's predictions of the layout.
 
@@ -37,12 +37,12 @@ def compute_hidden_states(
         device: The device of the network.
         dtype: The compute dtype of the network.
         observer: An observer that receives queries and keys of some layers.
-        share: This rank's share of the tokens, and thus of the predictions.
+        token_shard: This rank's share of the tokens, and thus of the predictions.
     """
-    entries = share.slice_entries(layout)
-    states = run_decoder(decoder, layout, device, dtype, observer, share)
-    rows = layout.rows[share.find_local_predictions(layout)] - entries.start
-    return share.gather_tp(states[0]).index_select(0, torch.from_numpy(rows).to(device))
+    entries = token_shard.slice_entries(layout)
+    states = run_decoder(decoder, layout, device, dtype, observer, token_shard)
+    rows = layout.rows[token_shard.find_local_predictions(layout)] - entries.start
+    return token_shard.gather_tp(states[0]).index_select(0, torch.from_numpy(rows).to(device))
 
 
 def run_decoder(
@@ -51,7 +51,7 @@ def run_decoder(
     device: torch.device,
     dtype: torch.dtype,
     observer: AttentionObserver | None = None,
-    share: TokenShare = WHOLE_ROW,
+    token_shard: TokenShard = WHOLE_ROW,
 ) -> Tensor:
     """Return hidden states [1, n, H] of this rank's tokens after the decoder, or after this rank's layers.
 
@@ -64,15 +64,15 @@ def run_decoder(
             f"a sequence of {length} tokens would change how {type(decoder).__name__} scales RoPE for all sequences "
             f"in its row (RoPE of the kind dynamic or longrope): train on sequences of at most {limit} tokens"
         )
-    entries = share.slice_entries(layout)
+    entries = token_shard.slice_entries(layout)
     media = get_model_media(decoder) if layout.encodes_media or layout.media else None
     images = None if media is None else media.find_bidirectional_images(layout.token_ids, layout.media)
-    with nullcontext() if media is None else embed_row(media, layout, share, device, dtype):
+    with nullcontext() if media is None else embed_row(media, layout, token_shard, device, dtype):
         output = decoder(
             input_ids=torch.from_numpy(layout.token_ids[entries]).to(device)[None],
             position_ids=_build_rotary_ids(layout, entries).to(device),
             use_cache=False,
-            roll_plan=AttentionPlan(layout, device, dtype, observer, share, images),
+            roll_plan=AttentionPlan(layout, device, dtype, observer, token_shard, images),
         )
     return output.last_hidden_state
 

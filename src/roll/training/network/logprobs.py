@@ -127,25 +127,25 @@ def _split_vocab(hidden: Tensor, weight: Tensor) -> list[slice]:
     return [slice(start, min(start + size, len(weight))) for start in range(0, len(weight), size)]
 
 
-def _update_logsumexp(logits: Tensor, temperature: float, largest: Tensor, total: Tensor) -> None:
+def _update_logsumexp(logits: Tensor, temperature: float, max_logits: Tensor, sum_exp: Tensor) -> None:
     """Update each prediction's largest logit [M] and sum of exponentials [M] with logits [M, n] of more vocabulary
     entries.
     """
     library = _get_native_library(logits)
     if library is not None:
-        library.call("softmax_sums", logits, 1.0 / temperature, largest, total, *logits.shape)
+        library.call("softmax_sums", logits, 1.0 / temperature, max_logits, sum_exp, *logits.shape)
         return
     for rows, block in split_into_blocks(logits, 0):
-        scaled = compute_scaled_logits(block, temperature, total.dtype)
+        scaled = compute_scaled_logits(block, temperature, sum_exp.dtype)
         # Online softmax (arXiv 1805.02867): earlier sums are rescaled to the new maximum.
-        top = torch.maximum(largest[rows], scaled.amax(dim=1))
-        total[rows] *= (largest[rows] - top).exp_()
-        total[rows] += scaled.sub_(top[:, None]).exp_().sum(dim=1)
-        largest[rows] = top
+        top = torch.maximum(max_logits[rows], scaled.amax(dim=1))
+        sum_exp[rows] *= (max_logits[rows] - top).exp_()
+        sum_exp[rows] += scaled.sub_(top[:, None]).exp_().sum(dim=1)
+        max_logits[rows] = top
 
 
 def _replace_logits_by_gradient(
-    logits: Tensor, temperature: float, largest: Tensor, factor: Tensor, scale: Tensor, local: Tensor
+    logits: Tensor, temperature: float, max_logits: Tensor, factor: Tensor, scale: Tensor, local: Tensor
 ) -> None:
     """Replace logits [M, n] of n vocabulary entries by their gradient, in place.
 
@@ -154,12 +154,12 @@ def _replace_logits_by_gradient(
     """
     library = _get_native_library(logits)
     if library is not None:
-        library.call("softmax_gradient", logits, 1.0 / temperature, largest, factor, scale, local, *logits.shape)
+        library.call("softmax_gradient", logits, 1.0 / temperature, max_logits, factor, scale, local, *logits.shape)
         return
     extra = torch.where((local >= 0) & (local < logits.shape[1]), scale, 0.0)[:, None]
     index = local.clamp(0, logits.shape[1] - 1)[:, None]
     for rows, block in split_into_blocks(logits, 0):
-        gradient = compute_scaled_logits(block, temperature, scale.dtype).sub_(largest[rows, None]).exp_()
+        gradient = compute_scaled_logits(block, temperature, scale.dtype).sub_(max_logits[rows, None]).exp_()
         block.copy_(gradient.mul_(factor[rows, None]).scatter_add_(1, index[rows], extra[rows]))
 
 

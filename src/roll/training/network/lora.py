@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from roll.config.model import LoRAConfig, VisionConfig
-from roll.errors import ModelError, short
+from roll.errors import ModelError, shorten
 from roll.models import find_routers
 from roll.registry import did_you_mean
 from roll.training.experts import find_experts
@@ -107,7 +107,7 @@ def inject_adapters(
             parameter.data = parameter.data.to(dtype)
 
 
-def _find_targets(model: Any, named: list[str] | str, vision: VisionConfig | None = None) -> list[str] | str:
+def _find_targets(model: Any, target_modules: list[str] | str, vision: VisionConfig | None = None) -> list[str] | str:
     """Return the `target_modules` for peft: linear layers of the decoder.
 
     The embeddings have no adapters: the output embedding is computed in chunks from its weight and not called as a
@@ -120,31 +120,35 @@ def _find_targets(model: Any, named: list[str] | str, vision: VisionConfig | Non
     routers = find_routers(model)
     mixture = bool(routers) or bool(find_experts(model))
     some = mixture or (vision is not None and bool(vision.freeze))
-    if named == "all-linear" and not some:
-        return named
+    if target_modules == "all-linear" and not some:
+        return target_modules
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     left = {head, *routers}
     layers = [path for path, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m not in left]
     if vision is not None and vision.freeze:
         find_part = build_part_finder(model)
         layers = [layer for layer in layers if find_part(layer) not in vision.freeze]
-    if named == "all-linear":
+    if target_modules == "all-linear":
         return layers
     names = sorted({layer.rpartition(".")[2] for layer in layers})
-    for name in named:
+    for name in target_modules:
         if not any(f".{layer}".endswith(f".{name}") for layer in layers):
             hint = did_you_mean(name, names)
             more = "; experts of a mixture cannot have adapters" if mixture else ""
             raise ModelError(
-                f"model.lora.target_modules has {short(name)}, which is not a linear layer of {type(model).__name__}'s "
-                f"decoder{more}.{hint} Choose from {', '.join(names)}, or use all-linear"
+                f"model.lora.target_modules has {shorten(name)}, which is not a linear layer of {type(model).__name__}'"
+                f"s decoder{more}.{hint} Choose from {', '.join(names)}, or use all-linear"
             )
-    if not named:
+    if not target_modules:
         raise ModelError(
             f"model.lora.target_modules is empty: choose from {', '.join(names)}, use all-linear, or "
             "remove model.lora to train all weights"
         )
-    return [layer for layer in layers if any(f".{layer}".endswith(f".{name}") for name in named)] if some else named
+    return (
+        [layer for layer in layers if any(f".{layer}".endswith(f".{name}") for name in target_modules)]
+        if some
+        else target_modules
+    )
 
 
 @contextlib.contextmanager

@@ -96,14 +96,16 @@ def _group_by_sequence(layout: PackedLayout, batch: TrainingBatch) -> tuple[Pack
     return replace(layout, spans=tuple(layout.spans[i] for i in order)), numbers[order]
 
 
-def _compute_sequence_lengths(batch: TrainingBatch, layout: PackedLayout, firsts: Sequence[TrainingSample]) -> Tensor:
+def _compute_sequence_lengths(
+    batch: TrainingBatch, layout: PackedLayout, first_samples: Sequence[TrainingSample]
+) -> Tensor:
     """Return the number of loss tokens [S] of each sequence, summed over its samples in the whole batch."""
-    if len(firsts) == len(layout.spans) and not any(s.sequence for s in firsts):
+    if len(first_samples) == len(layout.spans) and not any(s.sequence for s in first_samples):
         return torch.tensor([len(span.token_index) for span in layout.spans])
     counts: Counter[str] = Counter()
     for sample in batch.samples:
         counts[sample.sequence] += int(sample.loss_mask.sum())
-    return torch.tensor([counts[s.sequence] if s.sequence else int(s.loss_mask.sum()) for s in firsts])
+    return torch.tensor([counts[s.sequence] if s.sequence else int(s.loss_mask.sum()) for s in first_samples])
 
 
 def collect_teacher_top_ids(layout: PackedLayout, batch: TrainingBatch) -> Int64Array:

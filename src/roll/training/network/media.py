@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from roll.errors import UnsupportedError, short
+from roll.errors import UnsupportedError, shorten
 from roll.models import get_decoder
 from roll.models.multimodal import MediaInputs, ModelMedia, has_media_tower
 from roll.training.packing.layout import PackedLayout
-from roll.training.parallel.tokens import TokenShare
+from roll.training.parallel.tokens import TokenShard
 from roll.types import IntArray, MediaSpan, TrainingSample
 
 __all__ = [
@@ -31,18 +31,18 @@ __all__ = [
     "get_model_media",
 ]
 
-_ATTRIBUTE = "roll_media"
+_MEDIA_ATTRIBUTE = "roll_media"
 
 
 def attach_media(model: Any, inputs: MediaInputs) -> None:
     """Enable media in packed rows for a model's decoder; do nothing for a model without a vision tower."""
     if has_media_tower(model):
-        vars(get_decoder(model))[_ATTRIBUTE] = ModelMedia(model, inputs)
+        vars(get_decoder(model))[_MEDIA_ATTRIBUTE] = ModelMedia(model, inputs)
 
 
 def get_model_media(decoder: Any) -> ModelMedia | None:
     """Return the media support that `attach_media` added to a decoder, or `None` if it added none."""
-    return vars(decoder).get(_ATTRIBUTE)
+    return vars(decoder).get(_MEDIA_ATTRIBUTE)
 
 
 def add_positions(decoder: Any, samples: Sequence[TrainingSample], model: str) -> tuple[TrainingSample, ...]:
@@ -61,7 +61,7 @@ def add_positions(decoder: Any, samples: Sequence[TrainingSample], model: str) -
         for span in sample.media:
             if media is None or span.kind not in media.kinds:
                 raise UnsupportedError(
-                    f"sample {short(sample.sample_id)} has media of kind '{span.kind}', on which '{model}' cannot be "
+                    f"sample {shorten(sample.sample_id)} has media of kind '{span.kind}', on which '{model}' cannot be "
                     "trained: remove the sample"
                 )
     return tuple(samples) if media is None else tuple(add_sample_positions(media, sample) for sample in samples)
@@ -75,15 +75,15 @@ def add_sample_positions(media: ModelMedia, sample: TrainingSample) -> TrainingS
 
 
 def embed_row(
-    media: ModelMedia, layout: PackedLayout, share: TokenShare, device: torch.device, dtype: torch.dtype
+    media: ModelMedia, layout: PackedLayout, token_shard: TokenShard, device: torch.device, dtype: torch.dtype
 ) -> AbstractContextManager[None]:
     """Return a context manager within which the decoder uses the features of a row's media; see
     `ModelMedia.insert_features`.
     """
-    local = share.select_local_tokens(layout, np.arange(layout.num_tokens)).numpy()
+    local = token_shard.select_local_tokens(layout, np.arange(layout.num_tokens)).numpy()
     # Only in micro-batches, which all ranks run at the same time, not in the checks of a model.
     agree = _compute_maxima if layout.encodes_media and torch.distributed.is_initialized() else None
-    return media.insert_features(layout.token_ids, layout.media, device, dtype, local, agree=agree)
+    return media.insert_features(layout.token_ids, layout.media, device, dtype, local, synchronize_counts=agree)
 
 
 def _compute_maxima(counts: Sequence[int]) -> list[int]:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from roll.training.parallel.pipeline import PassThrough, Stage
-from roll.training.parallel.tokens import TokenShare
+from roll.training.parallel.tokens import TokenShard
 
 __all__ = ["keep_model_chunks"]
 
@@ -49,7 +49,7 @@ def keep_model_chunks(
     heads: Iterable[nn.Module],
     stage: Stage,
     spans: Sequence[range],
-    share: TokenShare,
+    token_shard: TokenShard,
     dtype: torch.dtype,
 ) -> None:
     """Keep only this rank's chunks of a model, in place, and make its decoder compute the active chunk.
@@ -61,7 +61,7 @@ def keep_model_chunks(
         heads: Other modules of the last chunk.
         stage: The stage of this rank.
         spans: The layers of each chunk of the model.
-        share: This rank's share of the tokens.
+        token_shard: This rank's share of the tokens.
         dtype: The dtype of the hidden states between chunks.
     """
     boundary, embeddings, layers = _BoundaryStates(), decoder.get_input_embeddings(), decoder.layers
@@ -87,7 +87,7 @@ def keep_model_chunks(
         if not any(i in spans[chunk.number] for chunk in stage.chunks):
             layers[i] = PassThrough(layer)
     width = decoder.config.get_text_config().hidden_size
-    decoder.forward = _build_chunk_forward(decoder.forward, stage, views, boundary, share, width, dtype)
+    decoder.forward = _build_chunk_forward(decoder.forward, stage, views, boundary, token_shard, width, dtype)
 
 
 def _build_embedding_stand_in(
@@ -105,18 +105,18 @@ def _build_embedding_stand_in(
     return stand_in
 
 
-def _select_layers(layers: nn.ModuleList, own: range, boundary: _BoundaryStates) -> nn.ModuleList:
-    """Return the layers with every layer outside `own` replaced by a pass-through module, so that a decoder runs one
-    chunk.
+def _select_layers(layers: nn.ModuleList, layer_range: range, boundary: _BoundaryStates) -> nn.ModuleList:
+    """Return the layers with every layer outside `layer_range` replaced by a pass-through module, so that a decoder
+    runs one chunk.
 
-    The module before `own` returns the received hidden states; the module after `own` stores the hidden states for the
-    next chunk.
+    The module before `layer_range` returns the received hidden states; the module after `layer_range` stores the hidden
+    states for the next chunk.
     """
-    chosen = nn.ModuleList(layer if i in own else PassThrough(layer) for i, layer in enumerate(layers))
-    if own.start > 0:
-        chosen[own.start - 1].forward = lambda *unused, **other: boundary.received
-    if own.stop < len(layers):
-        chosen[own.stop].forward = _build_storing_forward(boundary)
+    chosen = nn.ModuleList(layer if i in layer_range else PassThrough(layer) for i, layer in enumerate(layers))
+    if layer_range.start > 0:
+        chosen[layer_range.start - 1].forward = lambda *unused, **other: boundary.received
+    if layer_range.stop < len(layers):
+        chosen[layer_range.stop].forward = _build_storing_forward(boundary)
     return chosen
 
 
@@ -133,7 +133,7 @@ def _build_chunk_forward(
     stage: Stage,
     views: Sequence[_Replacements],
     boundary: _BoundaryStates,
-    share: TokenShare,
+    token_shard: TokenShard,
     width: int,
     dtype: torch.dtype,
 ) -> Callable[..., Any]:
@@ -144,7 +144,7 @@ def _build_chunk_forward(
     def forward(*, input_ids: Tensor, **kwargs: Any) -> Any:
         if not stage.active_chunk.is_first:
             # Between layers each tp rank has its own tokens (sequence parallel).
-            rows = input_ids.shape[1] // (share.tp.size() if share.tp else 1)
+            rows = input_ids.shape[1] // (token_shard.tp.size() if token_shard.tp else 1)
             boundary.received = stage.recv_states((1, rows, width), dtype)
         try:
             with _swap_modules(views[stage.active_index]):

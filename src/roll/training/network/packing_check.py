@@ -79,12 +79,12 @@ def _is_on_meta(model: Any) -> bool:
     return any(parameter.is_meta for parameter in model.parameters())
 
 
-def check_packing(model: Any, logits: Logits) -> None:
+def check_packing(model: Any, compute_logits: Logits) -> None:
     """Check that a few short sequences give the same results in a packed row as one by one.
 
     Args:
         model: A prepared model with the attention `roll_packed`.
-        logits: The trainer's function that computes hidden states and logits.
+        compute_logits: The trainer's function that computes hidden states and logits.
 
     Raises:
         ModelError: The results differ, or the model does not run with packed sequences.
@@ -96,7 +96,7 @@ def check_packing(model: Any, logits: Logits) -> None:
     model.eval()
     try:
         with torch.no_grad():
-            reason = _find_difference(model, logits)
+            reason = _find_difference(model, compute_logits)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = f"it does not run with packed sequences ({type(error).__name__}: {error})"
     finally:
@@ -163,7 +163,7 @@ def check_stages(decoder: Any, starts: Iterable[int]) -> None:
     decoder.train(was_training)
 
 
-def _find_difference(model: Any, logits: Logits) -> str:
+def _find_difference(model: Any, compute_logits: Logits) -> str:
     """Return a description of the first difference, or an empty string if there is no difference."""
     one, other = _generate_tokens(0, 9), _generate_tokens(1, 7)
     branch = np.concatenate([one[:6], _generate_tokens(2, 4)])
@@ -184,7 +184,7 @@ def _find_difference(model: Any, logits: Logits) -> str:
 
     def has_different_logprobs(sequences: list[np.ndarray], share: bool, part: int) -> bool:
         layout = _pack_into_layout(sequences, share=share)
-        computed = logits(model, layout)[part]
+        computed = compute_logits(model, layout)[part]
         for span in layout.spans:
             packed = computed[torch.from_numpy(span.prediction_index)].float()
             wanted = expected[len(sequences[span.index])][part].float()

@@ -29,7 +29,7 @@ from roll.training.network.model_chunks import keep_model_chunks
 from roll.training.network.packing_check import check_stages
 from roll.training.network.weights import find_persistent_buffers
 from roll.training.parallel.pipeline import Stage
-from roll.training.parallel.tokens import TokenShare
+from roll.training.parallel.tokens import TokenShard
 from roll.training.precision import MasterWeights
 
 __all__ = ["PipelineSplit", "check_split", "reduce_tied_gradients", "split_into_stages"]
@@ -101,13 +101,13 @@ def check_split(network: Any, stage: Stage) -> None:
         check_stages(decoder, [span.start for span in _split_layers(decoder, projection, stage)[1:]])
 
 
-def split_into_stages(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> None:
+def split_into_stages(network: Any, stage: Stage, token_shard: TokenShard, dtype: torch.dtype) -> None:
     """Keep only this stage's part of a network that passed `check_split` and is whole on every rank. Collective.
 
     Args:
         network: `PolicyNetwork` or `ValueNetwork`, on the host.
         stage: The stage of this rank.
-        share: This rank's share of the tokens.
+        token_shard: This rank's share of the tokens.
         dtype: The compute dtype of the network.
 
     Raises:
@@ -119,10 +119,10 @@ def split_into_stages(network: Any, stage: Stage, share: TokenShare, dtype: torc
     for model in network.frozen_models:
         decoder, projection = get_decoder(model), model.get_output_embeddings()
         keep_model_chunks(
-            model, decoder, projection, (), stage, _split_layers(decoder, projection, stage), share, dtype
+            model, decoder, projection, (), stage, _split_layers(decoder, projection, stage), token_shard, dtype
         )
     spans = _split_layers(network.decoder, network.projection, stage)
-    keep_model_chunks(network, network.decoder, network.projection, heads, stage, spans, share, dtype)
+    keep_model_chunks(network, network.decoder, network.projection, heads, stage, spans, token_shard, dtype)
     if getattr(network, "routing", None) is not None:
         network.routing.clear()
     tensors = dict(network.root.named_parameters()) | find_persistent_buffers(network.root)

@@ -33,7 +33,7 @@ from roll.training.packing.layout import Int64Array, PackedLayout, build_layout
 from roll.training.packing.micro_batches import pack
 from roll.training.parallel.fsdp import gather_projection, get_projection_dtype, regather_on_backward
 from roll.training.parallel.tensor import get_local_part
-from roll.training.parallel.tokens import WHOLE_ROW, TokenShare
+from roll.training.parallel.tokens import WHOLE_ROW, TokenShard
 from roll.training.parallel.vocab_parallel import VocabShard
 from roll.types import IntArray, LossRequirements, MediaSpan, OutputName
 
@@ -71,7 +71,7 @@ class PolicyNetwork(nn.Module):
         for teacher in teachers:
             _check_head(teacher, "be a teacher")
         self.value_head = create_value_head(model.get_output_embeddings().weight) if value_head else None
-        self.share: TokenShare = WHOLE_ROW
+        self.share: TokenShard = WHOLE_ROW
         """This rank's share of every row's tokens."""
         self.pipeline_split: PipelineSplit | None = None
         """The split of the model into pipeline stages, if there are several."""
@@ -82,7 +82,7 @@ class PolicyNetwork(nn.Module):
         temperature: float,
         needs: LossRequirements,
         observer: AttentionObserver | None = None,
-        top: Int64Array | int | None = None,
+        topk: Int64Array | int | None = None,
     ) -> Predictions:
         """Compute the log-probs [M] of the layout's predictions, float32 or better, and the other outputs that are
         needed.
@@ -92,15 +92,15 @@ class PolicyNetwork(nn.Module):
             temperature: The temperature of the distributions.
             needs: The outputs that a loss needs.
             observer: An observer that receives queries and keys of some layers.
-            top: Token IDs [M, k] whose log-probs are computed too, or the k of the top-k log-probs, which have no
+            topk: Token IDs [M, k] whose log-probs are computed too, or the k of the top-k log-probs, which have no
                 gradient.
 
         Raises:
-            ValueError: The required teacher, reference or adapter is missing, or `top` exceeds the vocabulary.
+            ValueError: The required teacher, reference or adapter is missing, or `topk` exceeds the vocabulary.
         """
         if self.pipeline_split is not None and not self.pipeline_split.stage.active_chunk.is_last:
             return self._run_stage(self.pipeline_split, layout, needs)
-        found = self._compute_local_predictions(layout, temperature, needs, observer, top)
+        found = self._compute_local_predictions(layout, temperature, needs, observer, topk)
         return found.map_tensors(
             lambda tensor: regather_on_backward(self.projection, self.share.gather_predictions(tensor, layout))
         )
@@ -111,7 +111,7 @@ class PolicyNetwork(nn.Module):
         temperature: float,
         needs: LossRequirements,
         observer: AttentionObserver | None,
-        top: Int64Array | int | None,
+        topk: Int64Array | int | None,
     ) -> Predictions:
         """Compute the outputs at the predictions of this rank."""
         mine = self.share.find_local_predictions(layout)
@@ -133,13 +133,13 @@ class PolicyNetwork(nn.Module):
             same = of_teacher == temperature and rows == len(full.weight)
             alike = Predictions(logprobs=logprobs if same else None, divergence=distance)
             found = alike.map_tensors(policy.divide_gradient)
-        if isinstance(top, int):
-            ids, top_logprobs = compute_topk_logprobs(policy.gather_vocab(), top, temperature=temperature)
+        if isinstance(topk, int):
+            ids, top_logprobs = compute_topk_logprobs(policy.gather_vocab(), topk, temperature=temperature)
             found = found._replace(top_ids=ids, top_logprobs=top_logprobs)
-        elif top is not None:  # the targets' log-probs come from the same logits
+        elif topk is not None:  # the targets' log-probs come from the same logits
             full = policy.gather_vocab()
-            _check_tokens(top, len(full.weight))
-            ids = torch.cat([torch.from_numpy(top[mine]).to(self.device), targets[:, None]], dim=1)
+            _check_tokens(topk, len(full.weight))
+            ids = torch.cat([torch.from_numpy(topk[mine]).to(self.device), targets[:, None]], dim=1)
             several = policy.divide_gradient(compute_logprobs(full, ids, temperature=temperature))
             found = found._replace(logprobs=several[:, -1], top_logprobs=several[:, :-1])
         if found.logprobs is None or needs.entropy or needs.full_kl:
@@ -162,7 +162,7 @@ class PolicyNetwork(nn.Module):
         """
 
         def states(model: Any, packed: PackedLayout) -> Tensor:
-            return run_decoder(get_decoder(model), packed, split.stage.device, split.dtype, share=self.share)
+            return run_decoder(get_decoder(model), packed, split.stage.device, split.dtype, token_shard=self.share)
 
         # Each model sends hidden states to the next stage, which receives them in the order of its own calls.
         hidden = states(self.model, layout)
@@ -188,14 +188,14 @@ class PolicyNetwork(nn.Module):
 
     @torch.no_grad()
     def _build_teacher_projection(self, layout: PackedLayout) -> Projection:
-        return _build_projection(self._get_teacher(layout), replace(layout, experts=None), share=self.share)
+        return _build_projection(self._get_teacher(layout), replace(layout, experts=None), token_shard=self.share)
 
     @torch.no_grad()
     def _build_reference_projection(self, layout: PackedLayout) -> Projection:
         if self.reference is not None:
-            return _build_projection(self.reference, replace(layout, experts=None), share=self.share)
+            return _build_projection(self.reference, replace(layout, experts=None), token_shard=self.share)
         with self._run_as_reference():
-            return _build_projection(self.model, replace(layout, experts=None), share=self.share)
+            return _build_projection(self.model, replace(layout, experts=None), token_shard=self.share)
 
     @contextmanager
     def _run_as_reference(self) -> Iterator[None]:
@@ -297,18 +297,18 @@ def _check_tokens(ids: Int64Array, num_tokens: int) -> None:
 
 
 def _build_projection(
-    model: Any, layout: PackedLayout, observer: AttentionObserver | None = None, share: TokenShare = WHOLE_ROW
+    model: Any, layout: PackedLayout, observer: AttentionObserver | None = None, token_shard: TokenShard = WHOLE_ROW
 ) -> Projection:
     """Return the hidden states at this rank's predictions, and the projection to the vocabulary."""
     head, config = model.get_output_embeddings(), model.config.get_text_config()
     device, dtype = head.weight.device, get_projection_dtype(head)
-    hidden = compute_hidden_states(get_decoder(model), layout, device, dtype, observer, share)
+    hidden = compute_hidden_states(get_decoder(model), layout, device, dtype, observer, token_shard)
     for name, power in _LOGIT_FACTORS.items():
         # Logits are linear in the hidden states, so a factor on one is a factor on the other.
         factor = getattr(config, name, None)
         if factor not in (None, 1):
             hidden = hidden * factor**power
-    vocab_shard = None if share.tp is None else VocabShard(share.tp)
+    vocab_shard = None if token_shard.tp is None else VocabShard(token_shard.tp)
     hidden = gather_projection(head, hidden)
     return Projection(
         hidden, get_local_part(head.weight), getattr(config, "final_logit_softcapping", None), vocab_shard

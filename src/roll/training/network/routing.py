@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from roll.errors import ModelError, short
+from roll.errors import ModelError, shorten
 from roll.models import find_routers, get_decoder, read_router_output
 from roll.training.memory.activation_checkpointing import is_recomputing
 from roll.training.packing.blocks import Block
 from roll.training.packing.layout import Int64Array, iter_entries
-from roll.training.parallel.tokens import WHOLE_ROW, TokenShare
+from roll.training.parallel.tokens import WHOLE_ROW, TokenShard
 from roll.types import TrainingBatch, TrainingSample
 
 __all__ = ["Routing", "compute_load_metrics", "find_routing"]
@@ -109,7 +109,7 @@ class Routing:
                 expected = f"{self.num_chosen} different ones of {self.num_experts}"
                 reason = f"token {token} has {chosen} in layer {layer}, not {expected}"
             raise ModelError(
-                f"the experts recorded in sample {short(sample.sample_id)} cannot be replayed: {reason}. The engine "
+                f"the experts recorded in sample {shorten(sample.sample_id)} cannot be replayed: {reason}. The engine "
                 "serves another model, or records experts in another format: set training.router_replay to old or none"
             )
 
@@ -171,22 +171,26 @@ class Routing:
         for bias, counts in zip(self.biases, self._totals, strict=True):
             bias += rate * torch.from_numpy(np.sign(counts.mean() - counts)).to(bias)
 
-    def gather_load(self, share: TokenShare = WHOLE_ROW) -> tuple[Int64Array, np.ndarray]:
+    def gather_load(self, token_shard: TokenShard = WHOLE_ROW) -> tuple[Int64Array, np.ndarray]:
         """Return the number of tokens per expert since `clear` [layers, E], and the sums of the experts' router
         probabilities.
 
         Args:
-            share: This rank's share of the tokens; the results are summed over all ranks that compute one row.
+            token_shard: This rank's share of the tokens; the results are summed over all ranks that compute one row.
         """
         empty = torch.zeros(self.num_experts, dtype=torch.float64)
         counts, shares = (
-            share.all_reduce_(torch.stack([empty if x is None else x.cpu().double() for x in part])).numpy()
+            token_shard.all_reduce_(torch.stack([empty if x is None else x.cpu().double() for x in part])).numpy()
             for part in (self._counts, self._shares)
         )
         return counts.astype(np.int64), shares
 
     def collect_choices(
-        self, collected: dict[int, Any], blocks: Iterable[Block], batch: TrainingBatch, share: TokenShare = WHOLE_ROW
+        self,
+        collected: dict[int, Any],
+        blocks: Iterable[Block],
+        batch: TrainingBatch,
+        token_shard: TokenShard = WHOLE_ROW,
     ) -> None:
         """Add the experts chosen in a micro-batch's last forward pass to `collected`: one int16 array [L, layers, k]
         per sample index.
@@ -195,7 +199,7 @@ class Routing:
         """
         here = [i for i, x in enumerate(self._chosen) if x is not None]
         local_tokens = torch.stack([x for x in self._chosen if x is not None], dim=1) if here else None
-        chosen = None if local_tokens is None else share.gather_tokens(local_tokens).cpu().numpy()
+        chosen = None if local_tokens is None else token_shard.gather_tokens(local_tokens).cpu().numpy()
         start = 0
         for block in blocks:
             for member, _, entries in iter_entries(block, start):

@@ -53,9 +53,9 @@ def collect_topk(
         top.token_ids[places], top.logprobs[places] = ids[rows], logprobs[rows]
 
 
-def create_empty_top_logprobs(length: int, num: int) -> TopLogprobs:
+def create_empty_top_logprobs(length: int, k: int) -> TopLogprobs:
     """Return all-zero top-k log-probs for a sample without tokens in the loss."""
-    zeros = np.zeros((length, num))
+    zeros = np.zeros((length, k))
     return TopLogprobs(token_ids=zeros.astype(np.int32), logprobs=zeros.astype(np.float32))
 
 

@@ -17,7 +17,7 @@ from roll.training.network.pipeline_split import PipelineSplit
 from roll.training.packing.layout import PackedLayout
 from roll.training.parallel.collectives import divide_gradient
 from roll.training.parallel.tensor import get_local_part
-from roll.training.parallel.tokens import WHOLE_ROW, TokenShare
+from roll.training.parallel.tokens import WHOLE_ROW, TokenShard
 from roll.types import OutputName
 
 __all__ = ["ValueNetwork", "compute_values", "create_value_head"]
@@ -60,7 +60,7 @@ class ValueNetwork(nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        self.share: TokenShare = WHOLE_ROW
+        self.share: TokenShard = WHOLE_ROW
         """This rank's share of every row's tokens."""
         self.pipeline_split: PipelineSplit | None = None
         """The split of the model into pipeline stages, if there are several."""
@@ -87,9 +87,9 @@ class ValueNetwork(nn.Module):
         """
         if self.pipeline_split is not None and not self.pipeline_split.stage.active_chunk.is_last:
             stage, dtype = self.pipeline_split.stage, self.pipeline_split.dtype
-            return Predictions(hidden=run_decoder(self.decoder, layout, stage.device, dtype, share=self.share))
+            return Predictions(hidden=run_decoder(self.decoder, layout, stage.device, dtype, token_shard=self.share))
         weight, share = self.score.weight, self.share
-        hidden = compute_hidden_states(self.decoder, layout, weight.device, weight.dtype, share=share)
+        hidden = compute_hidden_states(self.decoder, layout, weight.device, weight.dtype, token_shard=share)
         values = compute_values(self.score, hidden)
         return Predictions(
             values=share.gather_predictions(

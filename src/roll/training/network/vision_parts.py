@@ -16,7 +16,7 @@ from roll.config.model import VisionConfig, VisionPart
 from roll.errors import ModelError
 from roll.models import get_decoder
 from roll.models.multimodal import has_media_tower
-from roll.models.towers import PROJECTOR
+from roll.models.towers import PROJECTOR_PATTERN
 
 __all__ = ["build_part_finder", "compute_learning_rate_factors", "freeze_parts", "list_tower_blocks"]
 
@@ -36,7 +36,7 @@ def build_part_finder(model: Any) -> Callable[[str], VisionPart]:
     def find_part(name: str) -> VisionPart:
         if name.startswith(f"{prefix}.") or (head and name.startswith(head)):
             return "language_model"
-        return "projector" if PROJECTOR.search(name) else "tower"
+        return "projector" if PROJECTOR_PATTERN.search(name) else "tower"
 
     return find_part
 

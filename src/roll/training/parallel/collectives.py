@@ -111,9 +111,9 @@ def all_gather(part: Tensor, group: ProcessGroup) -> Tensor:
     return _apply(_Gather, part, group)
 
 
-def reduce_scatter(share: Tensor, group: ProcessGroup) -> Tensor:
+def reduce_scatter(partial_sum: Tensor, group: ProcessGroup) -> Tensor:
     """Sum [n * size, ...] over all ranks and return this rank's part [n, ...]."""
-    return _apply(_ReduceScatter, share, group)
+    return _apply(_ReduceScatter, partial_sum, group)
 
 
 def all_to_all(parts: Tensor, group: ProcessGroup) -> Tensor:
@@ -121,9 +121,9 @@ def all_to_all(parts: Tensor, group: ProcessGroup) -> Tensor:
     return _apply(_AllToAll, parts, group)
 
 
-def all_to_all_rows(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
+def all_to_all_rows(rows: Tensor, send_counts: list[int], recv_counts: list[int], group: ProcessGroup) -> Tensor:
     """Send the first `sent[0]` rows to rank 0, and so on; receive `received[0]` rows from rank 0, and so on."""
-    return _apply(_AllToAllRows, rows, sent, received, group)
+    return _apply(_AllToAllRows, rows, send_counts, recv_counts, group)
 
 
 def all_to_all_no_grad(parts: Tensor, group: ProcessGroup) -> Tensor:
@@ -148,11 +148,11 @@ def divide_gradient(value: Tensor, count: int) -> Tensor:
     return _apply(_DivideGradient, value, count)
 
 
-def all_reduce_(value: Tensor, group: ProcessGroup, *, largest: bool = False) -> Tensor:
-    """Replace `value` in place by its sum over all ranks, or by its maximum if `largest` is true; no gradient is
+def all_reduce_(value: Tensor, group: ProcessGroup, *, use_max: bool = False) -> Tensor:
+    """Replace `value` in place by its sum over all ranks, or by its maximum if `use_max` is true; no gradient is
     computed.
     """
-    dist.all_reduce(value, op=dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX if use_max else dist.ReduceOp.SUM, group=group)
     return value
 
 
@@ -162,13 +162,13 @@ def uses_point_to_point(group: ProcessGroup, device_type: str) -> bool:
 
 
 @torch.no_grad()
-def all_gather_into(whole: Tensor, part: Tensor, group: ProcessGroup) -> None:
-    """Fill `whole` with the concatenated parts of all ranks; `part` may be a view of this rank's slice of `whole`."""
-    if not uses_point_to_point(group, whole.device.type):
-        _ALL_GATHER(whole, part, group=group)
+def all_gather_into(output: Tensor, part: Tensor, group: ProcessGroup) -> None:
+    """Fill `output` with the concatenated parts of all ranks; `part` may be a view of this rank's slice of `output`."""
+    if not uses_point_to_point(group, output.device.type):
+        _ALL_GATHER(output, part, group=group)
         return
     rank, size = group.rank(), group.size()
-    parts = whole.view(size, -1)
+    parts = output.view(size, -1)
     # Round i sends to rank + i and receives from rank - i: each rank has one transfer in each direction at a time.
     others = [(rank + i) % size for i in range(1, size)]
     works = [dist.irecv(parts[other], group=group, group_src=other) for other in reversed(others)]
@@ -179,15 +179,15 @@ def all_gather_into(whole: Tensor, part: Tensor, group: ProcessGroup) -> None:
 
 
 @torch.no_grad()
-def reduce_scatter_into(local: Tensor, share: Tensor, group: ProcessGroup, *, overwrite: bool = False) -> None:
-    """Fill `local` with this rank's part of the sum of `share` over all ranks; `overwrite` allows `share` to be
-    overwritten.
+def reduce_scatter_into(local: Tensor, partial_sum: Tensor, group: ProcessGroup, *, overwrite: bool = False) -> None:
+    """Fill `local` with this rank's part of the sum of `partial_sum` over all ranks; `overwrite` allows `partial_sum`
+    to be overwritten.
     """
-    if not uses_point_to_point(group, share.device.type):
-        _REDUCE_SCATTER(local, share, group=group)
+    if not uses_point_to_point(group, partial_sum.device.type):
+        _REDUCE_SCATTER(local, partial_sum, group=group)
         return
     rank, size = group.rank(), group.size()
-    parts, total = share.view(size, -1), local.view(-1)
+    parts, total = partial_sum.view(size, -1), local.view(-1)
     total.copy_(parts[rank])
     # This rank's own part has been copied to `total`, so its memory can receive.
     received = parts[rank] if overwrite else torch.empty_like(total)
@@ -240,13 +240,15 @@ def _all_gather_no_grad(part: Tensor, group: ProcessGroup) -> Tensor:
     return whole
 
 
-def _reduce_scatter_no_grad(share: Tensor, group: ProcessGroup) -> Tensor:
-    part = share.new_empty(share.shape[0] // group.size(), *share.shape[1:])
-    reduce_scatter_into(part, share.contiguous(), group)
+def _reduce_scatter_no_grad(partial_sum: Tensor, group: ProcessGroup) -> Tensor:
+    part = partial_sum.new_empty(partial_sum.shape[0] // group.size(), *partial_sum.shape[1:])
+    reduce_scatter_into(part, partial_sum.contiguous(), group)
     return part
 
 
-def _all_to_all_rows_no_grad(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
-    result = rows.new_empty(sum(received), *rows.shape[1:])
-    dist.all_to_all_single(result, rows.contiguous(), received, sent, group=group)
+def _all_to_all_rows_no_grad(
+    rows: Tensor, send_counts: list[int], recv_counts: list[int], group: ProcessGroup
+) -> Tensor:
+    result = rows.new_empty(sum(recv_counts), *rows.shape[1:])
+    dist.all_to_all_single(result, rows.contiguous(), recv_counts, send_counts, group=group)
     return result

@@ -28,9 +28,9 @@ from torch.distributed import ProcessGroup
 from roll.errors import InfraError
 from roll.training.parallel.pipeline_schedule import Action, build_schedule
 
-__all__ = ["MAX_UNRECEIVED", "ModelChunk", "PassThrough", "Stage"]
+__all__ = ["MAX_PENDING_SENDS", "ModelChunk", "PassThrough", "Stage"]
 
-MAX_UNRECEIVED = 2
+MAX_PENDING_SENDS = 2
 """Maximum number of earlier actions whose messages have not been received yet. More would use memory without being
 faster; with fewer, two stages could wait for each other."""
 
@@ -165,9 +165,9 @@ class Stage:
         # Waiting bounds memory. With several chunks, the backward pass keeps these states anyway.
         self._send(states.detach(), up, rank, wait=not self._has_backward or self.num_chunks == 1)
 
-    def save_for_backward(self, received: Tensor | None, passed: Tensor | None) -> None:
+    def save_for_backward(self, received_states: Tensor | None, sent_states: Tensor | None) -> None:
         """Store a micro-batch's received and passed hidden states for its backward pass through the active chunk."""
-        self._in_flight[self.active_index].append((received, passed, self._num_actions))
+        self._in_flight[self.active_index].append((received_states, sent_states, self._num_actions))
 
     def backward(self, loss: Tensor | None, run_backward: Callable[[Tensor], None]) -> None:
         """Run the backward pass of the oldest micro-batch in flight in the active chunk, and send the gradient of the
@@ -266,7 +266,7 @@ class Stage:
     def _send(self, tensor: Tensor, group: ProcessGroup, receiver: int, *, wait: bool) -> None:
         sent, tensor = self._sent[group], tensor.contiguous()
         self._has_open_messages = True
-        while wait and len({each.action for each in sent} - {self._num_actions}) >= MAX_UNRECEIVED:
+        while wait and len({each.action for each in sent} - {self._num_actions}) >= MAX_PENDING_SENDS:
             self._wait_for_sent(group, sent[0].action)
         sent.append(_InFlightMessage(dist.isend(tensor, group=group, group_dst=receiver), tensor, self._num_actions))
 

@@ -188,22 +188,22 @@ def _shard_parameter(parameter: nn.Parameter, placement: Placement, mesh: Device
 
 
 def _build_local_parameter_forward(
-    modules: Sequence[nn.Module], original_forward: Callable[..., Any], bias_share: float = 1.0
+    modules: Sequence[nn.Module], original_forward: Callable[..., Any], bias_fraction: float = 1.0
 ) -> Callable[..., Any]:
     """Return a `forward` that calls `original_forward` with this rank's parts as the parameters of `modules`.
 
     Args:
         modules: The modules whose parameters `original_forward` uses.
         original_forward: The original `forward`.
-        bias_share: The factor by which this rank's bias is multiplied if outputs are summed over the ranks.
+        bias_fraction: The factor by which this rank's bias is multiplied if outputs are summed over the ranks.
     """
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         before = [dict(module.__dict__) for module in modules]
         for module in modules:
             parts = {name: get_local_part(p) for name, p in module._parameters.items() if p is not None}
-            if bias_share != 1.0 and "bias" in parts:
-                parts["bias"] = parts["bias"] * bias_share
+            if bias_fraction != 1.0 and "bias" in parts:
+                parts["bias"] = parts["bias"] * bias_fraction
             module.__dict__.update(parts)  # attribute lookup finds these before the parameters
         try:
             return original_forward(*args, **kwargs)

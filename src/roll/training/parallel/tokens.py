@@ -18,11 +18,11 @@ from torch.distributed import ProcessGroup
 from roll.training.packing.layout import Int64Array, PackedLayout
 from roll.training.parallel.collectives import all_gather, all_gather_rows, all_reduce_, all_to_all
 
-__all__ = ["WHOLE_ROW", "TokenShare"]
+__all__ = ["WHOLE_ROW", "TokenShard"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TokenShare:
+class TokenShard:
     """A rank's share of a row that several ranks compute together, defined by its process groups for tp and cp."""
 
     tp: ProcessGroup | None = None
@@ -112,5 +112,5 @@ class TokenShare:
         return parts.transpose(0, 1).reshape(length // size, size * heads, width)
 
 
-WHOLE_ROW = TokenShare()
+WHOLE_ROW = TokenShard()
 """The share of a rank that computes whole rows."""

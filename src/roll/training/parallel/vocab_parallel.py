@@ -33,12 +33,12 @@ class VocabShard(NamedTuple):
         here = (local >= 0) & (local < count)
         return local.where(here, 0), here
 
-    def reduce_max_(self, largest: Tensor) -> Tensor:
+    def reduce_max_(self, max_logits: Tensor) -> Tensor:
         """Set each prediction's largest logit [M] to the maximum over the whole vocabulary, in place; return old minus
         new values.
         """
-        own = largest.clone()
-        return own.sub_(all_reduce_(largest, self.group, largest=True))
+        own = max_logits.clone()
+        return own.sub_(all_reduce_(max_logits, self.group, use_max=True))
 
     def all_reduce_(self, *parts: Tensor) -> None:
         """Sum tensors over all vocabulary shards, in place."""

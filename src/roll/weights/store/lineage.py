@@ -21,7 +21,7 @@ from roll.weights.store.delta import TensorDelta, count_changes, encode_delta, e
 from roll.weights.store.files import StoreFiles, run_concurrently
 from roll.weights.store.handle import MANIFEST_NAME, StoredBucket, StoredTensor, StoredVersion, VersionManifest
 
-__all__ = ["Changes", "Lineage", "TensorChange"]
+__all__ = ["Lineage", "TensorChange", "WeightChanges"]
 
 BUCKET_BYTES = 32 * 2**20
 """Size of a bucket. Buckets are transferred concurrently, and a bucket is the unit of retries."""
@@ -45,7 +45,7 @@ class TensorChange:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Changes:
+class WeightChanges:
     """All tensors of a new version."""
 
     tensors: tuple[TensorChange, ...]
@@ -95,7 +95,7 @@ class Lineage:
         self._obsolete += [version.name for version in self.chain]
         self.chain = ()
 
-    def collect(self, source: WeightSource, full_copy_every: int) -> Changes | None:
+    def collect(self, source: WeightSource, full_copy_every: int) -> WeightChanges | None:
         """Copy the weights to host memory, and encode the changes; return `None` on ranks other than 0.
 
         Args:
@@ -124,13 +124,13 @@ class Lineage:
         self._tensors = {spec.name: self._tensors[spec.name] for spec in specs}
         self.specs, self._has_copy = specs, True
         self.checksums = {change.spec.name: change.checksum for change in changes}
-        return Changes(
+        return WeightChanges(
             tensors=changes,
             is_delta=may_use_deltas and same_specs and not budget.is_exceeded,
             num_changed=sum(change.num_changed for change in changes) if same_specs else None,
         )
 
-    def publish(self, files: StoreFiles, policy_version: int, changes: Changes) -> None:
+    def publish(self, files: StoreFiles, policy_version: int, changes: WeightChanges) -> None:
         """Write the collected weights as a new version, and delete versions that no engine needs any more.
 
         Raises:

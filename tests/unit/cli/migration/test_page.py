@@ -5,7 +5,7 @@ from pathlib import Path
 import migration_page
 
 from roll.cli.migration.trl import TRAINERS
-from roll.cli.migration.verl_rules import VERL
+from roll.cli.migration.verl_rules import VERL_RULES
 
 
 def test_migration_page_the_page_is_up_to_date():
@@ -15,5 +15,5 @@ def test_migration_page_the_page_is_up_to_date():
 
 def test_migration_page_the_page_has_every_key():
     written = Path("docs/migration.md").read_text()
-    rules = [*VERL, *(rule for rules in TRAINERS.values() for rule in rules)]
+    rules = [*VERL_RULES, *(rule for rules in TRAINERS.values() for rule in rules)]
     assert [rule.key for rule in rules if f"| `{rule.key}` |" not in written] == []

@@ -9,7 +9,7 @@ from roll.cli.migration.convert import INVALID_VALUE_ERRORS
 from roll.cli.migration.rules import LibraryValues, UnsupportedValueError
 from roll.cli.migration.verl import from_verl
 from roll.cli.migration.verl_file import read_keys
-from roll.cli.migration.verl_rules import VERL
+from roll.cli.migration.verl_rules import VERL_RULES
 from roll.config.document import parse
 from roll.config.load import load_config
 from roll.errors import ConfigError
@@ -42,12 +42,12 @@ def test_migration_verl_every_key_of_verl_has_a_rule():
     """`verl_keys.txt` has the leaves of its generated reference, `_generated_ppo_trainer.yaml`."""
     keys = Path(__file__).with_name("verl_keys.txt").read_text().split()
     assert len(keys) > 400
-    assert [key for key in keys if not any(rule.covers(key) for rule in VERL)] == []
+    assert [key for key in keys if not any(rule.covers(key) for rule in VERL_RULES)] == []
 
 
 def test_migration_verl_every_single_rule_is_a_key_of_verl_or_of_its_recipes():
     keys = set(Path(__file__).with_name("verl_keys.txt").read_text().split())
-    further = {rule.key for rule in VERL if not rule.key.endswith(".*")} - keys
+    further = {rule.key for rule in VERL_RULES if not rule.key.endswith(".*")} - keys
     recipes = ("algorithm.filter_groups.", "reward_model.overlong_buffer.")
     assert {key for key in further if not key.startswith(recipes)} == set()
 
@@ -189,9 +189,9 @@ def test_migration_verl_variables_of_variables_do_not_fill_the_memory(tmp_path):
 @pytest.mark.parametrize("number", [".inf", ".nan", "1e400", "'x'", "[]", "{a: 1}", "null", "0", "9" * 4000])
 def test_migration_verl_no_value_of_a_rule_is_unexpected(number):
     """Values in place of every key's: a rule takes them, or says that they are none."""
-    values = {rule.key: rule.default for rule in VERL if not rule.key.endswith(".*")} | {"rows": 7473}
+    values = {rule.key: rule.default for rule in VERL_RULES if not rule.key.endswith(".*")} | {"rows": 7473}
     hostile = parse(number, "x")[0]
-    for rule in VERL:
+    for rule in VERL_RULES:
         for key in [key for key in values if rule.convert is not None and rule.covers(key)]:
             refused_or_taken(rule, {**values, key: hostile})
         if rule.convert is not None:

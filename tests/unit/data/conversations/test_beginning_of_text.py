@@ -63,8 +63,11 @@ def test_conversation_bos_base_models_prompts_have_it_once(tokenizer: PreTrained
 def test_conversation_bos_tokens_that_the_text_has_itself_are_kept(
     tokenizer: PreTrainedTokenizerBase, tiny_model: Path
 ) -> None:
-    assert ChatRenderer(tokenizer).tokenize(f"{BOS}{BOS}a", first=True).tolist().count(tokenizer.bos_token_id) == 2
+    assert (
+        ChatRenderer(tokenizer).tokenize(f"{BOS}{BOS}a", add_special_tokens=True).tolist().count(tokenizer.bos_token_id)
+        == 2
+    )
     other = load_tokenizer(str(tiny_model))  # adds none
     other.add_tokens([AddedToken(BOS, special=True)])
     other.bos_token = BOS
-    assert ChatRenderer(other).tokenize(f"{BOS}{BOS}a", first=True).tolist().count(other.bos_token_id) == 2
+    assert ChatRenderer(other).tokenize(f"{BOS}{BOS}a", add_special_tokens=True).tolist().count(other.bos_token_id) == 2

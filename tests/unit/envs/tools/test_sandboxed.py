@@ -23,7 +23,7 @@ needs_bubblewrap = pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblew
 
 
 async def used(source: ToolSource, name: str, **arguments: Any) -> ToolResult:
-    return await Toolbox(tools=await source.open()).use(ToolCall(name=name, arguments=arguments))
+    return await Toolbox(tools=await source.open()).execute(ToolCall(name=name, arguments=arguments))
 
 
 @needs_bubblewrap
@@ -47,7 +47,7 @@ class Box:
         self._box = Toolbox(tools=tools)
 
     async def __call__(self, name: str, **arguments: str) -> str:
-        return (await self._box.use(ToolCall(name=name, arguments=arguments))).text
+        return (await self._box.execute(ToolCall(name=name, arguments=arguments))).text
 
 
 @pytest_asyncio.fixture

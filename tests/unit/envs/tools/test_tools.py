@@ -211,9 +211,9 @@ class Broken(Slow):
 async def test_tool_failures_of_tools_are_ours_and_not_the_models() -> None:
     box = Toolbox(tools=[Slow(), Broken()], call_time_limit_s=0.01)
     with pytest.raises(InfraError, match="'slow' took longer"):
-        await box.use(ToolCall(name="slow", arguments={}))
+        await box.execute(ToolCall(name="slow", arguments={}))
     with pytest.raises(InfraError, match="'broken' failed: KeyError"):
-        await box.use(ToolCall(name="broken", arguments={}))
+        await box.execute(ToolCall(name="broken", arguments={}))
 
 
 async def test_tool_an_environment_with_a_waiting_tool_is_awaited() -> None:
@@ -256,7 +256,7 @@ class Typed(Slow):
     ],
 )
 async def test_tool_wrong_arguments_are_said_to_the_model(arguments: dict[str, Any], complaint: str) -> None:
-    result = await Toolbox(tools=[Typed()]).use(ToolCall(name="typed", arguments=arguments))
+    result = await Toolbox(tools=[Typed()]).execute(ToolCall(name="typed", arguments=arguments))
     assert not result.ok
     assert complaint in result.text
     assert len(result.text) < 500
@@ -267,7 +267,7 @@ async def test_tool_long_results_lose_their_middle() -> None:
         async def call(self, arguments: Mapping[str, Any], /) -> str:
             return "a" * 5_000 + "b" * 5_000
 
-    result = await Toolbox(tools=[Long()], max_result_chars=100).use(ToolCall(name="slow", arguments={}))
+    result = await Toolbox(tools=[Long()], max_result_chars=100).execute(ToolCall(name="slow", arguments={}))
     assert result.text == "a" * 50 + "\n[… 9900 characters left out …]\n" + "b" * 50
 
 

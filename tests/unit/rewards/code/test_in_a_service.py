@@ -125,7 +125,9 @@ async def test_code_reward_service_a_token_that_is_revoked_in_mid_run_ends_the_r
     async with CodeSandboxes(SandboxConfig(url=url, warm=0)) as boxes:
         config = CodeReward(type="code")
         verifier = CodeVerifier(config, boxes)
-        component = Component(name="code", config=config, verifier=Verifier(judge=verifier.judge, decides=True))
+        component = Component(
+            name="code", config=config, verifier=Verifier(judge=verifier.judge, decides_correctness=True)
+        )
         code, row = TASKS[0]
         answer = rollout(f"```python\n{code}\n```", row)
         assert (await component.judge(answer)).value == 0.0

@@ -99,7 +99,7 @@ def test_code_reward_parts_subclasses_cross_as_what_they_hold_not_as_what_they_s
 
 @pytest.mark.parametrize("value", [object(), print, (i for i in ()), [object()], {1: len}, ValueError()])
 def test_code_reward_parts_everything_else_does_not_cross(value: Any) -> None:
-    with pytest.raises(wire.NotPlainError):
+    with pytest.raises(wire.NotSerializableError):
         wire.encode(value)
 
 
@@ -111,7 +111,7 @@ def test_code_reward_parts_depth_is_bounded_and_what_came_may_be_sent_back_in_a_
     wire.encode(([came],))
     for _ in range(200):
         deep = [deep]
-    with pytest.raises(wire.NotPlainError):
+    with pytest.raises(wire.NotSerializableError):
         wire.encode(deep)
     with pytest.raises(wire.WireError):
         wire.decode(json.loads('["l",' * 80 + "0" + "]" * 80))

@@ -9,9 +9,9 @@ from roll_sandbox.sanitize import escape_control_chars
 
 __all__ = ["TerminalFilter"]
 
-_COLOR_SEQUENCE = re.compile(r"\x1b\[[0-9;:]{0,64}m")
-_INCOMPLETE_SEQUENCE = re.compile(r"\x1b(\[[0-9;:]{0,64})?$")
-_ALLOWED_CONTROLS = re.compile(r"[\r\b]")
+_COLOR_SEQUENCE_PATTERN = re.compile(r"\x1b\[[0-9;:]{0,64}m")
+_INCOMPLETE_SEQUENCE_PATTERN = re.compile(r"\x1b(\[[0-9;:]{0,64})?$")
+_ALLOWED_CONTROLS_PATTERN = re.compile(r"[\r\b]")
 
 
 class TerminalFilter:
@@ -27,11 +27,11 @@ class TerminalFilter:
     def feed(self, data: bytes, *, end: bool = False) -> str:
         """Return the filtered text that can be shown now. With `end`, return all remaining text and reset colors."""
         text = self._rest + self._decoder.decode(data, final=end)
-        begun = None if end else _INCOMPLETE_SEQUENCE.search(text)
+        begun = None if end else _INCOMPLETE_SEQUENCE_PATTERN.search(text)
         # A sequence may be split over two chunks; its beginning is kept until the rest arrives.
         text, self._rest = (text, "") if begun is None else (text[: begun.start()], text[begun.start() :])
         pieces, done = [], 0
-        for color in _COLOR_SEQUENCE.finditer(text):
+        for color in _COLOR_SEQUENCE_PATTERN.finditer(text):
             pieces += [_escape_controls(text[done : color.start()]), color[0]]
             done, self._has_color = color.end(), True
         pieces.append(_escape_controls(text[done:]))
@@ -39,7 +39,7 @@ class TerminalFilter:
 
 
 def _escape_controls(text: str) -> str:
-    parts, kept = _ALLOWED_CONTROLS.split(text), _ALLOWED_CONTROLS.findall(text)
+    parts, kept = _ALLOWED_CONTROLS_PATTERN.split(text), _ALLOWED_CONTROLS_PATTERN.findall(text)
     return escape_control_chars(parts[0]) + "".join(
         mark + escape_control_chars(part) for mark, part in zip(kept, parts[1:], strict=True)
     )

@@ -24,8 +24,8 @@ __all__ = ["SCOPES", "Identity", "TokenStore", "check_owner"]
 
 SCOPES = ("read", "run", "admin", "worker")
 _MAX_LIFETIME_S = 36_500 * 86_400.0
-_TOKEN = re.compile(r"roll_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
-_OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_TOKEN_PATTERN = re.compile(r"roll_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
+_OWNER_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def check_owner(name: str) -> None:
     Raises:
         ConfigError: the name is malformed.
     """
-    if not _OWNER.fullmatch(name):
+    if not _OWNER_PATTERN.fullmatch(name):
         raise ConfigError(f"an owner's name must have up to 64 letters, digits, '.', '_' and '-', got {name[:80]!r}.")
 
 
@@ -123,7 +123,7 @@ class TokenStore:
 
     def identify(self, token: str) -> Identity | None:
         """Return the identity of a token; `None` if the token is invalid, expired or revoked."""
-        form = _TOKEN.fullmatch(token)
+        form = _TOKEN_PATTERN.fullmatch(token)
         row = self._load_row(form[1]) if form is not None else None
         # `compare_digest` takes the same time wherever the digests differ.
         if (
@@ -132,7 +132,7 @@ class TokenStore:
             or not hmac.compare_digest(str(row.digest).encode(), _hash_secret(form[2]).encode())
         ):
             return None
-        if row.revoked is not None or _is_expired(row) or not _OWNER.fullmatch(str(row.owner)):
+        if row.revoked is not None or _is_expired(row) or not _OWNER_PATTERN.fullmatch(str(row.owner)):
             return None
         return Identity(row.id, row.owner, frozenset(str(row.scopes).split()), row.expires)
 

@@ -20,7 +20,7 @@ from roll_sandbox.wire.frames import Message
 
 __all__ = ["check_name", "validate_client_message"]
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{8,64}")
+_NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{8,64}")
 _MAX_SECONDS = 1e9
 _OPTIONAL_FIELDS = {"have", "lifetime_s", "near", "snapshot", "cwd"}
 _REQUIREMENTS = {
@@ -54,7 +54,7 @@ def check_name(value: object) -> str:
     Raises:
         SandboxRequestError: the name is malformed.
     """
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
+    if not isinstance(value, str) or not _NAME_PATTERN.fullmatch(value):
         raise SandboxRequestError(f"a name must have 8 to 64 letters, digits, '_' or '-', got {str(value)[:80]!r}.")
     return value
 
@@ -85,7 +85,7 @@ def validate_client_message(message: Message) -> Message:
 
 def _has_type(type_name: str, value: Any) -> bool:
     if type_name == "name":
-        return isinstance(value, str) and _NAME.fullmatch(value) is not None
+        return isinstance(value, str) and _NAME_PATTERN.fullmatch(value) is not None
     if type_name == "count":
         return type(value) is int and 0 <= value < 2**53
     if type_name == "seconds":

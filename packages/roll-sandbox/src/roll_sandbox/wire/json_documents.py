@@ -20,8 +20,8 @@ _MAX_VALUES = 2**19
 """Maximum number of values, and also of strings, in one document; the length of strings is not bounded."""
 _MAX_DEPTH = 64
 # Possessive quantifiers (`*+`) never backtrack, so the time is linear even without a closing quote.
-_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-_BRACKET = re.compile(rb"[\[{\]}]")
+_STRING_PATTERN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_BRACKET_PATTERN = re.compile(rb"[\[{\]}]")
 
 
 def parse_json(data: bytes, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
@@ -52,12 +52,12 @@ def check_json_bounds(data: bytes) -> None:
     opened = data.count(b"[") + data.count(b"{")
     if opened <= _MAX_DEPTH and opened + data.count(b",") <= _MAX_VALUES:
         return
-    bare, texts = _TEXT.subn(b"", data, _MAX_VALUES)
+    bare, texts = _STRING_PATTERN.subn(b"", data, _MAX_VALUES)
     opened = bare.count(b"[") + bare.count(b"{")
     if texts == _MAX_VALUES or opened + bare.count(b",") > _MAX_VALUES:
         raise SandboxRequestError(f"a message has more than {_MAX_VALUES:,} values: split the message.")
     depth = deepest = 0
-    for bracket in _BRACKET.findall(bare):
+    for bracket in _BRACKET_PATTERN.findall(bare):
         depth += 1 if bracket in b"[{" else -1
         deepest = max(deepest, depth)
     if deepest > _MAX_DEPTH:

@@ -36,9 +36,9 @@ def _parse(text: str, tools: Tools) -> ParsedCalls:
         return GEMMA.parse(text, tools)
     if hermes.BEGIN in text:
         return (GLM if is_glm(text) else HERMES).parse(text, tools)
-    if mistral.MARK in text:
+    if mistral.TOOL_CALLS_TOKEN in text:
         return MISTRAL.parse(text, tools)
-    if llama.TAG in text:
+    if llama.PYTHON_TAG in text:
         return LLAMA.parse(text, tools)
     for tool_format in (XML, LLAMA, JSON, MISTRAL):
         if found := tool_format.parse(text, tools):

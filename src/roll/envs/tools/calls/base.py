@@ -16,7 +16,7 @@ from roll.envs.tools.json_text import MalformedJsonError, dump_json, read_json
 
 __all__ = [
     "MAX_CALLS",
-    "NAME",
+    "NAME_PATTERN",
     "ParsedCalls",
     "ToolCallFormat",
     "Tools",
@@ -28,7 +28,7 @@ __all__ = [
 MAX_CALLS = 32
 """Maximum number of calls in one reply; further calls are not parsed, and the model is told that there are too many."""
 MAX_NAME_LENGTH = 64
-NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)
+NAME_PATTERN = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)
 
 Tools: TypeAlias = Mapping[str, Tool]
 

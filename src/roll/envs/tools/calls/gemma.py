@@ -20,10 +20,10 @@ MARK, END = "<|tool_call>", "<tool_call|>"
 QUOTE = '<|"|>'
 MAX_DEPTH = 32
 """Maximum nesting depth of values."""
-_CALL = re.compile(r"\s{0,16}call:([A-Za-z_][\w.-]{0,63})\{", re.ASCII)
-_SPACE = re.compile(r"\s*")
-_BARE = re.compile(r"[^,:{}\[\]<>\"\s][^,:{}\[\]<>\"\n]{0,127}")
-_KEY = re.compile(r"[^,:{}\[\]<>\"\s]{1,64}")
+_CALL_PATTERN = re.compile(r"\s{0,16}call:([A-Za-z_][\w.-]{0,63})\{", re.ASCII)
+_SPACE_PATTERN = re.compile(r"\s*")
+_BARE_PATTERN = re.compile(r"[^,:{}\[\]<>\"\s][^,:{}\[\]<>\"\n]{0,127}")
+_KEY_PATTERN = re.compile(r"[^,:{}\[\]<>\"\s]{1,64}")
 
 
 def parse(text: str, tools: Tools) -> ParsedCalls:
@@ -47,7 +47,7 @@ def parse(text: str, tools: Tools) -> ParsedCalls:
 
 
 def _parse_call(text: str, start: int, tools: Tools) -> tuple[ToolCall, int]:
-    match = _CALL.match(text, start)
+    match = _CALL_PATTERN.match(text, start)
     if match is None:
         raise MalformedJsonError(f"call:name{{ must follow {MARK}")
     piece = text[match.end() - 1 : match.end() + MAX_JSON_LENGTH]
@@ -72,7 +72,7 @@ class _ValueReader:
 
     def skip_space(self) -> int:
         """Skip whitespace; return the position."""
-        found = _SPACE.match(self.text, self.position)
+        found = _SPACE_PATTERN.match(self.text, self.position)
         self.position = self.position if found is None else found.end()
         return self.position
 
@@ -96,7 +96,7 @@ class _ValueReader:
         if first == '"':
             value, self.position = read_json(self.text, self.position)
             return value
-        bare = self.read_match(_BARE, "a value").rstrip()
+        bare = self.read_match(_BARE_PATTERN, "a value").rstrip()
         schema = self.schema.get(name)
         if name and isinstance(schema, dict) and schema.get("type") == "string":
             return bare
@@ -126,7 +126,11 @@ class _ValueReader:
         self.position += 1
         while not self.skip_end("}"):
             self.skip_space()
-            key = self.read_quoted() if self.text.startswith(QUOTE, self.position) else self.read_match(_KEY, "a key")
+            key = (
+                self.read_quoted()
+                if self.text.startswith(QUOTE, self.position)
+                else self.read_match(_KEY_PATTERN, "a key")
+            )
             self.skip_space()
             if not self.text.startswith(":", self.position):
                 raise MalformedJsonError(f"':' must follow the key '{key[:64]}'")
@@ -182,7 +186,7 @@ def _format_value(value: Any, *, bare_keys: bool = False) -> str:
     if isinstance(value, str):
         return f"{QUOTE}{value}{QUOTE}"
     if isinstance(value, dict):
-        keys = {key: key if bare_keys and _KEY.fullmatch(key) else f"{QUOTE}{key}{QUOTE}" for key in value}
+        keys = {key: key if bare_keys and _KEY_PATTERN.fullmatch(key) else f"{QUOTE}{key}{QUOTE}" for key in value}
         return "{" + ",".join(f"{keys[key]}:{_format_value(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(_format_value, value)) + "]"

@@ -16,15 +16,17 @@ from roll.envs.tools.json_text import MalformedJsonError, dump_json, read_json
 __all__ = ["CHANNEL", "HARMONY", "is_harmony"]
 
 CHANNEL, MESSAGE = "<|channel|>", "<|message|>"
-_ENDS = re.compile(r"<\|(?:call|end|return|start)\|>")
+_MESSAGE_END_PATTERN = re.compile(r"<\|(?:call|end|return|start)\|>")
 _MAX_HEADER_LENGTH = 256
-_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([A-Za-z_][\w.-]{0,63})", re.ASCII)
-_BARE = re.compile(r"\bto=functions\.([A-Za-z_][\w.-]{0,63}?)(?:commentary)?\s{0,8}(?:json)?\s{0,8}(?=\{)", re.ASCII)
+_RECIPIENT_PATTERN = re.compile(r"\bto=(?:functions\.)?([A-Za-z_][\w.-]{0,63})", re.ASCII)
+_BARE_PATTERN = re.compile(
+    r"\bto=functions\.([A-Za-z_][\w.-]{0,63}?)(?:commentary)?\s{0,8}(?:json)?\s{0,8}(?=\{)", re.ASCII
+)
 
 
 def is_harmony(text: str) -> bool:
     """Return whether the text has the markers of this format."""
-    return CHANNEL in text or _BARE.search(text) is not None
+    return CHANNEL in text or _BARE_PATTERN.search(text) is not None
 
 
 def parse(text: str, tools: Tools) -> ParsedCalls:
@@ -54,15 +56,15 @@ def parse(text: str, tools: Tools) -> ParsedCalls:
 def _find_tool_messages(text: str) -> list[tuple[str, int, int]]:
     """Return the tool's name and the start and end of the text for each message to a tool."""
     if MESSAGE not in text:
-        return [(match[1], match.end(), len(text)) for match in _BARE.finditer(text)][: MAX_CALLS + 1]
+        return [(match[1], match.end(), len(text)) for match in _BARE_PATTERN.finditer(text)][: MAX_CALLS + 1]
     addressed: list[tuple[str, int, int]] = []
     position = 0
     while (place := text.find(MESSAGE, position)) >= 0 and len(addressed) <= MAX_CALLS:
         header = text[max(position, place - _MAX_HEADER_LENGTH) : place]
         begin = place + len(MESSAGE)
-        closing = _ENDS.search(text, begin)
+        closing = _MESSAGE_END_PATTERN.search(text, begin)
         end = len(text) if closing is None else closing.start()
-        recipient = _RECIPIENT.search(header)
+        recipient = _RECIPIENT_PATTERN.search(header)
         if recipient is not None and recipient[1] not in ("user", "assistant"):
             addressed.append((recipient[1], begin, end))
         position = len(text) if closing is None else closing.end()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from roll.envs.tools.base import Tool, ToolCall, ToolResult
 from roll.envs.tools.calls.base import (
     MAX_CALLS,
-    NAME,
+    NAME_PATTERN,
     ParsedCalls,
     ToolCallFormat,
     Tools,
@@ -21,8 +21,8 @@ from roll.envs.tools.json_text import MalformedJsonError, dump_json, read_json
 __all__ = ["HERMES"]
 
 BEGIN, END = "<tool_call>", "</tool_call>"
-_FUNCTION = re.compile(r"\s{0,64}<function=([^<>\s]{1,64})>")
-_PARAMETER = re.compile(r"<parameter=([^<>\s]{1,64})>")
+_FUNCTION_PATTERN = re.compile(r"\s{0,64}<function=([^<>\s]{1,64})>")
+_PARAMETER_PATTERN = re.compile(r"<parameter=([^<>\s]{1,64})>")
 
 
 def parse(text: str, tools: Tools) -> ParsedCalls:
@@ -55,7 +55,7 @@ def _parse_call_at(text: str, start: int, tools: Tools) -> tuple[ToolCall, int]:
 
     The JSON may itself contain the text of the closing tag.
     """
-    function = _FUNCTION.match(text, start)
+    function = _FUNCTION_PATTERN.match(text, start)
     if function:
         end = _find_end(text, start)
         return _parse_tags(function[1], text[function.end() : end], tools), end
@@ -71,11 +71,11 @@ def _parse_tags(name: str, body: str, tools: Tools) -> ToolCall:
 
     One line break is removed at the beginning and at the end of a value.
     """
-    if not NAME.fullmatch(name):
+    if not NAME_PATTERN.fullmatch(name):
         raise MalformedJsonError("a function's name must be one word")
     arguments: dict[str, object] = {}
     position = 0
-    while match := _PARAMETER.search(body, position):
+    while match := _PARAMETER_PATTERN.search(body, position):
         end = body.find("</parameter>", match.end())
         if end < 0:
             raise MalformedJsonError(f"the parameter '{match[1]}' has no </parameter>")

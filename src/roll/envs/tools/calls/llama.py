@@ -16,21 +16,21 @@ from roll.envs.tools.json_text import MalformedJsonError, dump_json, read_json
 
 __all__ = ["LLAMA"]
 
-TAG = "<|python_tag|>"
-_ENDS = ("<|eom_id|>", "<|eot_id|>")
-_BUILT_IN = re.compile(r"([A-Za-z_]\w{0,63})\.call\(", re.ASCII)
-_KEYWORD = re.compile(r"\s{0,16}([A-Za-z_]\w{0,63})\s{0,16}=", re.ASCII)
+PYTHON_TAG = "<|python_tag|>"
+_END_TOKENS = ("<|eom_id|>", "<|eot_id|>")
+_BUILT_IN_PATTERN = re.compile(r"([A-Za-z_]\w{0,63})\.call\(", re.ASCII)
+_KEYWORD_PATTERN = re.compile(r"\s{0,16}([A-Za-z_]\w{0,63})\s{0,16}=", re.ASCII)
 
 
 def parse(text: str, tools: Tools) -> ParsedCalls:
     """See `ToolCallFormat`."""
-    _, tag, after = text.partition(TAG)
+    _, tag, after = text.partition(PYTHON_TAG)
     body = (after if tag else text).strip()
-    for end in _ENDS:
+    for end in _END_TOKENS:
         body = body.removesuffix(end)
     if body.startswith("{"):
         return _parse_objects(body, bool(tag))
-    built_in = _BUILT_IN.match(body)
+    built_in = _BUILT_IN_PATTERN.match(body)
     if built_in and (tag or built_in[1] in tools):
         try:
             return ParsedCalls(calls=(ToolCall(name=built_in[1], arguments=_parse_keywords(body, built_in.end())),))
@@ -38,7 +38,7 @@ def parse(text: str, tools: Tools) -> ParsedCalls:
             return ParsedCalls(problems=(f"malformed call to '{built_in[1]}': {error}.",))
     if tag and body and "python" in tools:
         return ParsedCalls(calls=(ToolCall(name="python", arguments={"code": body}),))
-    return ParsedCalls(problems=(f"there is no call after {TAG}.",)) if tag else ParsedCalls()
+    return ParsedCalls(problems=(f"there is no call after {PYTHON_TAG}.",)) if tag else ParsedCalls()
 
 
 def _parse_objects(body: str, tagged: bool) -> ParsedCalls:
@@ -47,7 +47,7 @@ def _parse_objects(body: str, tagged: bool) -> ParsedCalls:
     try:
         while body.startswith("{", position) and len(calls) < MAX_CALLS:
             value, position = read_json(body, position)
-            if not tagged and not (isinstance(value, dict) and "name" in value and len(value.keys() & _ARGUMENTS)):
+            if not tagged and not (isinstance(value, dict) and "name" in value and len(value.keys() & _ARGUMENT_KEYS)):
                 return ParsedCalls()  # JSON that is an answer, not a call
             calls.append(parse_call(value))
             while body[position : position + 1] in _SEPARATORS:
@@ -60,13 +60,13 @@ def _parse_objects(body: str, tagged: bool) -> ParsedCalls:
     return ParsedCalls(calls=tuple(calls), problems=more)
 
 
-_ARGUMENTS = {"parameters", "arguments"}
+_ARGUMENT_KEYS = {"parameters", "arguments"}
 _SEPARATORS = tuple(" \n\t;,")
 
 
 def _parse_keywords(body: str, position: int) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
-    while match := _KEYWORD.match(body, position):
+    while match := _KEYWORD_PATTERN.match(body, position):
         arguments[match[1]], position = read_json(body, match.end())
         if body[position : position + 1] == ",":
             position += 1

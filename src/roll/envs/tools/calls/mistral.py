@@ -14,8 +14,8 @@ from roll.envs.tools.json_text import MalformedJsonError, dump_json, read_json
 
 __all__ = ["MISTRAL"]
 
-MARK = "[TOOL_CALLS]"
-_NAMED = re.compile(
+TOOL_CALLS_TOKEN = "[TOOL_CALLS]"
+_NAMED_PATTERN = re.compile(
     r"\s{0,16}(?:\[TOOL_CALLS\])?\s{0,16}([A-Za-z_][\w.-]{0,63})(?:\[CALL_ID\](\w{1,64}))?(?:\[ARGS\])?\s{0,16}(?=\{)",
     re.ASCII,
 )
@@ -23,13 +23,13 @@ _NAMED = re.compile(
 
 def parse(text: str, tools: Tools) -> ParsedCalls:
     """See `ToolCallFormat`."""
-    _, mark, after = text.partition(MARK)
+    _, mark, after = text.partition(TOOL_CALLS_TOKEN)
     body = after if mark else text
-    named = _NAMED.match(body)
+    named = _NAMED_PATTERN.match(body)
     if named and (mark or named[1] in tools):
         return _parse_named(body)
     if body.lstrip()[:1] not in (("[", "{") if mark else ("[",)):
-        return ParsedCalls(problems=(f"there is no call after {MARK}.",)) if mark else ParsedCalls()
+        return ParsedCalls(problems=(f"there is no call after {TOOL_CALLS_TOKEN}.",)) if mark else ParsedCalls()
     try:
         value, _ = read_json(body)
     except MalformedJsonError as error:
@@ -44,7 +44,7 @@ def parse(text: str, tools: Tools) -> ParsedCalls:
 def _parse_named(body: str) -> ParsedCalls:
     calls: list[ToolCall] = []
     position = 0
-    while match := _NAMED.match(body, position):
+    while match := _NAMED_PATTERN.match(body, position):
         if len(calls) == MAX_CALLS:
             return ParsedCalls(calls=tuple(calls), problems=(f"more than {MAX_CALLS} calls: the rest was not read.",))
         try:
@@ -57,7 +57,7 @@ def _parse_named(body: str) -> ParsedCalls:
 
 def render(calls: Sequence[ToolCall]) -> str:
     """See `ToolCallFormat`."""
-    return MARK + dump_json(
+    return TOOL_CALLS_TOKEN + dump_json(
         [
             {"name": call.name, "arguments": dict(call.arguments)} | ({"id": call.id} if call.id else {})
             for call in calls

@@ -90,7 +90,7 @@ def compute_run_sizes(
     units, answers = trained_per_group or (1, rollout.group_size)
     per_group = (units if training.share_prefix else answers) * longest_prompt + answers * config.max_answer_tokens
     trained = rollout.prompts_per_step * per_group
-    per_rank = math.ceil(trained * training.parallel.ranks_per_share / config.num_ranks)
+    per_rank = math.ceil(trained * training.parallel.ranks_per_batch_shard / config.num_ranks)
     prompts_in_run = training.num_steps * rollout.prompts_per_step
     micro = min(per_rank, training.max_tokens_per_micro_batch)
     weights = {entry.domain or entry.source: entry.weight for entry in config.data}
@@ -234,7 +234,8 @@ def _estimate_micro_batch_tokens(config: RolloutRunConfig, batch: RunSizes, rank
     """Return the maximum number of tokens in a micro-batch of a trainer with `ranks` ranks."""
     training = config.training
     return min(
-        math.ceil(batch.trained_tokens * training.parallel.ranks_per_share / ranks), training.max_tokens_per_micro_batch
+        math.ceil(batch.trained_tokens * training.parallel.ranks_per_batch_shard / ranks),
+        training.max_tokens_per_micro_batch,
     )
 
 

@@ -25,7 +25,7 @@ from . import interpreter, wire
 from .exceptions import encode_exception
 from .frames import FrameChannel, pack
 from .messages import Case, ProcessEnd, Setup
-from .outcomes import NotPlainErrors, await_result
+from .outcomes import ENCODING_ERRORS, await_result
 from .service import Service
 
 _READ_BYTES = 1 << 16
@@ -39,7 +39,7 @@ class Program:
 
     def __init__(self, setup):
         self.setup, self.argv = setup, setup.argv
-        self.code = compile("", interpreter.FILE, "exec")
+        self.code = compile("", interpreter.SOURCE_FILE, "exec")
 
     def prepare(self):
         """Write the source to its file and compile it, as the language requires.
@@ -49,7 +49,7 @@ class Program:
         setup = self.setup
         if not self.argv:
             try:
-                self.code = compile(setup.source, interpreter.FILE, "exec", dont_inherit=True)
+                self.code = compile(setup.source, interpreter.SOURCE_FILE, "exec", dont_inherit=True)
             except BaseException as error:
                 return ProcessEnd(status=1, stderr=str(error)[-_STDERR_BYTES:])
             return None
@@ -214,7 +214,7 @@ def _call(case, code):
         return encode_exception(error)
     try:
         return {"value": wire.encode(value)}
-    except NotPlainErrors as error:
+    except ENCODING_ERRORS as error:
         return {"not_plain": str(error)}
 
 

@@ -17,10 +17,10 @@ from types import ModuleType
 from .connection import Connection
 from .frames import FrameChannel
 from .messages import CheckerCase, CheckerSetup, ProcessEnd, Report, SetupResult, parse_record
-from .outcomes import BrokenTestsError, GoneError, NotComparableError
+from .outcomes import BrokenTestsError, CandidateEndedError, NotComparableError
 
-_TESTS = "tests.py"
-_KNOWN = frozenset(vars(builtins)) | sys.stdlib_module_names | {"pytest"}
+_TESTS_FILE = "tests.py"
+_KNOWN_NAMES = frozenset(vars(builtins)) | sys.stdlib_module_names | {"pytest"}
 
 
 class TestNamespace(dict):
@@ -48,7 +48,7 @@ def check_case(case, setup, frames):
     connection = Connection(frames)
     try:
         loaded = connection.start(case)
-    except GoneError:
+    except CandidateEndedError:
         return Report(end=connection.process_end)
     if loaded.raised is not None:
         return Report(verdict="raised", text=str((loaded.raised, loaded.text))[:500], end=connection.end())
@@ -66,7 +66,7 @@ def _judge(case, setup, connection):
     run = _run_pytest if case.kind == "pytest" else _run_tests
     try:
         return run(case, setup, connection)
-    except GoneError:
+    except CandidateEndedError:
         return Report()
     except BrokenTestsError as error:
         return Report(verdict="broken", text=str(error))
@@ -92,7 +92,7 @@ def _run_tests(case, setup, connection):
         function = _find_candidate(connection, entry)
         if entry.isidentifier():
             variables[entry] = function
-    exec(compile(case.source, _TESTS, "exec", dont_inherit=True), variables)
+    exec(compile(case.source, _TESTS_FILE, "exec", dont_inherit=True), variables)
     if case.kind == "check":
         eval("check", variables)(function)
     return Report(passed=True, verdict="passed")
@@ -123,7 +123,7 @@ class _Module(ModuleType):
     def __all__(self):
         """The names for `import *`, which must not replace the tests' own `len`, `math` or `np`."""
         # The calling frame is the module that runs `import *`.
-        taken = _KNOWN | sys._getframe(1).f_globals.keys()
+        taken = _KNOWN_NAMES | sys._getframe(1).f_globals.keys()
         return [name for name in self._connection.names if name not in taken or name == self._entry]
 
     def __getattr__(self, name):

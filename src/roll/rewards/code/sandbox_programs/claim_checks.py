@@ -13,7 +13,7 @@ import random
 from . import wire
 from .outcomes import RemoteObjectBase
 
-_VARIANTS = 4
+_NUM_VARIANTS = 4
 _NUM_REPEATS = 3
 """Number of times that each comparison is repeated: with random answers, fewer than one in a thousand candidates are
 consistent."""
@@ -33,7 +33,7 @@ def is_equal(one, other):
         if not any(map(_is_remote, values)):
             return bool(values[0] == values[1])
     if not _is_remote(other):
-        raise one._make_refusal("a comparison")
+        raise one._make_unsupported_error("a comparison")
     if one._member is not None and other._member is not None:
         return one._member == other._member
     return _verify_equality(one, other)
@@ -54,7 +54,7 @@ def _get_content(value):
 def _run_comparison(op, one, other):
     answer = one._roll_connection.decode_answer(one._roll_connection.run_operation(op, one, other))
     if type(answer) is not bool:
-        raise one._make_refusal(f"'{op}'")
+        raise one._make_unsupported_error(f"'{op}'")
     return answer
 
 
@@ -82,7 +82,7 @@ def _verify_equality(one, other):
         answers.setdefault(index, set()).add(_run_comparison("eq", left, right))
     num_unequal = sum(found == {False} for found in answers.values())
     if any(len(found) > 1 for found in answers.values()) or not variants or 2 * num_unequal < len(variants):
-        raise one._make_refusal("a comparison", " that is not distinguished from others")
+        raise one._make_unsupported_error("a comparison", " that is not distinguished from others")
     return True
 
 
@@ -91,11 +91,11 @@ def _make_variants(made):
     kind, args, kwargs = made._made
     variants = []
     places = [*range(len(args)), *kwargs]
-    for turn in range(2 * _VARIANTS * len(places)):
+    for turn in range(2 * _NUM_VARIANTS * len(places)):
         place = places[turn % len(places)]
         old = kwargs[place] if isinstance(place, str) else args[place]
         new = vary_value(old, 1 + turn // len(places))
-        if new is None or len(variants) == _VARIANTS:
+        if new is None or len(variants) == _NUM_VARIANTS:
             continue
         changed = [new if place == index else item for index, item in enumerate(args)]
         answer = kind._roll_connection.run_operation(
@@ -127,7 +127,7 @@ def vary_value(value, turn):
         new = vary_value(value[key], turn)
         return None if new is None else {**value, key: new}
     if _is_remote(value) and value._made is not None:
-        return next(iter(_make_variants(value)[turn % _VARIANTS :][:1]), None)
+        return next(iter(_make_variants(value)[turn % _NUM_VARIANTS :][:1]), None)
     try:
         return value + (1, 7, -1, 10)[turn % 4]
     except Exception:
@@ -152,11 +152,11 @@ def compare_order(op, one, other):
     objects are equal; otherwise the test is refused.
     """
     if not _is_remote(other):
-        raise one._make_refusal("an order")
+        raise one._make_unsupported_error("an order")
     if not _run_comparison(op, one, other):
         return False
     if _run_comparison(op, other, one) and (op in ("lt", "gt") or not is_equal(one, other)):
-        raise one._make_refusal("an order", " that is not distinguished from others")
+        raise one._make_unsupported_error("an order", " that is not distinguished from others")
     return True
 
 
@@ -169,11 +169,11 @@ def compute_arithmetic(op, operands):
     remotes = [item for item in operands if _is_remote(item)]
     are_subjects = all(item._is_subject for item in remotes)
     if len(operands) > 1 and not are_subjects:
-        raise remotes[0]._make_refusal(f"'{op}'", ", which no test made")
+        raise remotes[0]._make_unsupported_error(f"'{op}'", ", which no test made")
     connection = remotes[0]._roll_connection
     value = connection.decode_answer(connection.run_operation(op, *operands), are_subjects)
     if len(remotes) < len(operands) and not _is_remote(value):
-        raise remotes[0]._make_refusal(f"'{op}'", " and a value of the test's")
+        raise remotes[0]._make_unsupported_error(f"'{op}'", " and a value of the test's")
     return value
 
 
@@ -188,7 +188,7 @@ def intern_member(member):
 def check_named_member(owner, name, member):
     """Return the enumeration member that a test reads as `owner.name`; refuse an alias of another member."""
     if owner._is_class and isinstance(name, str) and member._member[1] != name:
-        raise member._make_refusal(f"the name {name!r}", f", which is also {member._member[1]!r}")
+        raise member._make_unsupported_error(f"the name {name!r}", f", which is also {member._member[1]!r}")
     return member
 
 
@@ -197,11 +197,11 @@ def check_made_member(kind, args, member):
 
     Slightly different arguments must give another member or an exception; otherwise the test is refused.
     """
-    for turn in range(1, _VARIANTS + 1):
+    for turn in range(1, _NUM_VARIANTS + 1):
         answer = kind._roll_connection.run_operation("call", kind, *(vary_value(item, turn) for item in args))
         if (
             answer.raised is not None
             or getattr(kind._roll_connection.decode_answer(answer), "_member", None) != member._member
         ):
             return
-    raise member._make_refusal("a member", " that is not distinguished from others")
+    raise member._make_unsupported_error("a member", " that is not distinguished from others")

@@ -15,14 +15,14 @@ from typing import Any
 
 from . import wire
 
-_REAL = (bool, int, float)
-_NUMBERS = (*_REAL, complex, Decimal, Fraction)
+_REAL_TYPES = (bool, int, float)
+_NUMBER_TYPES = (*_REAL_TYPES, complex, Decimal, Fraction)
 _NUMBER_TAGS = ("i", "f", "c", "D", "F")
 _MAPPING_TAGS = {"d": 0, "o": 0, "n": 0, "g": 1}
 """Tags of mappings, and how many items of the encoded tree come before the first key."""
 
 
-def is_same_output(printed: str, expected: str, mode: str, tolerance: float = 0.0) -> bool:
+def is_same_output(output: str, expected: str, mode: str, tolerance: float = 0.0) -> bool:
     """Return whether printed output equals the expected output.
 
     Args:
@@ -30,10 +30,10 @@ def is_same_output(printed: str, expected: str, mode: str, tolerance: float = 0.
         tolerance: Relative or absolute difference that is allowed between numbers (`tokens` and `lines`).
     """
     if mode == "exact":
-        return printed == expected
+        return output == expected
     if mode == "tokens":
-        return _match_words(printed.split(), expected.split(), tolerance)
-    ours, theirs = ([line.rstrip() for line in text.rstrip().split("\n")] for text in (expected, printed))
+        return _match_words(output.split(), expected.split(), tolerance)
+    ours, theirs = ([line.rstrip() for line in text.rstrip().split("\n")] for text in (expected, output))
     if len(ours) != len(theirs):
         return False
     if not tolerance:
@@ -41,17 +41,19 @@ def is_same_output(printed: str, expected: str, mode: str, tolerance: float = 0.
     return all(_match_words(a.split(), b.split(), tolerance) for a, b in zip(theirs, ours, strict=True))
 
 
-def _match_words(printed: list[str], expected: list[str], tolerance: float) -> bool:
-    if len(printed) != len(expected):
+def _match_words(output_words: list[str], expected_words: list[str], tolerance: float) -> bool:
+    if len(output_words) != len(expected_words):
         return False
-    return all(a == b or (tolerance and _is_close(a, b, tolerance)) for a, b in zip(printed, expected, strict=True))
+    return all(
+        a == b or (tolerance and _is_close(a, b, tolerance)) for a, b in zip(output_words, expected_words, strict=True)
+    )
 
 
-def _is_close(printed: str, expected: str, tolerance: float) -> bool:
-    if len(printed) > 400:
+def _is_close(output: str, expected: str, tolerance: float) -> bool:
+    if len(output) > 400:
         return False
     try:
-        return math.isclose(float(printed), float(expected), rel_tol=tolerance, abs_tol=tolerance)
+        return math.isclose(float(output), float(expected), rel_tol=tolerance, abs_tol=tolerance)
     except ValueError:
         return False
 
@@ -79,7 +81,7 @@ def is_same_value(tree: Any, expected: Any, *, tolerance: float = 0.0, match: st
 def _is_same(tree: Any, expected: Any, tolerance: float, match: str) -> bool:
     if expected is None or isinstance(expected, str):
         return type(tree) is type(expected) and tree == expected
-    if isinstance(expected, _NUMBERS):
+    if isinstance(expected, _NUMBER_TYPES):
         return _match_number(tree, expected, tolerance, match == "exact")
     if not isinstance(tree, list) or not tree:
         return False
@@ -155,7 +157,7 @@ def _match_number(tree: Any, expected: Any, tolerance: float, exact: bool) -> bo
     if isinstance(tree, list) and tree[:1] and tree[0] not in _NUMBER_TAGS:
         return False
     value = wire.decode(tree)
-    if not isinstance(value, _NUMBERS) or (exact and type(value) is not type(expected)):
+    if not isinstance(value, _NUMBER_TYPES) or (exact and type(value) is not type(expected)):
         return False
     if value == expected or not tolerance:
         return bool(value == expected)

@@ -8,7 +8,7 @@ import types
 
 from . import exceptions, wire
 from .messages import Answer, ProcessEnd, parse_record
-from .outcomes import BrokenTestsError, GoneError, NotComparableError
+from .outcomes import BrokenTestsError, CandidateEndedError, NotComparableError
 from .proxies import RemoteObject, decode_remote, get_number
 
 
@@ -48,10 +48,10 @@ class Connection:
         """Send a message and return its answer; callbacks that come before the answer are run.
 
         Raises:
-            GoneError: The candidate's process has ended.
+            CandidateEndedError: The candidate's process has ended.
         """
         if self.process_end is not None:
-            raise GoneError()
+            raise CandidateEndedError()
         self.frames.write(message, b"c")
         while (answer := self._read_answer()).callback is not None:
             self.frames.write({"op": "answer", **self._answer_callback(answer)}, b"c")
@@ -62,7 +62,7 @@ class Connection:
         answer = parse_record(Answer, message)
         if not isinstance(message, dict) or answer.end is not None:
             self.process_end = parse_record(ProcessEnd, answer.end)
-            raise GoneError()
+            raise CandidateEndedError()
         for stream, text in ((sys.stdout, answer.stdout), (sys.stderr, answer.stderr)):
             if text:
                 stream.write(text)
@@ -79,7 +79,7 @@ class Connection:
         """
         try:
             message = {"op": op, "args": self.encode(args), "kwargs": self.encode(kwargs)}
-        except (wire.NotPlainError, RecursionError) as error:
+        except (wire.NotSerializableError, RecursionError) as error:
             if op == "call" and isinstance(args[0], RemoteObject) and args[0]._name:
                 raise self.record_mistake(f"a test passes the candidate {error}, which is not plain data") from None
             raise NotComparableError(f"'{op}' received {error}, which is not plain data") from None
@@ -89,7 +89,7 @@ class Connection:
         """Encode a value for the candidate.
 
         Raises:
-            NotPlainError: The value cannot be sent.
+            NotSerializableError: The value cannot be sent.
         """
         return wire.encode(value, self._encode_special)
 
@@ -106,7 +106,7 @@ class Connection:
             self.functions.append(value.__next__)
             return ["k", len(self.functions) - 1, "iterator"]
         if isinstance(value, type) and issubclass(value, Exception):
-            raise wire.NotPlainError(f"the class {value.__name__}")
+            raise wire.NotSerializableError(f"the class {value.__name__}")
         if callable(value):
             self.functions.append(value)
             return ["k", len(self.functions) - 1]

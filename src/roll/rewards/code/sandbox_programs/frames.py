@@ -18,8 +18,8 @@ MAX_NODES = 1 << 21
 """Maximum number of values in a frame: commas and opening brackets, including those in strings."""
 MAX_NESTING = MAX_DEPTH + 64
 _BRACKETS = b"[]{}"
-_OTHERS = bytes(set(range(256)) - set(_BRACKETS))
-_STEP = [(byte in b"[{") - (byte in b"]}") for byte in range(256)]
+_NON_BRACKETS = bytes(set(range(256)) - set(_BRACKETS))
+_DEPTH_CHANGE = [(byte in b"[{") - (byte in b"]}") for byte in range(256)]
 
 
 def add_length(body):
@@ -54,7 +54,10 @@ def unpack(body, max_bytes=MAX_FRAME_BYTES):
 def measure_nesting(body):
     """Return the nesting depth of a JSON text, in linear time; brackets in strings do not count."""
     outside = body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
-    return max(itertools.accumulate(_STEP[byte] for byte in b"".join(outside).translate(None, _OTHERS)), default=0)
+    return max(
+        itertools.accumulate(_DEPTH_CHANGE[byte] for byte in b"".join(outside).translate(None, _NON_BRACKETS)),
+        default=0,
+    )
 
 
 class FrameSplitter:

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 
-FILE = "solution.py"
+SOURCE_FILE = "solution.py"
 JUDGE_IMPORTS = """
 from typing import *
 import bisect, collections, copy, functools, heapq, itertools, math, operator, random, re, string, sys
@@ -28,7 +28,7 @@ def make_namespace(name):
     """Return the variables of a new module, which can be imported under `name`."""
     module = type(sys)(name)
     module.__builtins__ = builtins
-    module.__file__ = FILE
+    module.__file__ = SOURCE_FILE
     sys.modules[name] = module
     return module.__dict__
 
@@ -37,7 +37,7 @@ def run_main(code):
     """Execute code as `__main__`, then end the process: join threads, run exit functions, flush output."""
     status = 0
     variables = make_namespace("__main__")
-    sys.argv = [FILE]
+    sys.argv = [SOURCE_FILE]
     try:
         exec(code, variables)
     except SystemExit as error:
@@ -69,7 +69,7 @@ def exit_process(status):
 def print_traceback(error):
     """Print the traceback, without ROLL's frames, to standard error."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename != FILE:
+    while trace is not None and trace.tb_frame.f_code.co_filename != SOURCE_FILE:
         trace = trace.tb_next
     traceback.print_exception(type(error), error, trace)
 
@@ -114,4 +114,4 @@ def _find_only_function(solution, variables):
 
 def _is_defined_in_code(value):
     function = getattr(value, "__func__", value)
-    return getattr(getattr(function, "__code__", None), "co_filename", "") == FILE
+    return getattr(getattr(function, "__code__", None), "co_filename", "") == SOURCE_FILE

@@ -71,10 +71,10 @@ def parse_integer(text):
     return int(text, 16)
 
 
-def _decode_fraction(above, below):
-    if max(len(above), len(below)) > MAX_FRACTION_DIGITS:
+def _decode_fraction(numerator, denominator):
+    if max(len(numerator), len(denominator)) > MAX_FRACTION_DIGITS:
         raise ValueError("the fraction has too many digits")
-    return fractions.Fraction(parse_integer(above), parse_integer(below))
+    return fractions.Fraction(parse_integer(numerator), parse_integer(denominator))
 
 
 def _decode_delta(days, seconds, microseconds):

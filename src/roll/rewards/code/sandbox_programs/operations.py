@@ -17,7 +17,7 @@ UNARY = ("neg", "pos", "abs", "invert")
 ORDER = ("lt", "le", "gt", "ge")
 _IN_PLACE = tuple(f"i{name}" for name in BINARY[:-1])
 _CONVERSIONS = ("int", "float", "complex", "index", "round", "trunc", "floor", "ceil", "bool", "len")
-_OTHERS = ("getitem", "setitem", "delitem", "contains", "iter", "reversed", "next")
+_OTHER_OPERATIONS = ("getitem", "setitem", "delitem", "contains", "iter", "reversed", "next")
 _CLASS_METHODS = ("enter", "exit", "aiter", "anext", "aenter", "aexit")
 """Special methods that no built-in function calls exclusively; they are called through the object's class."""
 _UNIVERSAL_OPERATIONS = (
@@ -55,12 +55,12 @@ FUNCTIONS = {
     **{name: _make_class_call(name) for name in _CLASS_METHODS},
     **{
         name: _find_function(name)
-        for name in (*_UNIVERSAL_OPERATIONS, *BINARY, *UNARY, *ORDER, *_IN_PLACE, *_CONVERSIONS, *_OTHERS)
+        for name in (*_UNIVERSAL_OPERATIONS, *BINARY, *UNARY, *ORDER, *_IN_PLACE, *_CONVERSIONS, *_OTHER_OPERATIONS)
     },
 }
 METHODS = {
     f"__{name}__": name
-    for name in ("call", *BINARY, *UNARY, *ORDER, *_IN_PLACE, *_CONVERSIONS, *_OTHERS, *_CLASS_METHODS)
+    for name in ("call", *BINARY, *UNARY, *ORDER, *_IN_PLACE, *_CONVERSIONS, *_OTHER_OPERATIONS, *_CLASS_METHODS)
 }
 METHODS.update((f"__r{name}__", name) for name in BINARY)
 

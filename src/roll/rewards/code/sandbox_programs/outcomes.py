@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from . import wire
 
-NotPlainErrors = (wire.NotPlainError, RecursionError, RuntimeError)
+ENCODING_ERRORS = (wire.NotSerializableError, RecursionError, RuntimeError)
 """Errors that encoding raises for a value that cannot be sent, or for a container that changes while it is read."""
 
 
-class GoneError(BaseException):
+class CandidateEndedError(BaseException):
     """The candidate's process has ended. A test must not catch this error and pass."""
 
 

@@ -37,27 +37,27 @@ class RemoteObject(RemoteObjectBase):
         ):
             object.__setattr__(self, name, value)
 
-    def _ask(self, op, *args, is_subject=False):
+    def _send_request(self, op, *args, is_subject=False):
         return self._roll_connection.decode_answer(self._roll_connection.run_operation(op, self, *args), is_subject)
 
-    def _make_refusal(self, operation, reason=""):
+    def _make_unsupported_error(self, operation, reason=""):
         return NotComparableError(f"{operation} of an object of type {self._kind}{reason}: return plain data instead")
 
     def __repr__(self):
         if self._roll_connection.process_end is not None:
             return f"<the candidate's {self._kind}>"
-        return str(self._ask("repr"))
+        return str(self._send_request("repr"))
 
     def __str__(self):
-        return str(self._ask("str"))
+        return str(self._send_request("str"))
 
     def __format__(self, spec):
-        return str(self._ask("format", spec))
+        return str(self._send_request("format", spec))
 
     def __getattr__(self, name):
         if name.startswith("__") and name not in ("__name__", "__qualname__", "__annotations__", "__members__"):
             raise AttributeError(name)
-        value = self._ask("getattr", name)
+        value = self._send_request("getattr", name)
         if isinstance(value, RemoteObject) and value._member is not None:
             return claim_checks.check_named_member(self, name, value)
         if isinstance(value, RemoteObject) and self._name:
@@ -68,18 +68,18 @@ class RemoteObject(RemoteObjectBase):
         if name == "_name" or name in RemoteObject.__slots__:
             object.__setattr__(self, name, value)
         else:
-            self._ask("setattr", name, value)
+            self._send_request("setattr", name, value)
 
     def __delattr__(self, name):
-        self._ask("delattr", name)
+        self._send_request("delattr", name)
 
     def __dir__(self):
-        return self._ask("dir")
+        return self._send_request("dir")
 
     def __hash__(self):
-        value = hash(tuple(self._member)) if self._member is not None else self._ask("hash")
+        value = hash(tuple(self._member)) if self._member is not None else self._send_request("hash")
         if type(value) is not int:
-            raise self._make_refusal("the hash")
+            raise self._make_unsupported_error("the hash")
         return hash(value)
 
     def __eq__(self, other):
@@ -89,13 +89,13 @@ class RemoteObject(RemoteObjectBase):
         return not claim_checks.is_equal(self, other)
 
     def __copy__(self):
-        return self._ask("copy", is_subject=self._is_subject)
+        return self._send_request("copy", is_subject=self._is_subject)
 
     def __deepcopy__(self, memo):
-        return self._ask("deepcopy", is_subject=self._is_subject)
+        return self._send_request("deepcopy", is_subject=self._is_subject)
 
     def __reduce_ex__(self, protocol):
-        raise self._make_refusal("a pickle")
+        raise self._make_unsupported_error("a pickle")
 
     def __instancecheck__(self, instance):
         return (
@@ -133,14 +133,14 @@ def _call(self, *args, **kwargs):
     return value
 
 
-def _update_arguments(args, after, encode):
+def _update_arguments(args, new_values, encode):
     """Propagate the candidate's in-place changes to lists, dicts and sets in its arguments to the test's objects.
 
-    `after` holds the arguments as the candidate's function left them.
+    `new_values` holds the arguments as the candidate's function left them.
     """
-    if not isinstance(after, tuple) or len(after) != len(args):
+    if not isinstance(new_values, tuple) or len(new_values) != len(args):
         raise wire.WireError("the changed arguments do not match the call")
-    for mine, theirs in zip(args, after, strict=True):
+    for mine, theirs in zip(args, new_values, strict=True):
         if type(mine) is not type(theirs) or isinstance(mine, RemoteObject) or encode(mine) == encode(theirs):
             continue
         if isinstance(mine, (list, bytearray)):
@@ -154,7 +154,7 @@ def _update_arguments(args, after, encode):
 
 
 def _get_item(self, key):
-    value = self._ask("getitem", key)
+    value = self._send_request("getitem", key)
     return (
         claim_checks.check_named_member(self, key, value)
         if isinstance(value, RemoteObject) and value._member
@@ -164,7 +164,7 @@ def _get_item(self, key):
 
 def _iterate(self):
     """Return an iterator over the items, which are fetched one by one at first, then several per request."""
-    iterator = self._ask("iter")
+    iterator = self._send_request("iter")
     if not isinstance(iterator, RemoteObject):
         return iter(iterator)
 
@@ -173,7 +173,7 @@ def _iterate(self):
         more = True
         while more is True:
             num_requests += 1
-            values, more = iterator._ask("some", min(2 ** max(0, num_requests - 4), 256))
+            values, more = iterator._send_request("some", min(2 ** max(0, num_requests - 4), 256))
             yield from values
 
     return iterate_items()
@@ -181,9 +181,9 @@ def _iterate(self):
 
 def _exit_block(self, kind, error, trace):
     if kind is None:
-        return self._ask("exit", None, None, None)
+        return self._send_request("exit", None, None, None)
     remote = getattr(error, "_roll_remote", None)
-    return self._ask("leave", remote, _find_nearest_base(kind), str(error)) is True
+    return self._send_request("leave", remote, _find_nearest_base(kind), str(error)) is True
 
 
 def _find_nearest_base(kind):
@@ -196,7 +196,7 @@ def _make_arithmetic(op, reflected):
 
 
 def _make_forwarder(op):
-    return lambda self, *args: self._ask(op, *args)
+    return lambda self, *args: self._send_request(op, *args)
 
 
 _SPECIAL_METHODS = {
@@ -205,7 +205,7 @@ _SPECIAL_METHODS = {
     "__iter__": _iterate,
     "__contains__": claim_checks.is_contained,
     "__exit__": _exit_block,
-    "__aexit__": lambda self, *error: self._ask("aexit", None, None, None),
+    "__aexit__": lambda self, *error: self._send_request("aexit", None, None, None),
 }
 
 

@@ -25,11 +25,11 @@ import time
 
 from . import exceptions, interpreter, operations, wire
 from .messages import Question
-from .outcomes import NotPlainErrors
+from .outcomes import ENCODING_ERRORS
 
-_MUTABLE = (list, dict, set, bytearray, collections.deque, collections.OrderedDict, collections.Counter)
-_MUTABLE += (collections.defaultdict,)
-_SIMPLE = (int, float, complex, str, bytes, tuple, frozenset)
+_MUTABLE_TYPES = (list, dict, set, bytearray, collections.deque, collections.OrderedDict, collections.Counter)
+_MUTABLE_TYPES += (collections.defaultdict,)
+_IMMUTABLE_TYPES = (int, float, complex, str, bytes, tuple, frozenset)
 _FETCH_TIME_S = 0.001
 _PRINTED_BYTES = 1 << 20
 _INPUT, _LINE, _REST = range(3)
@@ -115,8 +115,8 @@ class Service:
         if hasattr(type(value), "__await__"):
             return {**self.await_value(value), "awaited": True}
         answer = {"value": self.encode(value, made=question.op == "call" and isinstance(args[0], type))}
-        if question.op == "call" and any(isinstance(item, _MUTABLE) for item in args):
-            with contextlib.suppress(*NotPlainErrors):
+        if question.op == "call" and any(isinstance(item, _MUTABLE_TYPES) for item in args):
+            with contextlib.suppress(*ENCODING_ERRORS):
                 changed = wire.encode(args[1:], self.encode_special)
                 if changed[1:] != question.args[2:]:
                     return {**answer, "args": changed}
@@ -169,8 +169,8 @@ class Service:
         """Encode a value that cannot be sent as it is; return None if the encoding of its base class suffices."""
         if isinstance(value, type) and issubclass(value, Exception):
             return exceptions.encode_class(value, self.register_object)
-        if base is None or (base in (*_MUTABLE, *_SIMPLE) and has_own_names(value, base)):
-            return self.encode_object(value, base, whole=base in _SIMPLE)
+        if base is None or (base in (*_MUTABLE_TYPES, *_IMMUTABLE_TYPES) and has_own_names(value, base)):
+            return self.encode_object(value, base, whole=base in _IMMUTABLE_TYPES)
         return None
 
     def encode_object(self, value, base, whole=False):

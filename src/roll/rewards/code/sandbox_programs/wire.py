@@ -11,7 +11,7 @@
     objects that stay                   ["r", number, …], ["x", …], ["k", …]: the two ends agree on these
 
 An instance of a subclass is sent as an instance of its base class (a named tuple as a tuple), so no method of a
-candidate's class ever reaches a checker. All other values raise `NotPlainError`. Decoded values only have types from
+candidate's class ever reaches a checker. All other values raise `NotSerializableError`. Decoded values only have types from
 this list.
 """
 
@@ -31,13 +31,13 @@ Numbers that are equal modulo 2**61 - 1 could otherwise make lookups take minute
 MAX_ITEMS = 1 << 20
 """Maximum number of items of a range that is expanded."""
 _MAX_EXACT_INTEGER = 1 << 53
-_SEQUENCES = {"l": list, "t": tuple, "s": set, "z": frozenset}
-_MAPPINGS = {"d": dict, "o": collections.OrderedDict, "n": collections.Counter}
-_ARRAYS = "biufc"
+_SEQUENCE_TYPES = {"l": list, "t": tuple, "s": set, "z": frozenset}
+_MAPPING_TYPES = {"d": dict, "o": collections.OrderedDict, "n": collections.Counter}
+_ARRAY_DTYPE_KINDS = "biufc"
 """Kinds of the NumPy dtypes that can be sent."""
 
 
-class NotPlainError(TypeError):
+class NotSerializableError(TypeError):
     """A value that cannot be sent."""
 
 
@@ -55,10 +55,10 @@ def encode(value, remote=None, depth=0):
             class suffices.
 
     Raises:
-        NotPlainError: The value, or something in it, is not plain data, or is nested too deeply.
+        NotSerializableError: The value, or something in it, is not plain data, or is nested too deeply.
     """
     if depth > MAX_DEPTH + 32:
-        raise NotPlainError("data nested deeper than %d levels" % (MAX_DEPTH + 32))  # noqa: UP031
+        raise NotSerializableError("data nested deeper than %d levels" % (MAX_DEPTH + 32))  # noqa: UP031
     kind = type(value)
     if value is None or kind is bool or kind is str:
         return value
@@ -75,7 +75,7 @@ def encode(value, remote=None, depth=0):
     if tree is not None:
         return tree
     if base is None:
-        raise NotPlainError("an object of type " + kind.__name__)
+        raise NotSerializableError("an object of type " + kind.__name__)
     return ENCODERS[base](value, remote, depth + 1)
 
 
@@ -89,9 +89,9 @@ def _encode_numpy(value, kind):
     numpy = sys.modules.get("numpy") if kind.__module__ == "numpy" else None
     if numpy is None:
         return None
-    if kind is numpy.ndarray and value.dtype.kind in _ARRAYS:
+    if kind is numpy.ndarray and value.dtype.kind in _ARRAY_DTYPE_KINDS:
         return ["a", value.dtype.str, list(value.shape), value.tobytes().hex()]
-    if isinstance(value, numpy.generic) and value.dtype.kind in _ARRAYS:
+    if isinstance(value, numpy.generic) and value.dtype.kind in _ARRAY_DTYPE_KINDS:
         return (value.item(),)
     return None
 
@@ -155,7 +155,7 @@ def _make_leaf_encoder(plain):
         try:
             return plain(value)
         except (ValueError, TypeError, AttributeError) as error:
-            raise NotPlainError(str(error)) from None
+            raise NotSerializableError(str(error)) from None
 
     return encode_items
 
@@ -167,8 +167,8 @@ ENCODERS = {
     str: _encode_text,
     bytes: _encode_bytes,
     complex: _encode_complex,
-    **{base: _make_mapping_encoder(tag) for tag, base in _MAPPINGS.items()},
-    **{base: _make_sequence_encoder(tag, base) for tag, base in _SEQUENCES.items()},
+    **{base: _make_mapping_encoder(tag) for tag, base in _MAPPING_TYPES.items()},
+    **{base: _make_sequence_encoder(tag, base) for tag, base in _SEQUENCE_TYPES.items()},
     collections.defaultdict: _encode_defaultdict,
     collections.deque: _encode_deque,
     slice: _encode_slice,
@@ -204,11 +204,11 @@ def decode(tree, remote=None, depth=0):
 
 
 def _decode_container(tag, items, remote, depth):
-    if tag in _SEQUENCES:
+    if tag in _SEQUENCE_TYPES:
         values = [decode(item, remote, depth) for item in items]
-        return _SEQUENCES[tag](check_hashes(values) if tag in "sz" else values)
-    if tag in _MAPPINGS:
-        return _MAPPINGS[tag](_decode_pairs(items, remote, depth))
+        return _SEQUENCE_TYPES[tag](check_hashes(values) if tag in "sz" else values)
+    if tag in _MAPPING_TYPES:
+        return _MAPPING_TYPES[tag](_decode_pairs(items, remote, depth))
     if tag == "g":
         factory = None if items[0] is None else library.TYPES[items[0]]
         return collections.defaultdict(factory, _decode_pairs(items[1:], remote, depth))
@@ -233,7 +233,7 @@ def _decode_array(dtype, shape, data):
     import numpy
 
     kind = numpy.dtype(dtype) if isinstance(dtype, str) and len(dtype) < 8 else None
-    if kind is None or kind.kind not in _ARRAYS or kind.hasobject:
+    if kind is None or kind.kind not in _ARRAY_DTYPE_KINDS or kind.hasobject:
         raise WireError("the items of an array must be numbers")
     return numpy.frombuffer(bytearray.fromhex(data), kind).reshape(shape)
 
