@@ -182,7 +182,9 @@ def find_marked_answer(text: str) -> str | None:
 
 def is_sentence(text: str) -> bool:
     """Return whether a text is more than a bare answer: it contains a box, or words of a sentence."""
-    return any(pattern.search(text) for pattern in (_SENTENCE_PATTERN, _BOX_PATTERN)) or bool(_LONG_WORD_PATTERN.search(_remove_text(text)))
+    return any(pattern.search(text) for pattern in (_SENTENCE_PATTERN, _BOX_PATTERN)) or bool(
+        _LONG_WORD_PATTERN.search(_remove_text(text))
+    )
 
 
 def extract_reference(reference: str) -> str:

@@ -13,7 +13,7 @@ pytest.importorskip("ray")
 from ray.exceptions import ActorUnschedulableError
 
 from roll.cluster import ray_nodes
-from roll.cluster.ray_answers import await_answer
+from roll.cluster.ray_answers import await_result
 from roll.cluster.ray_nodes import RayNodes, build_label_selector
 from roll.config.cluster import ElasticConfig
 from roll.errors import EngineDiedError, InfraError
@@ -123,4 +123,4 @@ async def test_ray_nodes_an_actor_whose_node_is_gone_is_a_dead_engine() -> None:
         raise ActorUnschedulableError("the node does not exist any more")
 
     with pytest.raises(EngineDiedError):
-        await await_answer(answer(), lambda: EngineDiedError("engine-1", "its process ended"))
+        await await_result(answer(), lambda: EngineDiedError("engine-1", "its process ended"))

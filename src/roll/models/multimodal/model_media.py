@@ -116,10 +116,10 @@ class ModelMedia:
             device: The device of the model.
             dtype: The dtype that the model computes in.
             local_positions: Indices of the tokens that this rank embeds; `None` for all.
-            synchronize_counts: A function that returns the maximum over all ranks of the number of runs of each tower, given this
-                rank's numbers in the order of `kinds`; `None` if the towers are not sharded. Ranks that shard a tower
-                must run it equally often, so a rank with fewer runs also runs the tower on a small blank medium, whose
-                features are multiplied by 0.
+            synchronize_counts: A function that returns the maximum over all ranks of the number of runs of each tower,
+                given this rank's numbers in the order of `kinds`; `None` if the towers are not sharded. Ranks that
+                shard a tower must run it equally often, so a rank with fewer runs also runs the tower on a small blank
+                medium, whose features are multiplied by 0.
 
         Raises:
             ModelError: The number of a medium's features differs from the number of feature tokens in its span.

@@ -11,8 +11,8 @@
     objects that stay                   ["r", number, …], ["x", …], ["k", …]: the two ends agree on these
 
 An instance of a subclass is sent as an instance of its base class (a named tuple as a tuple), so no method of a
-candidate's class ever reaches a checker. All other values raise `NotSerializableError`. Decoded values only have types from
-this list.
+candidate's class ever reaches a checker. All other values raise `NotSerializableError`. Decoded values only have types
+from this list.
 """
 
 from __future__ import annotations
