@@ -153,16 +153,15 @@ def check(state: CommandState, file: str, overrides: tuple[str, ...], dry_run: b
     """
     from roll.config.load import load_config
     from roll.errors import UserError
-    from roll.extensions import has_user_code
     from roll.pipelines.registry import CHECKS
+    from roll.preflight.inspection import needs_torch
     from roll.process_environment import prepare_environment
 
     config = load_config(file, overrides)
     prepare_environment()
-    their_code = config.model.trust_remote_code or has_user_code(config.model_dump())
-    # Importing torch takes seconds. A check needs it only for the user's code; libraries that import torch if it is
-    # installed, such as transformers, get an ImportError.
-    if state.own_process and not their_code:
+    # Importing torch takes seconds. Libraries that import torch if it is installed, such as transformers, get an
+    # ImportError.
+    if state.own_process and not needs_torch(config):
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     report = CHECKS.get(config.pipeline)(config)
     if dry_run:

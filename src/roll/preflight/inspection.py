@@ -12,16 +12,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from roll.cluster.decoding import decode_in_worker
+from roll.config.model import ModelConfig
 from roll.config.run import RunConfig
 from roll.config.training import TrainingConfig, check_back_end
 from roll.errors import ModelError, RunDirectoryError, UserError
+from roll.extensions import has_user_code
 from roll.preflight.machine import measure_free_disk
 from roll.preflight.report import Report
 
 if TYPE_CHECKING:
     from roll.models import ModelDescription
 
-__all__ = ["check_backend_and_placement", "check_disk", "check_memory", "inspect_model", "run_checks"]
+__all__ = [
+    "check_backend_and_placement",
+    "check_disk",
+    "check_memory",
+    "inspect_model",
+    "inspect_policy",
+    "needs_torch",
+    "run_checks",
+]
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -36,6 +46,20 @@ def run_checks(report: Report, config: C, *checks: Callable[[Report, C], None]) 
                 if str(error) not in report.problems:  # several checks may need the same missing model
                     report.problems.append(str(error))
     return report
+
+
+def needs_torch(config: RunConfig) -> bool:
+    """Return whether a check needs torch: for the user's code, or for the model's image processor."""
+    if config.model.trust_remote_code or has_user_code(config.model_dump()):
+        return True
+    from roll.models import find_model
+    from roll.models.multimodal import has_media_config
+
+    try:
+        directory = find_model(config.model.path, allow_quantized=True)
+        return directory is not None and has_media_config(directory)
+    except UserError:  # the check reports it
+        return False
 
 
 def check_backend_and_placement(report: Report, config: RunConfig) -> None:
@@ -92,6 +116,22 @@ def inspect_model(
         f"{note} The model's sizes are from config.json; without the tokenizer, the lengths of prompts and examples "
         "are not known, and memory is estimated without them."
     )
+    return sizes
+
+
+def inspect_policy(report: Report, model: ModelConfig) -> ModelDescription | None:
+    """Check the trained model, as `inspect_model` does, and that it has the parts that `model.vision` names.
+
+    Raises:
+        ModelError: See `inspect_model`.
+    """
+    sizes = inspect_model(report, model.path, "the model")
+    names_parts = bool(model.vision.freeze or model.vision.learning_rate_factors)
+    if sizes is not None and sizes.tower is None and names_parts:
+        report.problems.append(
+            f"model.vision is set, but model '{model.path}' has no vision tower: remove model.vision, or choose a "
+            "vision-language model."
+        )
     return sizes
 
 

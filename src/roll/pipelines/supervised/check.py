@@ -30,7 +30,7 @@ from roll.inference import resolve_engine_kind
 from roll.models import describe_model, find_model
 from roll.pipelines.preparation import prepare as prepare_prompts
 from roll.pipelines.supervised.preparation import PreparedRun, build_policy_spec, prepare
-from roll.preflight.inspection import check_backend_and_placement, check_disk, check_memory, inspect_model, run_checks
+from roll.preflight.inspection import check_backend_and_placement, check_disk, check_memory, inspect_policy, run_checks
 from roll.preflight.layout import check_layout
 from roll.preflight.machine import inspect_machine
 from roll.preflight.report import Report
@@ -94,7 +94,7 @@ def inspect(
 
 
 def _check_model(report: Report, config: SupervisedConfig) -> None:
-    report.model = inspect_model(report, config.model.path, "the model")
+    report.model = inspect_policy(report, config.model)
 
 
 def _check_examples(

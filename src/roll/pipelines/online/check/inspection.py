@@ -5,9 +5,9 @@ configuration ──► machine, model's sizes, prompts ──► arithmetic, me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from roll.config.activation_memory import get_element_bytes
 from roll.config.estimate import JudgeEngines, count_quantized_parameters, estimate_disk_use, estimate_sync_bytes
@@ -25,12 +25,22 @@ from roll.pipelines.online.check.estimate import (
     estimate_rollout_bytes,
 )
 from roll.pipelines.weight_store import check_weight_store
-from roll.preflight.inspection import check_backend_and_placement, check_disk, check_memory, inspect_model, run_checks
+from roll.preflight.inspection import (
+    check_backend_and_placement,
+    check_disk,
+    check_memory,
+    inspect_model,
+    inspect_policy,
+    run_checks,
+)
 from roll.preflight.layout import check_layout
 from roll.preflight.machine import inspect_machine
 from roll.preflight.report import Report
 from roll.running import run_to_end
-from roll.types import Prompt
+from roll.types import IntArray, MediaSpan, Prompt
+
+if TYPE_CHECKING:
+    from roll.data.chat import ChatRenderer
 
 __all__ = ["inspect_run"]
 
@@ -111,7 +121,7 @@ def _check_continuations(report: Report, config: RolloutRunConfig) -> None:
 
 
 def _check_model(report: Report, config: RolloutRunConfig) -> None:
-    report.model = inspect_model(report, config.model.path, "the model")
+    report.model = inspect_policy(report, config.model)
     if report.model is not None and config.inference.quantization != "none":
         _check_linear_weights(config)
     if report.model is not None:
@@ -193,10 +203,23 @@ def _check_prompts(report: Report, config: RolloutRunConfig) -> None:
             # Each turn shows as many images as the first observation.
             seen = count_media_tokens(draw.media, media) * draw.prompt.turns
             report.media_per_prompt = max(report.media_per_prompt, seen)
-        report.sample = report.sample or (draw.prompt, data.renderer.decode(draw.token_ids), len(draw.token_ids))
+        report.sample = report.sample or (
+            draw.prompt,
+            _decode_with_media(data.renderer, draw.token_ids, draw.media),
+            len(draw.token_ids),
+        )
         report.examples.setdefault(draw.prompt.domain, draw.prompt)
         if len(report.examples) == len(config.data):
             break
+
+
+def _decode_with_media(renderer: ChatRenderer, token_ids: IntArray, media: Sequence[MediaSpan]) -> str:
+    """Decode a prompt, with `[image …]` instead of the tokens of each image."""
+    pieces, at = [], 0
+    for span in media:
+        pieces += [renderer.decode(token_ids[at : span.start]), f"[{span.kind} {span.digest[:12]}]"]
+        at = span.end
+    return "".join([*pieces, renderer.decode(token_ids[at:])])
 
 
 def _report_prompt_counts(report: Report, config: RolloutRunConfig) -> None:
