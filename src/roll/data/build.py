@@ -13,6 +13,7 @@ from roll.data.cells import BadRow
 from roll.data.chat import ChatRenderer
 from roll.data.media_text import MediaText, count_media_tokens
 from roll.data.prompt_rendering import tokenize_prompt
+from roll.data.prompts import PromptReader
 from roll.data.rows import RowItems
 from roll.data.source import InterleavedSource, Source
 from roll.data.stream import PromptStream, WeightedSource, render_and_check
@@ -119,6 +120,7 @@ def build_data(
     ]
     render = partial(tokenize_prompt, renderer=renderer)
     if media is not None:
+        _warn_without_media(loaded, media)
         render = partial(_check_then_render, render, _find_text_rewards(loaded))
     longest, max_media_tokens = _render_all(loaded, render, max_prompt_tokens, media)
     return PromptData(
@@ -156,6 +158,14 @@ class _LoadedSource:
     @property
     def domain(self) -> str:
         return self.config.domain or self.config.source
+
+
+def _warn_without_media(loaded: Sequence[_LoadedSource], media: MediaInputs) -> None:
+    """Log a warning for each table whose rows have no media, although the model reads media."""
+    for entry in loaded:
+        reader = entry.training.reader if isinstance(entry.training, RowItems) else None
+        if isinstance(reader, PromptReader):
+            reader.media_columns.warn_without_media(entry.domain, media.processor.kinds)
 
 
 def _find_text_rewards(loaded: Sequence[_LoadedSource]) -> dict[str, str]:

@@ -49,6 +49,7 @@ __all__ = [
     "MediaReader",
     "build_media_reader",
     "describe_marks",
+    "hint_at_missing_media",
     "place_media",
 ]
 
@@ -260,10 +261,12 @@ def place_media(
         own = [part for part in media if part.kind == kind]
         places = sum(text.count(placeholder) for text in texts) if own or kind in expected else 0
         if places not in (0, len(own)):
+            nouns = _PLURALS[kind]
             raise BadRow(
                 kind,
-                f"{location}: the row has {len(own)} {_PLURALS[kind]}, but its messages have {places} placeholders "
-                f"{placeholder}: write one for each, or none.",
+                f"{location}: the row has {len(own)} {nouns.removesuffix('s') if len(own) == 1 else nouns}, but its "
+                f"messages have {places} placeholder{'' if places == 1 else 's'} {placeholder}: "
+                + ("write one for each, or none." if own else f"add the {nouns}, or remove the placeholders."),
             )
         if places:
             queues[placeholder] = own
@@ -281,6 +284,21 @@ def place_media(
     asked = messages[first]
     own_parts = (TextPart(text=asked.content),) if isinstance(asked.content, str) else asked.content
     return (*messages[:first], replace(asked, content=(*unplaced, *own_parts)), *messages[first + 1 :])
+
+
+def hint_at_missing_media(token: str) -> str:
+    """Return a remedy for a special token in a message that is a placeholder of media; empty for other tokens.
+
+    >>> hint_at_missing_media("<image>")
+    ' If it stands for an image, the row has no column with images: set `images_key` to the name of the column.'
+    """
+    kind = next((kind for kind, placeholder in MEDIA_PLACEHOLDERS.items() if placeholder == token), None)
+    if kind is None:
+        return ""
+    return (
+        f" If it stands for {MEDIA_NOUNS[kind]}, the row has no column with {_PLURALS[kind]}: set `{kind}s_key` to the "
+        "name of the column."
+    )
 
 
 def describe_marks(text: str) -> str:

@@ -6,6 +6,7 @@ import re
 
 from roll.data.cells import BadRow
 from roll.data.chat import ChatRenderer
+from roll.data.media import hint_at_missing_media
 from roll.data.source import get_message_texts, get_tool_texts
 from roll.data.templates import PROBE_TEXT
 from roll.types import EncodedText, Message, Prompt
@@ -61,7 +62,7 @@ def _check_special_tokens(prompt: Prompt, renderer: ChatRenderer) -> None:
             "special token in a message",
             f"prompt '{prompt.uid}' contains {found!r}, which the model would read as the token that its template "
             "puts between messages: remove it, or write the whole prompt with the template, up to where the answer "
-            "begins.",
+            f"begins.{hint_at_missing_media(found)}",
         )
 
 

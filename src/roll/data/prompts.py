@@ -29,6 +29,7 @@ from roll.data.conversations import (
 from roll.data.conversations.fields import UnsupportedMedia
 from roll.data.conversations.messages import check_text
 from roll.data.media import MediaReader, place_media
+from roll.data.media_columns import MediaColumns
 from roll.data.source import get_prompt_content
 from roll.errors import DataError, shorten
 from roll.types import Message, Prompt, get_content_key
@@ -60,14 +61,16 @@ class PromptReader:
     ) -> None:
         self._config, self._domain, self._bad, self._pipeline = config, domain, bad, pipeline
         self._media = media
+        self.media_columns = MediaColumns(config)
         self.held_out, self.limit = config.held_out, config.limit
 
     def read(self, row: Row, key: str, location: str) -> Prompt:
         """Read one row as a prompt; see `RowReader.read`."""
         try:
+            self.media_columns.record_row(row)
             return self._read_prompt(RowView(row, media=self._media), row, key, location)
         except UnsupportedMedia as error:
-            raise error.with_pipeline(self._pipeline) from None
+            raise error.with_cause(self._pipeline, reads_media=self._media is not None) from None
         except DataError:
             raise
         except Exception as error:  # rows from Python may be of classes that raise anything
@@ -96,10 +99,11 @@ class PromptReader:
         messages, text = _read_messages(content, context, row, config, location)
         columns = () if row.media is None else list_media_columns(row, config)
         messages = place_media(messages, read_media(row, config, location), location, columns)
+        self.media_columns.record_messages(messages)
         text = text if not any(message.media for message in messages) else None
         answer, expert = _read_answer(row, config, location), _read_demonstration(row, config, location)
         view.read |= row.read
-        check_media(view, location)
+        check_media(view, config, location)
         return Prompt(
             uid=f"{self._domain}/{key}",
             domain=self._domain,

@@ -89,14 +89,16 @@ class RowItems(Generic[T]):
         self, reader: RowReader[T], table: Table, rows: NDArray[np.int64], fingerprint: str, prefix: str = ""
     ) -> None:
         self.fingerprint = fingerprint
-        self._reader, self._table, self._rows, self._prefix = reader, table, rows, prefix
+        self.reader = reader
+        """Reads the rows of the source."""
+        self._table, self._rows, self._prefix = table, rows, prefix
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> T:
         row = int(self._rows[index])
-        return self._reader.read(
+        return self.reader.read(
             self._table.read_row(row), self._prefix + self._table.get_key(row), self.describe_location(index)
         )
 
@@ -107,7 +109,7 @@ class RowItems(Generic[T]):
     def exclude(self, indices: Collection[int]) -> RowItems[T]:
         """Return a copy of the source without the items at `indices`."""
         return RowItems(
-            self._reader, self._table, np.delete(self._rows, sorted(indices)), self.fingerprint, self._prefix
+            self.reader, self._table, np.delete(self._rows, sorted(indices)), self.fingerprint, self._prefix
         )
 
 

@@ -39,6 +39,7 @@ def load_table_prompts(
     bad = BadRowCollector()
     reader = PromptReader(config, domain, bad, pipeline, build_media_reader(config, media))
     sides = split_rows(reader, open_tables(config, domain, config.prompt_key), seed)
+    reader.media_columns.check(domain)
     bad.num_rows = len(sides[0]) + len(sides[1]) + bad.counts.total()
     report_bad_rows(bad, config, domain)
     return sides

@@ -68,12 +68,12 @@ BAD: dict[str, tuple[bytes | None, str]] = {
 """Files that are no images, and what is reported; `None`: there is no such file."""
 NUMBERS: dict[str, tuple[dict[str, Any], str]] = {
     "more": ({"prompt": "<image> and?", "images": ["0.png", "1.png"]}, "has 2 images, but its messages have 1 placeho"),
-    "fewer": ({"prompt": "<image> and <image>?", "images": ["0.png"]}, "has 1 images, but its messages have 2 placeho"),
-    "none": ({"prompt": "<image> and?", "images": []}, "has 0 images, but its messages have 1 placeholders <image>"),
-    "null": ({"prompt": "<image> and?", "images": None}, "has 0 images, but its messages have 1 placeholders <image>"),
+    "fewer": ({"prompt": "<image> and <image>?", "images": ["0.png"]}, "has 1 image, but its messages have 2 placeho"),
+    "none": ({"prompt": "<image> and?", "images": []}, "has 0 images, but its messages have 1 placeholder <image>"),
+    "null": ({"prompt": "<image> and?", "images": None}, "has 0 images, but its messages have 1 placeholder <image>"),
     "part": (
         {"prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]},
-        "has 0 images, but its messages have 1 placeholders <image>",
+        "has 0 images, but its messages have 1 placeholder <image>",
     ),
     "long": ({"prompt": "<image>" * 12, "images": ["0.png"] * 12}, "tokens, but the context leaves 120 for prompts"),
 }
@@ -179,6 +179,40 @@ def test_bad_images_of_examples_are_reported_by_line_and_skipped(world: VisionWo
 def test_bad_images_a_placeholder_without_a_column_is_text(world: VisionWorld) -> None:
     (draw,) = read_prompts(world, [{"prompt": "What does <video> mean?", "images": []}]).train.draw(1)
     assert draw.media == ()
+
+
+def test_bad_images_a_named_column_that_no_row_has_is_an_error(world: VisionWorld) -> None:
+    """A misspelled name must not remove the images of all rows."""
+    for read in (read_prompts, read_examples):
+        with pytest.raises(DataError) as raised:
+            read(world, [{"prompt": "What?", "picture": "0.png"}], images_key="pictures", ignored_fields=["picture"])
+        text = str(raised.value)
+        assert "no row of data source 'file' has the column 'pictures', which `images_key` names." in text
+        assert "Did you mean 'picture'?" in text and "Set `images_key` to the right column" in text
+        mixed = read(world, [{"prompt": "What?"}, {"prompt": "And?", "pictures": "0.png"}], images_key="pictures")
+        assert mixed.train.num_items == 2  # some rows have no images
+
+
+def test_bad_images_a_vision_model_without_images_is_a_warning(
+    world: VisionWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"prompt": "What?", "path": "0.png"}]
+    for read in (read_prompts, read_examples):
+        read(world, rows, ignored_fields=["path"])
+        assert "the model reads images, but no row of data source 'file' has any" in caplog.text
+        assert "The columns of the first row are: 'prompt', 'path'" in caplog.text.replace("'answer', ", "")
+        caplog.clear()
+        read(world, rows, images_key="path")
+        read(world, rows, ignored_fields=["path"], images_key=None, audios_key=None, videos_key=None)
+        assert "the model reads images" not in caplog.text
+
+
+def test_bad_images_a_special_token_that_marks_an_image_names_the_key(world: VisionWorld) -> None:
+    for read in (read_prompts, read_examples):
+        with pytest.raises(
+            DataError, match=r"If it stands for an image, .* set `images_key` to the name of the column"
+        ):
+            read(world, [{"prompt": "<image>What?", "picture": "0.png"}], ignored_fields=["picture"])
 
 
 def test_bad_images_of_a_dataset_are_rows_not_the_whole_dataset(world: VisionWorld, tmp_path: Path) -> None:

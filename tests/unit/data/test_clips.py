@@ -96,7 +96,7 @@ def test_clips_replace_their_places_by_kind_and_the_others_come_first() -> None:
     (placed,) = place_media([message], [image, first, second, video], "row 1")
     texts = [TextPart(text=text) for text in (" or ", ", ", "?")]
     assert placed.content == (video, first, texts[0], second, texts[1], image, texts[2])
-    with pytest.raises(BadRow, match="row 1: the row has 1 audio files, but its messages have 2 placeholders <audio>"):
+    with pytest.raises(BadRow, match="row 1: the row has 1 audio file, but its messages have 2 placeholders <audio>"):
         place_media([message], [first], "row 1")
     # A row without videos may speak of "<video>".
     text = Message(role="user", content="a <video> tag")

@@ -1,4 +1,4 @@
-"""Pictures, sound and films in data: every pipeline refuses them before it starts, by its name and with the row."""
+"""Pictures, sound and films for a text-only model: every pipeline refuses them before it starts, with the row."""
 
 from __future__ import annotations
 
@@ -47,12 +47,14 @@ def problems(pipeline: str, given: dict[str, Any]) -> str:
     return "\n".join(CHECKS.get(pipeline)(load_config(given)).problems)
 
 
-def refusal(pipeline: str, tiny_model: Path, tmp_path: Path, row: dict[str, Any]) -> str:
+def refusal(pipeline: str, tiny_model: Path, tmp_path: Path, row: dict[str, Any], **columns: str) -> str:
     plain = [rows(pipeline, [{"role": "user", "content": f"What is {i} + 4?"}]) for i in range(2)]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(f"{json.dumps(one)}\n" for one in [*plain, row]))
     settings = {key: str(tiny_model) if value == "TINY" else value for key, value in SETTINGS[pipeline].items()}
-    entry = {"source": "file", "path": str(path), "held_out": 0} | ({"reward": "math"} if "rollout" in settings else {})
+    entry = {"source": "file", "path": str(path), "held_out": 0, **columns} | (
+        {"reward": "math"} if "rollout" in settings else {}
+    )
     given = {"pipeline": pipeline, "name": "x", "output_dir": str(tmp_path), "model": str(tiny_model), "data": [entry]}
     return problems(pipeline, {**given, **settings})
 
@@ -62,14 +64,19 @@ def test_media_in_a_row_is_refused_by_every_pipeline(pipeline: str, tiny_model: 
     said = refusal(pipeline, tiny_model, tmp_path, rows(pipeline, ASKED))
     assert "1 of 3 rows" in said and "1 × images, audio or video" in said
     assert f"{PLACE.format(tmp_path)}, message 1: a part of `content` is of type 'image_url'" in said
-    assert f"are not supported by pipeline '{pipeline}' yet" in said
+    unsupported = "images, audio and video are not supported by pipeline 'reward_model' yet"
+    assert (unsupported if pipeline == "reward_model" else "the model reads only text; images need a vision-") in said
 
 
 @pytest.mark.parametrize("pipeline", ["rlvr", "sft"])
-def test_media_in_a_column_is_refused_with_the_pipeline(pipeline: str, tiny_model: Path, tmp_path: Path) -> None:
-    row = rows(pipeline, "What is it?") | {"images": ["a.png"]}
-    said = refusal(pipeline, tiny_model, tmp_path, row)
-    assert PLACE.format(tmp_path) in said and f"not supported by pipeline '{pipeline}' yet. Remove it" in said
+@pytest.mark.parametrize("column", ["images", "picture"])
+def test_media_in_a_column_is_refused_with_the_cause(
+    pipeline: str, column: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    row = rows(pipeline, "What is it?") | {column: ["a.png"]}
+    said = refusal(pipeline, tiny_model, tmp_path, row, images_key=column)
+    assert f"{PLACE.format(tmp_path)}: the column '{column}' would be ignored" in said
+    assert "the model reads only text; images need a vision-language model. Remove it" in said
 
 
 def test_media_refusal_is_tested_for_every_pipeline() -> None:

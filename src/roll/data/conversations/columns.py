@@ -164,7 +164,8 @@ def check_columns(row: RowView, config: ConversationColumns, known: Collection[s
         if name.endswith("_key") and getattr(config, name) is None
     }
     if left := [name for name in left if name not in off]:
-        reject_unread(left, "column", {*known, *_list_system_keys(config)}, location)
+        has_media = not _list_media_keys(config).isdisjoint(left)
+        reject_unread(left, "column", {*known, *_list_system_keys(config)}, location, media=has_media)
 
 
 def list_media_columns(row: RowView, config: ConversationColumns) -> dict[MediaKind, list[str]]:
@@ -203,19 +204,25 @@ def read_media(
     return tuple(found)
 
 
-def check_media(row: RowView, location: str) -> None:
+def check_media(row: RowView, config: ConversationColumns, location: str) -> None:
     """Check that no unread column of a prompt has images, audio or video.
 
     Raises:
         BadRow: The prompt has media.
     """
+    names = MEDIA_NAMES | _list_media_keys(config)
     left = [
         name
         for name in row.list_unread_columns()
-        if str(name).lower() in MEDIA_NAMES or is_media(as_list(row.peek(name)))
+        if name in names or str(name).lower() in names or is_media(as_list(row.peek(name)))
     ]
     if left:
         reject_unread(left, "column", (), location, media=True)
+
+
+def _list_media_keys(config: ConversationColumns) -> set[str]:
+    """List the names of the columns of images, audio and video."""
+    return {name for name in (config.images_key, config.audios_key, config.videos_key) if name is not None}
 
 
 def _read_system(row: RowView, config: ConversationColumns, location: str) -> str | None:

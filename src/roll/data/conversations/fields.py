@@ -61,26 +61,38 @@ MEDIA_TYPES: Mapping[MediaKind, tuple[str, ...]] = {
 """Columns, fields and types of content parts with media of each type."""
 MEDIA_NAMES = frozenset((*(name for names in MEDIA_TYPES.values() for name in names), "file"))
 """Columns, fields and types of content parts with images, audio or video, which not every pipeline supports."""
+TEXT_PIPELINES = frozenset(("reward_model",))
+"""Pipelines that do not support images, audio and video."""
 
 
 class UnsupportedMedia(BadRow):
-    """The row has media that the pipeline does not support; the caller adds the pipeline's name.
+    """The row has media that the run cannot read; the caller adds the cause.
 
     Args:
         reason: A short reason, which is the same for all rows with the same problem.
         part: The part with media, and its location.
         remedy: The remedy.
-        pipeline: The pipeline's name; empty if it is unknown.
+        cause: Why the run cannot read the media; empty if it is unknown.
     """
 
-    def __init__(self, reason: str, part: str, remedy: str, pipeline: str = "") -> None:
-        by = f"pipeline '{pipeline}'" if pipeline else "this pipeline"
-        super().__init__(reason, f"{part}: images, audio and video are not supported by {by} yet. {remedy}")
+    def __init__(self, reason: str, part: str, remedy: str, cause: str = "") -> None:
+        super().__init__(reason, f"{part}: {cause or 'images, audio and video are not supported here'}. {remedy}")
         self._found, self._remedy = part, remedy
 
-    def with_pipeline(self, pipeline: str) -> UnsupportedMedia:
-        """Return a copy of this error with the pipeline's name."""
-        return UnsupportedMedia(self.reason, self._found, self._remedy, pipeline)
+    def with_cause(self, pipeline: str, *, reads_media: bool) -> UnsupportedMedia:
+        """Return a copy of this error with its cause.
+
+        Args:
+            pipeline: The pipeline's name.
+            reads_media: Whether the model of the run reads media.
+        """
+        if pipeline in TEXT_PIPELINES:
+            cause = f"images, audio and video are not supported by pipeline '{pipeline}' yet"
+        elif reads_media:
+            cause = "media are read from the columns that `images_key`, `audios_key` and `videos_key` name"
+        else:
+            cause = "the model reads only text; images need a vision-language model"
+        return UnsupportedMedia(self.reason, self._found, self._remedy, cause)
 
 
 def is_media(value: Any) -> bool:

@@ -22,6 +22,7 @@ from roll.data.examples.samples import SampleBuilder, UnusableExample
 from roll.data.examples.stream import ExampleStream
 from roll.data.examples.sums import build_arithmetic_examples
 from roll.data.media import build_media_reader
+from roll.data.media_columns import MediaColumns
 from roll.data.media_text import MediaText
 from roll.data.rows import split_rows
 from roll.data.source import InterleavedSource
@@ -87,6 +88,8 @@ class _LoadedSource:
     training: Source
     held_out: Source
     bad: BadRowCollector
+    media_columns: MediaColumns | None = None
+    """Which media the rows have; `None` if the source is no table."""
 
 
 def build_examples(
@@ -121,6 +124,9 @@ def build_examples(
         raise DataError("some data sources have a weight and others do not: set `weight` for all of them, or for none.")
     store = None if media is None else media.store
     loaded = list(_load_sources(configs, kind, seed, sample_builder.renderer.find_special_token, pipeline, store))
+    for entry in loaded:
+        if media is not None and entry.media_columns is not None:
+            entry.media_columns.warn_without_media(entry.domain, media.processor.kinds)
     total = sum(len(entry.training) + len(entry.held_out) for entry in loaded)
     check = ExampleChecker(sample_builder=sample_builder, checks_all=total <= MAX_CHECKED_AT_START)
     for entry in loaded:
@@ -171,11 +177,13 @@ def _load_sources(
     media: MediaStore | None,
 ) -> Iterator[_LoadedSource]:
     for config in configs:
-        domain, bad = config.domain or config.source, BadRowCollector()
+        domain, bad, media_columns = config.domain or config.source, BadRowCollector(), None
         if not isinstance(config, ArithmeticExamples):
             media_reader = build_media_reader(config, media)
             reader = ExampleReader(config, domain, kind, find_special_token, bad, pipeline, media_reader)
             sides: tuple[Source, Source] = split_rows(reader, open_tables(config, domain, config.text_key), seed)
+            media_columns = reader.media_columns
+            media_columns.check(domain)
         elif kind == "supervised":
             sides = build_arithmetic_examples(config, domain, seed)
         else:
@@ -184,7 +192,9 @@ def _load_sources(
                 "such as two answers or a score: use a source whose rows have these columns."
             )
         bad.num_rows = len(sides[0]) + len(sides[1]) + bad.counts.total()
-        yield _LoadedSource(config=config, domain=domain, training=sides[0], held_out=sides[1], bad=bad)
+        yield _LoadedSource(
+            config=config, domain=domain, training=sides[0], held_out=sides[1], bad=bad, media_columns=media_columns
+        )
 
 
 def _report_bad_rows(loaded: Sequence[_LoadedSource]) -> None:

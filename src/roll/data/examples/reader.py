@@ -17,7 +17,8 @@ from roll.data.conversations import MessageReader, RowView, check_columns, list_
 from roll.data.conversations.fields import UnsupportedMedia
 from roll.data.examples.conversations import RowParser
 from roll.data.examples.repeated_columns import is_repetition
-from roll.data.media import MEDIA_NOUNS, MediaReader, describe_marks, place_media
+from roll.data.media import MEDIA_NOUNS, MediaReader, describe_marks, hint_at_missing_media, place_media
+from roll.data.media_columns import MediaColumns
 from roll.data.source import get_message_content, get_message_texts, get_template_inputs, get_tool_texts
 from roll.errors import DataError, shorten
 from roll.types import Conversation, Example, get_content_key
@@ -55,6 +56,7 @@ class ExampleReader:
         media: MediaReader | None = None,
     ) -> None:
         self._media = media
+        self.media_columns = MediaColumns(config)
         self._config, self._domain, self._kind, self._pipeline = config, domain, kind, pipeline
         self._special_in = find_special_token
         self.held_out, self.limit = config.held_out, config.limit
@@ -64,9 +66,10 @@ class ExampleReader:
     def read(self, row: Row, key: str, location: str) -> Example:
         """Read one row as an example; see `RowReader.read`."""
         try:
+            self.media_columns.record_row(row)
             return self._read_example(row, key, location)
         except UnsupportedMedia as error:
-            raise error.with_pipeline(self._pipeline) from None
+            raise error.with_cause(self._pipeline, reads_media=self._media is not None) from None
         except DataError:
             raise
         except Exception as error:  # rows from Python may be of classes that raise anything
@@ -120,6 +123,7 @@ class ExampleReader:
         )
         for conversation in placed:
             _check_answers(conversation, location)
+            self.media_columns.record_messages(conversation.messages)
         return placed
 
     def _check_columns(self, row: RowView, conversations: tuple[Conversation, ...], location: str) -> None:
@@ -174,7 +178,8 @@ class ExampleReader:
                 raise BadRow(
                     "special token in a message",
                     f"{location}: the {message.role}'s message contains {found!r}, which the model would read as the "
-                    "token that its template puts between messages: remove it, or give such rows as `text`.",
+                    "token that its template puts between messages: remove it, or give such rows as `text`."
+                    + hint_at_missing_media(found),
                 )
         found = next(filter(None, map(self._special_in, get_tool_texts(conversation.tools))), None)
         if found is not None:

@@ -235,7 +235,10 @@ def _list_held_out_draws(config: RolloutRunConfig, data: PromptData) -> list[Pro
     draws = data.get_evaluation_draws(config.evaluation.num_prompts)
     if not draws:
         best = ", and keep_best cannot compare checkpoints" if config.checkpoint.keep_best else ""
-        logger.warning("no source has held-out prompts, so the run is not evaluated%s: set held_out", best)
+        is_set = any(getattr(entry, "held_out", 0) for entry in config.data)
+        # Rows are held out by the content of their prompts, so few different prompts may all be trained on.
+        remedy = "raise held_out, or add prompts that differ from the others" if is_set else "set held_out"
+        logger.warning("no source has held-out prompts, so the run is not evaluated%s: %s", best, remedy)
     return draws
 
 
