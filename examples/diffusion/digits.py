@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from roll.diffusion.models import Conditions, DiffusionModel
+from roll.errors import DataError
 
 SIZE = 8
 WORDS = ("", *map(str, range(10)))
@@ -82,6 +83,9 @@ class DigitFlow(DiffusionModel):
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditions:
         """Return the index of every prompt; an unknown prompt is an error."""
+        for prompt in prompts:
+            if prompt not in WORDS:
+                raise DataError(f"the prompt {prompt!r} is not one that this model knows: use a digit, or ''.")
         return {"word": torch.tensor([WORDS.index(prompt) for prompt in prompts], device=self.device)}
 
     def predict(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
@@ -184,3 +188,4 @@ def looks_like_prompt(image: Any, prompt: str, metadata: dict[str, Any]) -> floa
 
 if __name__ == "__main__":
     write_data(Path(sys.argv[1]) / "digits")
+    print(f"wrote {sys.argv[1]}/digits/digits.jsonl and {sys.argv[1]}/digits/images")

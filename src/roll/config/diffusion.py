@@ -44,8 +44,9 @@ class DiffusionModelConfig(ModelConfig):
     )
     weights: str | None = path_option(
         None,
-        "Directory with the denoiser's weights, as in a checkpoint's `model`; by default the weights of `path`, which "
-        "for a class of your own may be random.",
+        "Run, checkpoint or export with the denoiser's weights; by default the weights of `path`, which for a class of "
+        "your own may be random.",
+        examples=["runs/digits-base"],
     )
     options: dict[str, Any] = option({}, "Keyword arguments of your own class.")
     height: int = option(512, "Height of images; for pipeline directories.", unit="pixels", ge=1)

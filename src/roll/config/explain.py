@@ -107,7 +107,8 @@ def _format_key(key: Key, model: type[Section]) -> str:
     chosen_by = f"  ({get_tag_key(key.owner)}: {', '.join(key.variants)})" if key.variants else ""
     lines = [key.dotted + chosen_by, textwrap.indent(textwrap.fill(key.meaning, _PAGE_WIDTH - 2), "  "), ""]
     if key.members:
-        extra = _format_presets() if key.path == ("algorithm",) else []
+        # The methods of the pipeline `diffusion` are members of a union; other algorithms are presets of one section.
+        extra = _format_presets() if key.path == ("algorithm",) and len(key.members) == 1 else []
         return "\n".join([*lines, *_format_members(key), *extra]).rstrip()
     facts = [("type", key.type_description)]
     facts += [("unit", key.unit)] if key.unit else []

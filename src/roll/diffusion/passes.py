@@ -28,6 +28,7 @@ from roll.diffusion.models.base import DiffusionModel
 from roll.diffusion.records import DenoisingPath, DenoisingSettings, DiffusionBatch, DiffusionSample, SampleRequest
 from roll.diffusion.sampling import Sampler
 from roll.diffusion.steps import expand
+from roll.errors import DataError
 from roll.training.distributed import Ranks
 from roll.types import BatchCounts, ForwardBackwardResult
 
@@ -174,12 +175,21 @@ class DiffusionPassRunner:
         return [term for won, lost in pairs for both in zip(won, lost, strict=True) for term in both]
 
     def _encode_clean(self, samples: Sequence[DiffusionSample], size: int) -> list[Tensor]:
-        """Return the latents x_0 of samples in host memory; images are encoded `size` at a time."""
+        """Return the latents x_0 of samples in host memory; images are encoded `size` at a time.
+
+        Raises:
+            DataError: The images have another size than the model's.
+        """
         found = {i: torch.from_numpy(s.clean_latents) for i, s in enumerate(samples) if s.image is None}
         places = [i for i, sample in enumerate(samples) if sample.image is not None]
         for begin in range(0, len(places), size):
             part = places[begin : begin + size]
             latents = self._model.encode_images(np.stack([np.asarray(samples[i].image) for i in part]))
+            if latents.shape[1:] != self._model.latent_shape:
+                raise DataError(
+                    f"`encode_images` of the model returned latents of shape {tuple(latents.shape[1:])}, but "
+                    f"`latent_shape` is {tuple(self._model.latent_shape)}: resize the images, or correct the method."
+                )
             found |= dict(zip(part, latents.float().cpu(), strict=True))
         return [found[i] for i in range(len(samples))]
 

@@ -221,6 +221,8 @@ def _build_format_hint(directory: Path) -> str:
             " It has weights in an older format (.bin): convert them to safetensors, with `save_pretrained` of "
             "transformers."
         )
+    if any(directory.glob("diffusion_pytorch_model*.safetensors")):
+        return " It has the denoiser of a diffusion model, but a language model is needed here: give another model."
     other = sorted(file.name for file in directory.glob("*.safetensors") if file.is_file())
     if not other:
         return ""

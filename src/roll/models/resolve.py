@@ -62,7 +62,7 @@ def find_model(path: str | Path, *, allow_quantized: bool = False) -> Path | Non
         kind = "is a file, not a model directory" if local.is_file() else "is not a directory on this machine"
         _raise_not_found(
             name,
-            kind if looks_local else "is neither in the catalogue nor a directory, nor a hub id (owner/name)",
+            kind if looks_local else "is neither in the catalog nor a directory, nor a hub id (owner/name)",
         )
     return _find_in_hub_cache(name, allow_quantized)
 

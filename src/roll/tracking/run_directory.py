@@ -53,6 +53,8 @@ class RunDirectory:
         """Parquet files of rollouts."""
         self.media_dir = path / "media"
         """Images by digest: see `roll.media`."""
+        self.samples_dir = path / "samples"
+        """Pictures and tables of the samples of a diffusion model."""
         self.recording_dir = path / "recording"
         """Input of `roll replay`: see `roll.pipelines.recording`."""
         self.tokenizer_path = path / "tokenizer.json"

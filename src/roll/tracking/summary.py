@@ -225,15 +225,18 @@ def summarize(
     )
 
 
-def list_next_commands(run: RunDirectory, pipeline: str, has_rollouts: bool) -> list[str]:
+def list_next_commands(run: RunDirectory, summary: Summary, pipeline: str, *, has_rollouts: bool) -> list[str]:
     """Return lines with the location of a finished run's model, and commands that use the model."""
     saved = sorted(run.checkpoints_dir.glob("step-*/model"), key=lambda path: (len(path.parent.name), path))
     if not saved:
-        return ["there is no trained model, because no checkpoint was saved (checkpoint.at_end is false)"]
+        untrained = "no step updated the weights"
+        reason = untrained if summary.num_trained_steps == 0 else "checkpoint.at_end is false"
+        return [f"there is no trained model, because no checkpoint was saved ({reason})"]
     commands = [f"roll chat {run.path}"] if pipeline not in ("reward_model", "diffusion") else []
     commands += [f"roll view {run.path}"] if has_rollouts else []
     commands += [f"roll dashboard {run.path}", f"roll export {run.path} DIR"]
-    return [f"model  {saved[-1]}", f"next   {'   '.join(commands)}"]
+    samples = [f"samples  {run.samples_dir}"] if run.samples_dir.is_dir() else []
+    return [*samples, f"model  {saved[-1]}", f"next   {'   '.join(commands)}"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

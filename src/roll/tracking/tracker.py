@@ -288,7 +288,12 @@ class Tracker:
                 [
                     str(self.run.summary_path),
                     str(plot_path),
-                    *list_next_commands(self.run, self._config.pipeline, self._rollouts_per_step is not None),
+                    *list_next_commands(
+                        self.run,
+                        summary,
+                        self._config.pipeline,
+                        has_rollouts=self._rollouts_per_step is not None,
+                    ),
                 ]
             )
         )

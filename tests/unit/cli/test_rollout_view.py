@@ -257,6 +257,9 @@ def test_cli_view_a_run_without_rollouts_says_why(tmp_path: Path, capsys: pytest
     RunDirectory.create(config.run_dir, config.model_dump(mode="json")).close()
     assert roll(["view", str(config.run_dir)]) == 2
     assert "tracking.rollouts=false" in capsys.readouterr().err
+    (config.run_dir / "samples").mkdir()  # of a diffusion model
+    assert roll(["view", str(config.run_dir)]) == 2
+    assert "generates images, not text, so it has no rollouts: its samples are" in capsys.readouterr().err
 
 
 # ---- the full screen

@@ -94,6 +94,12 @@ def test_config_explain_a_section_is_explained_by_a_table_of_its_keys():
     assert "source: huggingface" in explain("data")
 
 
+def test_config_explain_presets_are_shown_for_the_pipelines_that_have_them():
+    assert "dr_grpo" in explain("algorithm") and "dr_grpo" in explain("algorithm", "agentic")
+    methods = explain("algorithm", "diffusion")
+    assert "type: flow_grpo" in methods and "preset" not in methods and "dr_grpo" not in methods
+
+
 def test_config_explain_without_a_key_the_sections_are_listed():
     text = explain()
     assert all(name in text for name in RLVRConfig.model_fields)

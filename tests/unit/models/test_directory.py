@@ -194,6 +194,14 @@ def test_model_directory_model_weights_that_overflow_the_dtype_asked_for_are_ref
         load_causal_lm(directory, "float16")
 
 
+def test_model_directory_a_diffusion_model_is_named_as_such(tiny_model: Path, tmp_path: Path):
+    directory = tmp_path / "model"
+    shutil.copytree(tiny_model, directory)
+    (directory / "model.safetensors").rename(directory / "diffusion_pytorch_model.safetensors")
+    with pytest.raises(ModelError, match="has the denoiser of a diffusion model, but a language model is needed here"):
+        find_model(directory)
+
+
 @pytest.mark.parametrize(
     "name", ["generation_config.json", "tokenizer.json", "chat_template.jinja", "adapter_config.json"]
 )

@@ -13,7 +13,8 @@ from PIL import Image
 
 import roll
 from roll.config.load import load_config
-from roll.errors import CheckpointError, ConfigError, DataError, ModelError, RewardInfraError, UserError
+from roll.diffusion.models.loading import list_denoiser_files
+from roll.errors import CheckpointError, ConfigError, DataError, ModelError, RewardInfraError
 from roll.media import MediaStore
 from roll.pipelines.diffusion.rows import ImageReader, read_rows
 from roll.pipelines.diffusion.sample_files import SampleRecord, draw_grid
@@ -224,10 +225,10 @@ def test_diffusion_export_and_evaluation_of_a_trained_model(world: Path) -> None
     ("row", "message"),
     [
         ({"image": "0.png"}, "there is no column 'prompt'"),
-        ({"prompt": 3, "image": "0.png"}, "column 'prompt' must be a string, got int"),
+        ({"prompt": 3, "image": "0.png"}, "column 'prompt' must be a string, got 3"),
         ({"prompt": "x", "image": "none.png"}, r"the image '.*none.png' does not exist"),
         ({"prompt": "x", "image": "http://a/b.png"}, "is a URL"),
-        ({"prompt": "x", "image": ["0.png"]}, "must be the path of an image, got list"),
+        ({"prompt": "x", "image": ["0.png"]}, r"must be the path of an image, got \['0.png'\]"),
     ],
 )
 def test_diffusion_bad_rows_are_reported_with_their_line(row: dict[str, Any], message: str, world: Path) -> None:
@@ -261,9 +262,24 @@ def test_diffusion_images_that_cannot_be_used_name_their_row(world: Path) -> Non
     (world / "0.png").write_bytes(b"<svg></svg>")
     with pytest.raises(DataError, match=r"line 1: the image '.*0.png' is not an image in a supported format"):
         roll.train(settings(world, "flow_matching", training={"prompts_per_step": 8}))
+    (world / "1.png").write_bytes(b"<svg></svg>")
+    with pytest.raises(DataError, match=r"2 of 8 rows of data source 'images' .*\n  2 × image\n"):
+        read_image_rows(world)  # all are reported at once, before training
+    Image.new("RGB", (2, 2)).save(world / "1.png")
     Image.new("RGB", (3, 5)).save(world / "0.png")
-    with pytest.raises((UserError, ValueError), match=r"sizes|shape|size"):
+    with pytest.raises(
+        DataError, match=r"line 2: the image '.*1.png' has 2 × 2 pixels, but '.*0.png' has 3 × 5: resize"
+    ):
+        read_image_rows(world)
+    for number in range(8):
+        Image.new("RGB", (3, 5)).save(world / f"{number}.png")
+    with pytest.raises(DataError, match=r"latents of shape \(1, 5, 3\), but `latent_shape` is \(1, 2, 2\): resize"):
         roll.train(settings(world, "flow_matching", name="sizes", training={"prompts_per_step": 8}))
+
+
+def read_image_rows(world: Path) -> Any:
+    config: Any = load_config(settings(world, "flow_matching"))
+    return read_rows(config.data, 0, ["image"])
 
 
 @pytest.mark.parametrize(
@@ -296,7 +312,17 @@ def test_diffusion_weights_of_another_model_are_refused(world: Path) -> None:
         roll.train(given)
     given["model"]["weights"] = str(world / "missing")
     (problem,) = roll.check(given).problems
-    assert "does not exist: give the directory of an export" in problem
+    assert "does not exist: give a run, a checkpoint, or the directory of an export" in problem
+
+
+def test_diffusion_weights_of_a_run_are_those_of_its_newest_checkpoint(world: Path) -> None:
+    roll.train(settings(world, "flow_matching", training={"num_steps": 1}))
+    run = world / "runs" / "flow_matching"
+    (newest,) = run.glob("checkpoints/step-*/model")
+    assert list_denoiser_files(run) == list_denoiser_files(newest.parent) == list_denoiser_files(newest)
+    given = settings(world, "flow_matching", name="further")
+    given["model"] = {"path": "worlds.diffusion_models:SmallModel", "weights": str(run)}
+    assert roll.check(given).problems == []
 
 
 def test_diffusion_check_reports_the_model_and_the_rows(world: Path) -> None:

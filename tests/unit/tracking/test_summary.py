@@ -16,7 +16,8 @@ from roll.errors import AlarmError, ConfigError
 from roll.pipelines.stop import Interrupted
 from roll.tracking.memory import PeakMemory, list_process_tree, measure_proportional_bytes
 from roll.tracking.plot import is_loss_plotted, plot_run, smooth
-from roll.tracking.summary import Ending, Summary, summarize
+from roll.tracking.run_directory import RunDirectory
+from roll.tracking.summary import Ending, Summary, list_next_commands, summarize
 
 
 def write_lines(path: Path, *rows: dict) -> Path:
@@ -113,6 +114,18 @@ def test_run_summary_compares_first_and_last_steps_that_do_not_overlap(
     count = min(5, num_steps // 2)
     assert summary.reward_first5 == pytest.approx((count - 1) / 2)
     assert summary.reward_last5 == pytest.approx(num_steps - 1 - (count - 1) / 2)
+
+
+def test_run_summary_the_next_commands_say_why_there_is_no_model(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    for num_trained, reason in ((0, "no step updated the weights"), (3, "checkpoint.at_end is false")):
+        summary = Summary(name="run", directory=str(run.path), num_steps=3, num_trained_steps=num_trained)
+        (line,) = list_next_commands(run, summary, "rlvr", has_rollouts=True)
+        assert line == f"there is no trained model, because no checkpoint was saved ({reason})"
+    (run.checkpoints_dir / "step-000003" / "model").mkdir(parents=True)
+    run.samples_dir.mkdir()
+    lines = list_next_commands(run, summary, "diffusion", has_rollouts=False)
+    assert lines[0] == f"samples  {run.samples_dir}" and "roll chat" not in lines[-1]
 
 
 def test_run_summary_of_one_step_shows_its_reward(tmp_path: Path) -> None:

@@ -40,6 +40,11 @@ def show_rollouts(path: str, filters: str, sort: str, *, plain: bool, limit: int
             f"'{run.rollouts_dir}' is a symbolic link, which is not followed: pass the run directory that contains "
             "the files."
         )
+    if not files and run.samples_dir.is_dir():
+        raise UserError(
+            f"run '{path}' generates images, not text, so it has no rollouts: its samples are the pictures and tables "
+            f"in '{run.samples_dir}'."
+        )
     if not files:
         raise UserError(f"run '{path}' has no rollouts yet, or was trained with tracking.rollouts=false.")
     if not plain and sys.stdin.isatty() and sys.stdout.isatty():

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from roll.errors import DataError
+
 __all__ = ["Conditions", "DiffusionModel", "to_float_images", "to_uint8_images"]
 
 Conditions: TypeAlias = Mapping[str, Tensor]
@@ -47,10 +49,13 @@ class DiffusionModel(ABC):
         """Return the latents [B, *latent_shape] of images [B, H, W, C]; by default pixels in [-1, 1].
 
         A video model encodes first frames and returns latents [B, C, 1, H, W].
+
+        Raises:
+            DataError: The images have another size than the model's.
         """
         pixels = to_float_images(images).to(self.device)
         if pixels.shape[1:] != torch.Size(self.latent_shape):
-            raise ValueError(
+            raise DataError(
                 f"images have the shape {tuple(pixels.shape[1:])} (channels, height, width), but the model has "
                 f"{self.latent_shape}: resize or convert them"
             )

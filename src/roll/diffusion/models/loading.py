@@ -12,6 +12,7 @@ import torch
 from roll.config.base import FUNCTION_PATTERN
 from roll.diffusion.models.base import DiffusionModel
 from roll.errors import ConfigError, ModelError, find_raise_location, one_line_error
+from roll.models import find_model_directory
 from roll.user_code import load_function
 
 __all__ = ["FAMILIES", "list_denoiser_files", "load_diffusion_model", "load_weights", "read_family"]
@@ -37,8 +38,8 @@ def load_diffusion_model(
 
     Args:
         path: A directory with `model_index.json`, or the import path of a subclass of `DiffusionModel`.
-        weights: A directory with the denoiser's weights, as written by `TrainerGroup.export`; by default the weights of
-            `path`, which may be random for a custom class.
+        weights: A run, a checkpoint, or a directory that `TrainerGroup.export` wrote; by default the weights of `path`,
+            which may be random for a custom class.
         options: Keyword arguments of a custom class.
         sizes: Keyword arguments of `PipelineModel`.
         dtype: The dtype of the denoiser.
@@ -119,17 +120,17 @@ def _load_pipeline(directory: Path, sizes: dict[str, Any], dtype: torch.dtype) -
 
 
 def list_denoiser_files(directory: Path) -> list[Path]:
-    """Return the safetensors files of the directory `model.weights`, sorted by name.
+    """Return the safetensors files of `model.weights`, which may be a run or a checkpoint, sorted by name.
 
     Raises:
         ModelError: The directory has no such files.
     """
-    files = sorted(directory.glob("*.safetensors"))
+    files = sorted((find_model_directory(directory) or directory).glob("*.safetensors"))
     if not files:
         problem = "has no safetensors files" if directory.is_dir() else "does not exist"
         raise ModelError(
-            f"model.weights '{directory}' {problem}: give the directory of an export, such as the `model` directory of "
-            "another run's checkpoint. If that run has not been trained yet, train it first."
+            f"model.weights '{directory}' {problem}: give a run, a checkpoint, or the directory of an export. If the "
+            "run has not been trained yet, train it first."
         )
     return files
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from roll.diffusion.models.base import Conditions, DiffusionModel, to_float_images
-from roll.errors import ModelError
+from roll.errors import DataError, ModelError
 
 __all__ = ["FluxModel", "PipelineModel", "StableDiffusion3Model", "WanModel"]
 
@@ -104,7 +104,7 @@ class PipelineModel(DiffusionModel):
 
     def _check_size(self, pixels: Tensor) -> None:
         if pixels.shape[-2:] != (self.height, self.width):
-            raise ValueError(
+            raise DataError(
                 f"an image has {pixels.shape[-2]} x {pixels.shape[-1]} pixels, but model.height and model.width are "
                 f"{self.height} and {self.width}: resize it"
             )

@@ -185,7 +185,7 @@ class DiffusionRun:
             for i, (path, score) in enumerate(zip(group.paths, group.scores, strict=True))
             if path.images is not None
         ]
-        directory = self.run.tracker.run.path / "samples"
+        directory = self.run.tracker.run.samples_dir
         write_samples(directory, f"step-{self.run.state.step + 1:06d}", records, self.store)
 
     async def _update(self, batch: DiffusionBatch) -> StepResult:
@@ -236,6 +236,6 @@ class DiffusionRun:
                 metrics, records = await self.run.stop.run_unless_stopped(self.evaluation.evaluate())
             self.run.state.evaluated_at = step
             self.run.state.record_score(step, metrics.get("eval/score", math.nan))
-            directory = self.run.tracker.run.path / "samples"
+            directory = self.run.tracker.run.samples_dir
             write_samples(directory, f"evaluation-step-{step:06d}", records, self.store)
             self.run.tracker.log_evaluation(step, metrics)

@@ -1,7 +1,8 @@
 """Rows of prompts and images, and their stream of draws.
 
-Images are decoded when their row is drawn. If an image cannot be decoded, has changed since the run began, or does not
-have the model's size, the error names the row; a blank image is never substituted.
+The header of every image is read at the start, and all unusable rows are reported at once. An image is decoded when its
+row is drawn. If an image cannot be decoded, or has changed since the run began, the error names the row; a blank image
+is never substituted.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from numpy.typing import NDArray
 
 from roll.config.diffusion import DiffusionDataConfig
 from roll.data import WeightedSource, WeightedStream
-from roll.data.cells import BadRow, read_column
+from roll.data.bad_rows import BadRowCollector
+from roll.data.cells import BadRow, Row, read_column
 from roll.data.files import open_table
-from roll.errors import DataError
-from roll.media.images import decode_image
+from roll.errors import DataError, short
+from roll.media.images import decode_image, read_image_size
 
 __all__ = ["ImageReader", "ImageRow", "ImageRows", "RowDraw", "RowStream", "read_rows"]
 
@@ -167,40 +169,83 @@ def _order_by_distinct_prompts(rows: Sequence[ImageRow]) -> list[ImageRow]:
 
 
 def _read_table(path: Path, config: DiffusionDataConfig, keys: Mapping[str, str]) -> list[ImageRow]:
-    table, rows = open_table(path), list[ImageRow]()
+    table, rows, bad, sizes = open_table(path), list[ImageRow](), BadRowCollector(), _SizeCheck()
     for number, row in enumerate(table.scan(None)):
         location = table.describe_location(number)
-        if isinstance(row, DataError):
-            raise row
-        prompt = read_column(row, config.prompt_key, location, "data.prompt_key")
-        if not isinstance(prompt, str):
-            raise BadRow(
-                "prompt is not text",
-                f"{location}: column '{config.prompt_key}' must be a string, got {type(prompt).__name__}.",
-            )
-        images = {name: _find_image(row, name, key, path, location) for name, key in keys.items()}
-        used = {config.prompt_key, *keys.values()}
-        rows.append(
-            ImageRow(
-                uid=f"{config.domain}/{path.stem}-{table.get_key(number)}",
-                prompt=prompt,
-                location=location,
-                images=images,
-                identities={name: FileIdentity.read(path) for name, path in images.items()},
-                metadata={name: value for name, value in row.items() if name not in used},
-            )
-        )
+        bad.num_rows += 1
+        try:
+            if isinstance(row, DataError):
+                raise row
+            rows.append(_read_row(row, config, keys, path, location, table.get_key(number)))
+            sizes.check(rows[-1])
+        except DataError as error:
+            bad.add_error(error)
+    if bad.counts:
+        raise DataError("\n".join([*bad.format_lines(config.domain), "Correct these rows, or leave them out."]))
     if not rows:
         raise DataError(f"{table.name} has no rows: at least one row is needed.")
     return rows
 
 
-def _find_image(row: Mapping[str, Any], name: str, key: str, table: Path, location: str) -> Path:
-    value = read_column(row, key, location, f"data.{name}_key")
+def _read_row(
+    row: Row, config: DiffusionDataConfig, keys: Mapping[str, str], path: Path, location: str, key: str
+) -> ImageRow:
+    prompt = read_column(row, config.prompt_key, location, "prompt_key")
+    if not isinstance(prompt, str):
+        raise BadRow(
+            "prompt is not text",
+            f"{location}: column '{config.prompt_key}' must be a string, got {short(prompt)}.",
+        )
+    images = {name: _find_image(row, name, column, path, location) for name, column in keys.items()}
+    used = {config.prompt_key, *keys.values()}
+    return ImageRow(
+        uid=f"{config.domain}/{path.stem}-{key}",
+        prompt=prompt,
+        location=location,
+        images=images,
+        identities={name: FileIdentity.read(file) for name, file in images.items()},
+        metadata={name: value for name, value in row.items() if name not in used},
+    )
+
+
+class _SizeCheck:
+    """Checks that all images of a table are images of the same size."""
+
+    def __init__(self) -> None:
+        self._first: tuple[tuple[int, int], Path] | None = None
+
+    def check(self, row: ImageRow) -> None:
+        """Check the images of a row, from their headers.
+
+        Raises:
+            BadRow: A file is no image, or its size differs from that of the table's first image.
+        """
+        for path in row.images.values():
+            with path.open("rb") as file:
+                size = read_image_size(file)
+            if size is None:
+                try:
+                    decode_image(path.read_bytes(), f"{row.location}: the image '{path}'")
+                except DataError as error:
+                    raise BadRow("image", f"{error} Correct the image, or leave the row out.") from error
+                continue
+            self._first = self._first or (size, path)
+            # The rotation in the EXIF data is not read, so width and height may be exchanged.
+            if sorted(size) != sorted(self._first[0]):
+                width, height = self._first[0]
+                raise BadRow(
+                    "image of another size",
+                    f"{row.location}: the image '{path}' has {size[0]} × {size[1]} pixels, but '{self._first[1]}' has "
+                    f"{width} × {height}: resize the images to the model's size.",
+                )
+
+
+def _find_image(row: Row, name: str, key: str, table: Path, location: str) -> Path:
+    value = read_column(row, key, location, f"{name}_key")
     if not isinstance(value, str) or not value:
         raise BadRow(
             "image is not a path",
-            f"{location}: column '{key}' must be the path of an image, got {type(value).__name__}.",
+            f"{location}: column '{key}' must be the path of an image, got {short(value)}.",
         )
     if "://" in value:
         raise BadRow(
