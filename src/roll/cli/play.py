@@ -144,11 +144,20 @@ def build_human_policy(environment: Any) -> Policy:
 
 
 def build_messages(transcript: Transcript) -> list[Message]:
-    """Return an episode as chat messages: observations with the role user, actions with the role assistant."""
+    """Return an episode as chat messages: observations with the role user, actions with the role assistant.
+
+    Raises:
+        UserError: An observation has an image, which the policies of the command line do not support.
+    """
     messages: list[Message] = [Message(role="user", content=transcript.first)]
     for turn in transcript.turns:
         messages.append(Message(role="assistant", content=turn.action))
         messages.append(Message(role="user", content=turn.observation))
+    if any(message.media for message in messages):
+        raise UserError(
+            f"the environment '{transcript.environment}' shows images, but models play here with text only: use "
+            "`--policy random`, or evaluate the model with `roll eval` and a configuration with this environment."
+        )
     return messages
 
 

@@ -27,6 +27,7 @@ from roll.envs.protocol import (
     RESET_RULE,
     STEP_CONTRACT,
     ProtocolError,
+    check_images,
     check_reset_result,
     check_step_result,
     shorten_repr,
@@ -314,11 +315,15 @@ async def _check_event_loop(build: Callable[[], Any], num_seeds: int) -> Any:
 
 
 async def _reset(env: Any, seed: int) -> ResetResult:
-    return check_reset_result(await _call(RESET_RULE, env.reset, seed=seed))
+    result = check_reset_result(await _call(RESET_RULE, env.reset, seed=seed))
+    check_images(RESET_RULE, result[0])
+    return result
 
 
 async def _step(env: Any, action: str) -> StepResult:
-    return check_step_result(await _call(STEP_CONTRACT, env.step, action))
+    result = check_step_result(await _call(STEP_CONTRACT, env.step, action))
+    check_images(STEP_CONTRACT, result[0])
+    return result
 
 
 async def _call(rule: str, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:

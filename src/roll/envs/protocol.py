@@ -9,11 +9,20 @@ from typing import Any
 from roll.envs.base import ResetResult, StepResult
 from roll.envs.images import encode_images
 from roll.errors import DataError, InfraError
-from roll.types import Content, parse_content
+from roll.media import decode_image
+from roll.types import Content, ImageData, parse_content
 
-__all__ = ["RESET_RULE", "STEP_CONTRACT", "ProtocolError", "check_reset_result", "check_step_result", "shorten_repr"]
+__all__ = [
+    "RESET_RULE",
+    "STEP_CONTRACT",
+    "ProtocolError",
+    "check_images",
+    "check_reset_result",
+    "check_step_result",
+    "shorten_repr",
+]
 
-RESET_RULE = "`reset(seed)` returns an observation and information: `(str, dict)`"
+RESET_RULE = "`reset(seed)` returns an observation and information: `(observation, dict)`"
 STEP_CONTRACT = "`step(action)` returns `(observation, reward, terminated, truncated, info)`"
 
 
@@ -81,8 +90,27 @@ def _check_observation(rule: str, observation: Any) -> Content:
         return parse_content(encode_images(observation))
     except (ValueError, DataError) as error:
         remedy = "return a string, an image (Pillow or a uint8 array), or a tuple of strings and images"
-        why = f" ({error})" if isinstance(error, DataError) or isinstance(observation, list | tuple) else ""
-        raise ProtocolError(rule, f"the observation {_describe_value(observation)}{why}", remedy) from None
+        if isinstance(error, DataError):  # the pixels of an image would say less than the error
+            behavior = f"an observation with an image that cannot be encoded: {str(error).removesuffix('.')}"
+        else:
+            why = f" ({error})" if isinstance(observation, list | tuple) else ""
+            behavior = f"the observation {_describe_value(observation)}{why}"
+        raise ProtocolError(rule, behavior, remedy) from None
+
+
+def check_images(rule: str, observation: Content) -> None:
+    """Check that the images of an observation can be decoded, as they are in a run.
+
+    Raises:
+        ProtocolError: An image cannot be decoded; the error contains `rule`.
+    """
+    for part in () if isinstance(observation, str) else observation:
+        if isinstance(part, ImageData):
+            try:
+                decode_image(part.data, "the image")
+            except DataError as error:
+                behavior = f"an observation with an image that cannot be decoded: {str(error).removesuffix('.')}"
+                raise ProtocolError(rule, behavior, "return a Pillow image or a uint8 array, not bytes") from None
 
 
 def _find_problems(rule: str, info: Any) -> Iterator[ProtocolError]:

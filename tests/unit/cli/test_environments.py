@@ -10,8 +10,10 @@ from aiohttp import web
 from click.testing import CliRunner, Result
 
 from roll.cli.commands import CommandState, roll
-from roll.cli.play import PlayerSettings, play_episodes
+from roll.cli.play import PlayerSettings, build_messages, play_episodes
+from roll.envs.transcripts import Transcript
 from roll.errors import InfraError, UserError
+from roll.types import ImagePart, TextPart
 
 OWN = """
 import random
@@ -178,6 +180,13 @@ async def test_cli_env_the_embedded_engine_plays(tiny_model: Path) -> None:
     sampling = PlayerSettings(model=str(tiny_model), url=None, max_new_tokens=4, temperature=1.0)
     played = await play_episodes("guess_number", {"max_number": 3}, "model", sampling, [0, 0], 2)
     assert played[0] == played[1] and played[0].turns
+
+
+def test_cli_env_a_model_that_plays_reads_only_text() -> None:
+    shown = (TextPart(text="Look: "), ImagePart(digest="00ff"))
+    transcript = Transcript(environment="screens.py:Screens", seed=0, first=shown, turns=[])
+    with pytest.raises(UserError, match=r"'screens.py:Screens' shows images, but models play here with text only: use"):
+        build_messages(transcript)
 
 
 def test_cli_env_a_players_own_tool_is_written_as_in_a_configuration(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from roll.envs import ENVS, conformance
@@ -178,6 +179,24 @@ def test_env_conformance_a_broken_rule_is_named_with_the_way_to_mend_it(kind: ty
     fatal = [finding for finding in check_object(kind) if finding.fatal]
     assert any(finding.rule.startswith(rule) and mend in finding.remedy for finding in fatal), fatal
     assert len({finding.rule for finding in fatal}) == 1
+
+
+@pytest.mark.parametrize(
+    ("image", "behavior"),
+    [
+        (np.zeros((4, 4, 3), np.float32), "cannot be encoded: the image is an array of float32 with shape (4, 4, 3)"),
+        (b"<svg/>", "cannot be decoded: the image is not an image in a supported format"),
+    ],
+)
+def test_env_conformance_images_are_decoded(image: Any, behavior: str) -> None:
+    class Shows(Good):
+        def reset(self, seed: int | None = None) -> Any:
+            observation, info = super().reset(seed)
+            return (observation, image), info
+
+    (finding,) = [finding for finding in check_object(Shows) if finding.fatal]
+    assert f"an observation with an image that {behavior}" in finding.behavior
+    assert "Pillow" in finding.remedy
 
 
 def test_env_conformance_what_is_only_missing_is_advice() -> None:
