@@ -283,20 +283,9 @@ class Tracker:
             plot_run(plot_path, self.run.name, rows)
         self.console.close()
         self.console.show(summary.build_table())
-        self.console.show(
-            "\n".join(
-                [
-                    str(self.run.summary_path),
-                    str(plot_path),
-                    *list_next_commands(
-                        self.run,
-                        summary,
-                        self._config.pipeline,
-                        has_rollouts=self._rollouts_per_step is not None,
-                    ),
-                ]
-            )
-        )
+        has_rollouts = self._rollouts_per_step is not None
+        commands = list_next_commands(self.run, summary, self._config.pipeline, has_rollouts=has_rollouts)
+        self.console.show("\n".join([str(self.run.summary_path), str(plot_path), *commands]))
         return summary
 
     def _record(self, step: int, kind: RowKind, metrics: Mapping[str, float]) -> None:

@@ -124,9 +124,7 @@ def build_examples(
         raise DataError("some data sources have a weight and others do not: set `weight` for all of them, or for none.")
     store = None if media is None else media.store
     loaded = list(_load_sources(configs, kind, seed, sample_builder.renderer.find_special_token, pipeline, store))
-    for entry in loaded:
-        if media is not None and entry.media_columns is not None:
-            entry.media_columns.warn_without_media(entry.domain, media.processor.kinds)
+    _warn_without_media(loaded, media)
     total = sum(len(entry.training) + len(entry.held_out) for entry in loaded)
     check = ExampleChecker(sample_builder=sample_builder, checks_all=total <= MAX_CHECKED_AT_START)
     for entry in loaded:
@@ -195,6 +193,13 @@ def _load_sources(
         yield _LoadedSource(
             config=config, domain=domain, training=sides[0], held_out=sides[1], bad=bad, media_columns=media_columns
         )
+
+
+def _warn_without_media(loaded: Sequence[_LoadedSource], media: MediaText | None) -> None:
+    """Warn of sources that have media in columns which no key names, if the model can read media."""
+    for entry in loaded:
+        if media is not None and entry.media_columns is not None:
+            entry.media_columns.warn_without_media(entry.domain, media.processor.kinds)
 
 
 def _report_bad_rows(loaded: Sequence[_LoadedSource]) -> None:
