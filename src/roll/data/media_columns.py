@@ -8,7 +8,7 @@ from typing import Any
 
 from roll.config.sources import ConversationColumns
 from roll.data.cells import Row
-from roll.errors import DataError, short
+from roll.errors import DataError, shorten
 from roll.registry import did_you_mean
 from roll.types import MediaKind, Message
 
@@ -76,5 +76,5 @@ class MediaColumns:
         )
 
     def _list_columns(self) -> str:
-        columns = ", ".join(short(column) for column in self._columns[:20])
+        columns = ", ".join(shorten(column) for column in self._columns[:20])
         return f"The columns of the first row are: {columns}."

@@ -195,7 +195,7 @@ def _load_sources(
         )
 
 
-def _warn_without_media(loaded: Sequence[_LoadedSource], media: MediaText | None) -> None:
+def _warn_without_media(loaded: Sequence[_LoadedSource], media: MediaInputs | None) -> None:
     """Warn of sources that have media in columns which no key names, if the model can read media."""
     for entry in loaded:
         if media is not None and entry.media_columns is not None:

@@ -22,7 +22,7 @@ from roll.data import WeightedSource, WeightedStream
 from roll.data.bad_rows import BadRowCollector
 from roll.data.cells import BadRow, Row, read_column
 from roll.data.files import open_table
-from roll.errors import DataError, short
+from roll.errors import DataError, shorten
 from roll.media.images import decode_image, read_image_size
 
 __all__ = ["ImageReader", "ImageRow", "ImageRows", "RowDraw", "RowStream", "read_rows"]
@@ -194,7 +194,7 @@ def _read_row(
     if not isinstance(prompt, str):
         raise BadRow(
             "prompt is not text",
-            f"{location}: column '{config.prompt_key}' must be a string, got {short(prompt)}.",
+            f"{location}: column '{config.prompt_key}' must be a string, got {shorten(prompt)}.",
         )
     images = {name: _find_image(row, name, column, path, location) for name, column in keys.items()}
     used = {config.prompt_key, *keys.values()}
@@ -245,7 +245,7 @@ def _find_image(row: Row, name: str, key: str, table: Path, location: str) -> Pa
     if not isinstance(value, str) or not value:
         raise BadRow(
             "image is not a path",
-            f"{location}: column '{key}' must be the path of an image, got {short(value)}.",
+            f"{location}: column '{key}' must be the path of an image, got {shorten(value)}.",
         )
     if "://" in value:
         raise BadRow(
