@@ -79,7 +79,7 @@ def open_ray(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDi
         [{kind: float(per_node)}] * placement.num_nodes,
         strategy="STRICT_SPREAD" if placement.num_nodes > 1 else "PACK",
         # Trainers must not run on nodes that may leave.
-        bundle_label_selector=[build_label_selector(elastic)] * placement.num_nodes if elastic else [],
+        bundle_label_selector=[build_label_selector(elastic)] * placement.num_nodes if elastic else None,
     )
     # `wait` returns False instead of raising, and a group that is still pending would take the devices later.
     if not group.wait(PLACEMENT_TIMEOUT_S):

@@ -20,7 +20,7 @@ LOSSES: ExtensibleRegistry[Callable[..., Any]] = ExtensibleRegistry("loss", {}, 
 GATES: ExtensibleRegistry[Callable[..., Any]] = ExtensibleRegistry(
     "gate",
     {
-        "min_clip": "roll.algorithms.gates:MinClipConfig",
+        "min_clip": "roll.algorithms.gates:MinClip",
         "dual_clip": "roll.algorithms.gates:DualClipConfig",
         "stop_gradient": "roll.algorithms.gates:StopGradientConfig",
         "sign_split": "roll.algorithms.gates:SignSplitConfig",
