@@ -34,10 +34,11 @@ class Callbacks:
         for name in ("on_step", "on_evaluation", "on_save"):
             function = getattr(self, name)
             if function is not None and not callable(function):
-                raise ConfigError(f"{name} is of type {type(function).__name__}: pass a function.")
+                raise ConfigError(f"{name} must be a function, got {type(function).__name__}.")
             if inspect.iscoroutinefunction(function):
                 raise ConfigError(
-                    f"{name} is a coroutine function: pass an ordinary function, which is called between steps."
+                    f"{name} must be an ordinary function, got a coroutine function: callbacks are called between "
+                    "steps."
                 )
 
     def notify_step(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -67,8 +67,8 @@ class ExtensibleRegistry(Registry[T]):
         found = _find_installed_extensions(self.group).get(name, ())
         if len(found) > 1:
             raise ConfigError(
-                f"{self.kind} '{name}' is registered by several installed packages ({', '.join(found)}): "
-                "write its import path, package.module:name."
+                f"{self.kind} '{name}' is registered by several installed packages ({', '.join(found)}): use its "
+                "import path, package.module:name."
             )
         if found:
             return found[0]

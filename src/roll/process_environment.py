@@ -74,8 +74,8 @@ def find_socket_directory(relative_length: int) -> str:
     if os.path.isdir("/tmp") and os.access("/tmp", os.W_OK | os.X_OK):
         return "/tmp"
     raise ConfigError(
-        f"the directory for temporary files, '{directory}', has a path of {len(os.fsencode(directory))} bytes, but "
-        f"paths of sockets in it may have only {MAX_SOCKET_PATH_LENGTH}. Set TMPDIR to a directory with a shorter path."
+        f"the path of the temporary directory '{directory}' has {len(os.fsencode(directory))} bytes, but socket paths "
+        f"in it must not exceed {MAX_SOCKET_PATH_LENGTH} bytes: set TMPDIR to a directory with a shorter path."
     )
 
 

@@ -68,7 +68,7 @@ def import_object(path: str) -> object:
     """
     module_name, separator, attribute = path.partition(":")
     if not (separator and module_name and attribute):
-        raise ConfigError(f"import path '{path}' is malformed: write 'package.module:name'.")
+        raise ConfigError(f"import path '{path}' is malformed: expected 'package.module:name'.")
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

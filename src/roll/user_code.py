@@ -74,7 +74,7 @@ def check_call(function: Callable[..., Any], description: str, *arguments: str) 
         ConfigError: The function does not accept the arguments.
     """
     if not callable(function):
-        raise ConfigError(f"{description} is of type {type(function).__name__}, not a function or a class.")
+        raise ConfigError(f"{description} must be a function or a class, got {type(function).__name__}.")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -103,7 +103,9 @@ def check_factory(factory: Callable[..., Any], description: str, methods: Iterab
     check_call(factory, description, *arguments)
     lacking = [name for name in methods if not callable(getattr(factory, name, None))]
     if isinstance(factory, type) and lacking:
-        raise ConfigError(f"{description} lacks {', '.join(lacking)}: docs/python.md describes the required methods.")
+        raise ConfigError(
+            f"{description} does not define {', '.join(lacking)}: docs/python.md describes the required methods."
+        )
 
 
 @functools.cache
@@ -114,7 +116,7 @@ def _load(path: str, kind: str, directory: str) -> Callable[..., Any]:
     if file is not None and not file.is_file() and (there := Path(start_directory) / file).is_file():
         file = there
     if file is not None and not file.is_file():
-        raise ConfigError(f"{kind}: there is no file '{file}'{format_search_directory(file)}.")
+        raise ConfigError(f"{kind}: file '{file}' does not exist{format_search_directory(file)}.")
     for each in (*([] if file is None else [str(file.resolve().parent)]), directory, start_directory):
         if each not in sys.path:
             sys.path.append(each)
@@ -135,7 +137,7 @@ def _load(path: str, kind: str, directory: str) -> Callable[..., Any]:
     _warn_about_shadowed_import(path, directory)
     _loaded_files.update(find_source_files(path, directory))
     if not callable(function):
-        raise ConfigError(f"{kind} '{path}' is of type {type(function).__name__}, not a function or a class.")
+        raise ConfigError(f"{kind} '{path}' must be a function or a class, got {type(function).__name__}.")
     return function
 
 

@@ -134,7 +134,7 @@ def test_agentic_run_mistakes_are_named_before_anything_starts(tmp_path: Path, t
         roll.train(config(tmp_path, tiny_model, [{"environment": "game:GuessTheNumber-v0-eazy"}]))
     with pytest.raises(DataError, match=r"max_numbr"):
         roll.train(config(tmp_path, tiny_model, [{"environment": "guess_number", "options": {"max_numbr": 3}}]))
-    with pytest.raises(ConfigError, match=r"several environments have the names"):
+    with pytest.raises(ConfigError, match=r"environment names must be unique"):
         roll.train(config(tmp_path, tiny_model, [{"environment": own}, {"environment": own}]))
     with pytest.raises(ConfigError, match="unknown wrapper 'time_limits'"):
         roll.train(config(tmp_path, tiny_model, [{"environment": "guess_number", "wrappers": ["time_limits"]}]))

@@ -135,6 +135,6 @@ def test_algorithm_run_a_function_that_is_not_there_is_refused_before_anything_s
 
     missing = f"{tmp_path}/none.py:f"
     algorithm = {"loss": missing} if key == "loss" else {"advantage": {"function": missing}}
-    with pytest.raises(ConfigError, match="there is no file"):
+    with pytest.raises(ConfigError, match="does not exist"):
         roll.train(config(tmp_path, tiny_model, algorithm))
     assert not (tmp_path / "run").exists()

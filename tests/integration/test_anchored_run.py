@@ -114,8 +114,8 @@ def test_anchor_run_mistakes_in_demonstrations_are_named_before_training(tmp_pat
         with pytest.raises(DataError, match=words):
             roll.train(config(tmp_path / words[:5], tiny_model, environment, demonstrations=shown(tmp_path, row)))
 
-    refused({"seed": 4, "actions": ["a", "b"]}, r"line 1: seed is 4, but .* the seeds 0 to 3")
-    refused({"seed": 0, "actions": ["a"]}, r"1 actions, but a demonstration must have 2 to num_turns .3. actions.")
+    refused({"seed": 4, "actions": ["a", "b"]}, r"line 1: seed must be from 0 to 3 .*got 4")
+    refused({"seed": 0, "actions": ["a"]}, r"a demonstration must have 2 to num_turns .3. actions, got 1.")
     refused({"seed": 0, "action": ["a", "b"]}, r"unknown keys \['action'\]")
     refused(
         {"seed": 0, "actions": ["no", "go 0", "x"]},

@@ -162,7 +162,7 @@ async def test_judge_run_an_engine_that_cannot_be_started_again_is_tried_again_w
                 generation = await judge.generate(ask(number), 60.0)
                 break
             except RewardInfraError as error:  # hears of the last failure, and starts the engine once more
-                assert "cannot be started again: no memory" in str(error)
+                assert "cannot be restarted: no memory" in str(error)
         assert generation is not None
         assert judge.collect_metrics()["judge/replaced"] == 1
     finally:
@@ -181,7 +181,7 @@ async def test_judge_run_a_judge_that_does_not_answer_in_time_is_unreachable_and
         request = GenerationRequest(
             request_id="slow", token_ids=np.array(tokens, np.int32), sampling=SamplingParams(max_new_tokens=9)
         )
-        with pytest.raises(RewardInfraError, match=r"gave no reply within 0\.05 s"):
+        with pytest.raises(RewardInfraError, match=r"did not respond within 0\.05 s"):
             await judge.generate(request, 0.05)
         await judge._proxy.wait_for_orphaned_requests()  # nobody had to ask for it
         await engine.resume()

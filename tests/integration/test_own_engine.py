@@ -55,13 +55,13 @@ def test_own_engine_trains_in_the_workers_of_ray(folder: Path, tiny_model: Path)
     [
         (
             {"cluster": {"sharing": "colocated"}},
-            "cluster.sharing colocated needs an engine that can release its memory (can_sleep), but "
+            "cluster.sharing colocated requires an engine that can free its memory (sleep) (can_sleep), but "
             "inference.engine is engines/mine.py:PlainEngine: set inference.engine to hf, or set "
             "cluster.sharing to auto.",
         ),
         (
             {"inference": {"engine": ENGINE, "quantization": "int8"}},
-            "inference.quantization int8 needs an engine that can read weights in 8 bits (quantized_sync), but "
+            "inference.quantization int8 requires an engine that can receive 8-bit weights (quantized_sync), but "
             "inference.engine is engines/mine.py:PlainEngine: set inference.engine to vllm or hf, or set "
             "inference.quantization to none.",
         ),

@@ -81,7 +81,7 @@ def test_own_loss_own_gate_trains_on_the_ranks_of_ray(folder: Path, tiny_model: 
         ({"gate": {"type": "python", "gate": "my_gate.py:Cubik"}}, "'my_gate.py' has no 'Cubik'. Did you mean 'Cubic'"),
         (
             {"gate": {"type": "python", "gate": "my_gate.py:Cubic", "options": {"power": 3}}},
-            "gate 'my_gate.py:Cubic' cannot be built with algorithm.gate.options {'power': 3}",
+            "gate 'my_gate.py:Cubic' cannot be created with algorithm.gate.options {'power': 3}",
         ),
     ],
 )

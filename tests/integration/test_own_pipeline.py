@@ -103,7 +103,7 @@ def test_own_pipeline_that_changed_is_no_longer_the_runs(folder: Path, tiny_mode
         ),
         (
             "class Longest:\n    def __init__(self): raise SystemExit(3)",
-            "pipeline 'wrong.py:Longest' cannot be built (",
+            "pipeline 'wrong.py:Longest' cannot be created (",
         ),
         ("class Longes: ...", "pipeline: 'wrong.py' has no 'Longest'. Did you mean 'Longes'?"),
     ],

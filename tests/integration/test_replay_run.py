@@ -163,9 +163,9 @@ def test_replay_run_what_cannot_be_replayed_is_refused_and_leaves_nothing_behind
             ConfigError,
             "but the recorded run has no greedy answers",
         ),
-        (["tracking.record_rollouts=true"], ConfigError, "would record batches that replay.run already recorded"),
+        (["tracking.record_rollouts=true"], ConfigError, "is not supported in a replay"),
         (["replay.checkpoint=nowhere"], ConfigError, "'nowhere' is not a checkpoint"),
-        (["replay.lengths=free"], ConfigError, "needs new answers, but `only: train`"),
+        (["replay.lengths=free"], ConfigError, "is not supported with `only: train`"),
     ]
     for overrides, kind, what in refused:
         with pytest.raises(kind, match=what):

@@ -100,7 +100,7 @@ def test_rlvr_run_an_adapter_is_exported_as_peft_reads_it_with_the_runs_figures(
     assert "| `model.lora` | rank 4, alpha 12.0 |" in card and str(tmp_path) not in card and str(tiny_model) not in card
     files = {path.name for path in (tmp_path / "adapter").iterdir()}
     assert files == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
-    with pytest.raises(RunDirectoryError, match="exists already"):
+    with pytest.raises(RunDirectoryError, match="already exists"):
         roll.export(tmp_path / "run", tmp_path / "adapter", adapter=True)
 
 

@@ -184,7 +184,7 @@ def test_sft_run_rows_may_be_python_objects(tmp_path: Path, tiny_model: Path) ->
     rows = [{"prompt": f"Say {word}.", "completion": word} for word in ("ab", "ba", "cab")]
     summary = roll.train(plain, data=rows, held_out=[{"prompt": "Say abc.", "completion": "abc"}])
     assert summary.score_after is not None and summary.num_steps == 3
-    with pytest.raises(ConfigError, match=r"the pipeline sft learns from given examples"):
+    with pytest.raises(ConfigError, match=r"the pipeline sft, which does not score answers"):
         roll.train({**plain, "name": "other"}, data=rows, reward="math")
 
 

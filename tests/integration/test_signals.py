@@ -33,7 +33,7 @@ def test_signal_a_signal_saves_and_the_resumed_run_goes_on_as_if_nothing_had_bee
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == code, errors.decode()
     assert (
-        f"{number.name}: the run ends and saves its last complete step"
+        f"{number.name}: stopping the run and saving its last complete step"
         in (run.path / "logs" / "controller-0.log").read_text()
     )
     assert f"roll resume {run.path}" in errors.decode()

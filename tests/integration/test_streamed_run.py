@@ -100,13 +100,13 @@ def test_streamed_gradients_that_no_longer_match_are_discarded(
     streamed, weights = train(tmp_path, tiny_model, stream=True)
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
     assert {row.get("training/streamed_share", 0.0) for row in streamed} == {0.0}
-    assert "the streamed gradients are discarded" in caplog.text
+    assert "discarding the streamed gradients" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algorithm": {"updates": {"num_minibatches": 2}}}, r"num_minibatches 2; it needs one update per step"),
+        ({"algorithm": {"updates": {"num_minibatches": 2}}}, r"num_minibatches 2; it requires one update per step"),
         ({"algorithm": {"advantage": {"std": "batch"}}}, r"advantage\.std batch; .* set mean and std to group or none"),
         ({"algorithm": {"advantage": {"whiten": "token"}}}, "advantage.whiten token"),
         ({"algorithm": {"weights": {"length": True}}}, r"algorithm\.weights\.length"),

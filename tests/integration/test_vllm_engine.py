@@ -356,8 +356,8 @@ async def test_vllm_engine_a_wrong_manifest_is_refused_by_name_and_nothing_chang
     unknown = TensorSpec(name="model.layers.9.extra.weight", shape=(1,), dtype="float32")
     wrong = {
         f"'{NAME}' is missing": without(offer, NAME),
-        f"'{NAME}' has shape": with_shape(offer, NAME, (128, 64)),
-        "'model.layers.9.extra.weight' is unknown": replace(offer, manifest=(*offer.manifest, unknown)),
+        f"'{NAME}' must have shape": with_shape(offer, NAME, (128, 64)),
+        "'model.layers.9.extra.weight' does not exist": replace(offer, manifest=(*offer.manifest, unknown)),
     }
     for message, update in wrong.items():
         with pytest.raises(WeightSyncError, match=message):

@@ -118,5 +118,5 @@ def test_vllm_router_replay_a_model_without_experts_is_refused_at_start(tmp_path
         finally:
             await engine.close()
 
-    with pytest.raises(ModelError, match="router_replay is 'engine'"):
+    with pytest.raises(ModelError, match="router_replay 'engine'"):
         asyncio.run(start())

@@ -63,5 +63,5 @@ def test_process_environment_sockets_go_where_their_paths_are_short(monkeypatch:
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     assert find_socket_directory(relative_length=10) == "/tmp"
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(ConfigError, match=r"a path of \d+ bytes.*Set TMPDIR to a directory with a shorter path"):
+    with pytest.raises(ConfigError, match=r"has \d+ bytes.*set TMPDIR to a directory with a shorter path"):
         find_socket_directory(relative_length=10)

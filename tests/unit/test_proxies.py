@@ -151,7 +151,7 @@ def test_proxies_are_chosen_by_scheme_and_socks_is_refused_by_name(monkeypatch: 
 def test_proxies_are_named_without_their_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://user:secret@proxy.example.net:3128")
     said = describe_proxy("http://a.com")
-    assert said == " (through the proxy proxy.example.net:3128; NO_PROXY lists hosts that are reached without one)"
+    assert said == " (through the proxy proxy.example.net:3128; to bypass it, add the host to NO_PROXY)"
     assert describe_proxy("http://localhost:1") == ""
 
 

@@ -115,7 +115,7 @@ def test_user_code_that_cannot_be_imported_is_named_in_one_line(tmp_path: Path, 
 
 def test_user_code_behind_links_in_a_circle_is_a_missing_file(tmp_path: Path) -> None:
     (tmp_path / "circle.py").symlink_to("circle.py")
-    with pytest.raises(ConfigError, match=r"loss: there is no file '.*circle\.py'"):
+    with pytest.raises(ConfigError, match=r"loss: file '.*circle\.py' does not exist"):
         load_function(f"{tmp_path}/circle.py:loss", "loss")
     assert compute_code_fingerprint([f"{tmp_path}/circle.py:loss"]) == {}
 

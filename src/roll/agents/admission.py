@@ -75,5 +75,5 @@ class RequestLimit:
             RequestError: The limit would be exceeded.
         """
         if num_running + num_new > self._limit:
-            message = f"{num_running} requests of this session are running, and the limit is {self._limit}."
+            message = f"this session already has {num_running} running requests; the limit is {self._limit}."
             raise RequestError(429, "rate_limit_exceeded", message, retry_after_s=1)

@@ -110,7 +110,7 @@ class AgentLoop:
             raise InfraError(f"the agent failed: {add_request_errors(str(problem), session.rejected_requests)}")
         if not calls:
             said = add_request_errors(str(problem or "the agent ended without an error"), session.rejected_requests)
-            raise InfraError(f"the agent ended before it received an answer from the model: {said}")
+            raise InfraError(f"the agent ended before it received a response from the model: {said}")
         cut_off = bool(session.exhausted or problem)
         if answer is not None:
             return build_rollout(draw, index, calls, text=answer, cut_off=cut_off)
@@ -129,14 +129,14 @@ class AgentLoop:
         if len(chain) < len(calls):
             kept, written = (sum(len(call.token_ids) for call in each) for each in (chain, calls))
             said = (
-                f"an agent sent {len(calls) - len(chain)} requests outside the longest conversation of {len(chain)} "
-                "answers (titles, summaries, sub-agents, or a rewritten history): the answers to these requests are "
-                "not trained"
+                f"an agent sent {len(calls) - len(chain)} requests that are not part of its longest conversation of "
+                f"{len(chain)} answers (titles, summaries, sub-agents, or a rewritten history): their answers are not "
+                "trained on"
             )
             if 2 * kept < written:
                 self._server.warnings.warn_once(
                     "most are left out",
-                    f"{said}, although they have most of the generated tokens. Set rollout.agent.train to `all` if "
+                    f"{said}, although they contain most of the generated tokens. Set rollout.agent.train to `all` if "
                     "they belong to the task.",
                 )
             else:

@@ -117,7 +117,9 @@ async def create_message(session: Session, raw: bytes) -> Reply:
     """Generate an answer to a request with the body `raw`, and return it in Anthropic's format."""
     request = wire.parse_body(MessagesRequest, raw, session.warnings)
     if request.messages[-1].role == "assistant":
-        message = "an answer cannot be continued: the last message must be a user message, not an assistant message."
+        message = (
+            "assistant prefill is not supported: the last message must be a user message, not an assistant message."
+        )
         raise RequestError(400, "invalid_value", message, field="messages")
     conversation = _build_conversation(request, session.warnings)
     [answer] = answers = await answer_conversation(

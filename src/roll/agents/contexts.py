@@ -274,7 +274,10 @@ class ContextBuilder:
         begin = text.rfind(_ANSWER_PLACEHOLDER)
         places = [(place, end) for end in self._end_texts if (place := text.find(end, begin)) >= 0]
         if begin < 0 or not places:
-            raise DataError("the model's chat template writes no end token after an answer within a conversation.")
+            raise DataError(
+                "the model's chat template does not end assistant messages within a conversation with an end-of-turn "
+                "token."
+            )
         place, end = min(places)
         return renderer.encode_fragment(
             text[begin + len(_ANSWER_PLACEHOLDER) if appended else place + len(end) * has_end_token :]
@@ -293,7 +296,8 @@ class ContextBuilder:
             raise RequestError(
                 400,
                 "context_length_exceeded",
-                f"the text has {num_bytes} bytes, more than fit into the model's context: send a shorter conversation.",
+                f"the text has {num_bytes} bytes, which exceeds the model's context length: send a shorter "
+                "conversation.",
                 field=field,
             )
 

@@ -162,12 +162,12 @@ def _read_image(part: UnknownObject) -> types.ImagePart:
         message = f"images are not downloaded: send a data URL instead of '{found[:64]}'."
         raise RequestError(400, "invalid_image_url", message, field="messages")
     if len(found) > _MAX_BASE64:
-        message = f"an image of the messages has {len(found):,} characters of base64, but at most {_MAX_BASE64:,}"
-        raise RequestError(400, "invalid_image", f"{message} are allowed: make it smaller.", field="messages")
+        message = f"an image has {len(found):,} base64 characters, but at most {_MAX_BASE64:,}"
+        raise RequestError(400, "invalid_image", f"{message} are allowed: send a smaller image.", field="messages")
     try:
         return types.ImageData.from_bytes(base64.b64decode(found, validate=True))
     except (binascii.Error, ValueError) as error:
-        message = f"an image of the messages is not valid base64: {error}."
+        message = f"an image is not valid base64: {error}."
         raise RequestError(400, "invalid_value", message, field="messages") from None
 
 
@@ -194,7 +194,7 @@ def _read_part(part: TextPart | UnknownObject, warnings: WarningLog, tools: Mapp
     told = f"[{word} not shown: this model reads only text]"
     warnings.warn_once(
         f"media {word}",
-        f"agents send message parts of the type '{kind}', which the policy does not support: it gets the text "
-        f"'{told}' instead.",
+        f"agents send message parts of the type '{kind}', which the policy does not support: the policy receives the "
+        f"text '{told}' instead.",
     )
     return told

@@ -201,7 +201,7 @@ def build_reply(
 
 def _read_tools(request: ChatRequest, warnings: WarningLog) -> list[ToolSpec]:
     if request.functions:
-        message = "functions, the predecessor of tools, is not supported: configure the agent to send tools."
+        message = "`functions` is deprecated and not supported: configure the agent to send `tools`."
         raise RequestError(400, "unsupported_parameter", message, field="functions")
     specs: list[ToolSpec] = []
     unsupported: list[str] = []
@@ -233,7 +233,7 @@ def _convert_message(message: ChatMessage, warnings: WarningLog) -> Message:
         raise RequestError(
             400,
             "missing_required_parameter",
-            "a message with the role tool must have a tool_call_id.",
+            "a message with the role `tool` must have a `tool_call_id`.",
             field="messages",
         )
     if message.name and message.role != "tool":  # its name is in the call that it answers

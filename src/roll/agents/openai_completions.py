@@ -50,7 +50,8 @@ async def create_completion(session: Session, raw: bytes) -> Reply:
             raise RequestError(
                 400,
                 "invalid_value",
-                f"token ID {int(context.max())} is not in the vocabulary of {session.renderer.vocabulary_size} tokens.",
+                f"token ID {int(context.max())} is out of range for the vocabulary size "
+                f"{session.renderer.vocabulary_size}.",
                 field="prompt",
             )
     answers = await session.generate_answers(

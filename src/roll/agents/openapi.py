@@ -30,7 +30,7 @@ _ERROR_DESCRIPTIONS = {
     "404": "The path or the earlier response does not exist.",
     "413": "The body is too large.",
     "429": "Too many requests of this session are running.",
-    "503": "The model cannot answer right now.",
+    "503": "The model is temporarily unavailable.",
 }
 
 

@@ -90,7 +90,7 @@ async def answer_conversation(
     if conversation.format_constraints and not session.constraints_as_text:
         field, instruction = conversation.format_constraints[0]
         message = (
-            f"{field} cannot be enforced, because training needs samples of the policy's own distribution. Set "
+            f"{field} cannot be enforced, because training requires samples from the policy's own distribution. Set "
             "rollout.agent.format_constraints to `prompt` to pass the constraint to the model as text "
             f'("{instruction[:80]}"), or remove {field}.'
         )

@@ -29,4 +29,4 @@ class RequestError(Exception):
 
 def build_session_over_error() -> RequestError:
     """Return the error for a request of a session that has ended."""
-    return RequestError(401, "session_over", "this session is over, because the agent ended or was stopped.")
+    return RequestError(401, "session_over", "this session is closed because the agent ended or was stopped.")

@@ -121,7 +121,7 @@ class AgentServer:
         except RequestError as error:
             return _build_error_response(request, error)
         except web.RequestPayloadError:
-            message = "the body does not match the headers: it ends early, or its encoding is not valid."
+            message = "the body does not match the headers: it is truncated, or its encoding is invalid."
             return _build_error_response(request, RequestError(400, "invalid_value", message))
         except web.HTTPRequestEntityTooLarge:
             message = f"the body must not be larger than {self._max_bytes} bytes."

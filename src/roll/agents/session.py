@@ -136,7 +136,7 @@ class Session:
             return replace(conversation, messages=await self._images.store(conversation.messages))
         except InfraError as error:  # for example because the disk is full: the policy is not to blame
             self.fail(error)
-            raise self._build_failure_error("an image cannot be stored right now") from error
+            raise self._build_failure_error("an image cannot be stored") from error
 
     # ---- answers
 
@@ -173,8 +173,8 @@ class Session:
             raise RequestError(
                 400,
                 "context_length_exceeded",
-                f"the request has {len(context)} tokens, but the model's context has only {self._max_context}: shorten "
-                "the conversation.",
+                f"the request has {len(context)} tokens, but the model's context length is {self._max_context}: "
+                "shorten the conversation.",
                 field="messages",
             )
         wanted = room if max_tokens is None else min(room, max_tokens)
@@ -200,7 +200,7 @@ class Session:
             raise  # the agent has disconnected
         except Exception as error:
             self.fail(error)
-            raise self._build_failure_error("the model cannot answer right now") from error
+            raise self._build_failure_error("the model is unavailable") from error
         finally:
             for task in tasks:
                 task.cancel()
@@ -318,7 +318,7 @@ class Session:
                 503, "engine_failure", "this session has failed: the rollout will be retried from the start."
             )
         if n > limits.choices:
-            message = f"n must not be larger than {limits.choices} (rollout.agent.limits.choices), got {n}."
+            message = f"n must be at most {limits.choices} (rollout.agent.limits.choices), got {n}."
             raise RequestError(400, "invalid_value", message, field="n")
         self.admission.check(len(self._running), n)
         if self._num_asked + n > limits.turns:

@@ -69,8 +69,8 @@ class SessionImages:
             # Before the next image is decoded: otherwise a request could keep the workers busy for an hour.
             if num_tokens + num_own > self._max_context:
                 message = (
-                    f"the images of the messages have more tokens than the model's context, {self._max_context}: send "
-                    "fewer or smaller images."
+                    f"the images have more tokens than the model's context length, {self._max_context}: send fewer or "
+                    "smaller images."
                 )
                 raise RequestError(400, "context_length_exceeded", message, field="messages")
         return tuple(parts), num_own
@@ -79,8 +79,8 @@ class SessionImages:
         if isinstance(part, ImageData) and part.digest not in self._sent:
             if len(self._sent) >= MAX_DISTINCT_IMAGES or self._num_bytes + len(part.data) > MAX_STORED_BYTES:
                 message = (
-                    f"this session must not send more than {MAX_DISTINCT_IMAGES} different images with "
-                    f"{MAX_STORED_BYTES // 2**20} MiB in all."
+                    f"a session must not send more than {MAX_DISTINCT_IMAGES} distinct images or "
+                    f"{MAX_STORED_BYTES // 2**20} MiB in total."
                 )
                 raise RequestError(403, "budget_exhausted", message, field="messages")
             self._sent.add(part.digest)

@@ -102,14 +102,12 @@ def warn_of_unsupported_tools(
     advice = "disable the tool in the agent's settings, or give the agent a function with the same effect"
     if names and not tools:
         listed = ", ".join(sorted(set(names))[:8])
-        message = (
-            f"tools: {listed} cannot be offered, because only the vendor's models or servers support it: {advice}."
-        )
+        message = f"unsupported tools: {listed}. Only the vendor's models or servers support them: {advice}."
         raise RequestError(400, "unsupported_parameter", message, field="tools")
     for name in names:
         warnings.warn_once(
             f"tool {name}",
-            f"agents offer the tool '{name}', which only the vendor's models or servers support: the policy does not "
+            f"agents send the tool '{name}', which only the vendor's models or servers support: the policy does not "
             f"see this tool ({advice}).",
         )
     return _make_names_distinct(tools)

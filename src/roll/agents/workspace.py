@@ -135,7 +135,7 @@ def read_files(directory: str | None, metadata: Mapping[str, Any]) -> dict[str, 
         if num_bytes > MAX_BYTES_IN_SANDBOX:
             limit = MAX_BYTES_IN_SANDBOX // 2**20
             raise ConfigError(
-                f"agent.directory: '{source}' has more than {limit} MiB, the maximum for a sandbox: remove files."
+                f"agent.directory: '{source}' is larger than {limit} MiB, the maximum for a sandbox: remove files."
             )
         found[str(path.relative_to(source))] = path.read_bytes()
     return found

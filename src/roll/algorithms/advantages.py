@@ -135,7 +135,7 @@ def _compute_turn_advantages(
 
 def _get_critic_values(episode: Episode) -> Float64Array:
     if episode.values is None:
-        raise ValueError("the estimator gae needs the values of a critic, but an episode has no values")
+        raise ValueError("the advantage estimator 'gae' requires critic values, but an episode has none")
     return np.clip(episode.values[episode.mask].astype(np.float64), -MAX_ABS_VALUE, MAX_ABS_VALUE)
 
 

@@ -37,5 +37,6 @@ def compute_aggregation_weights(inputs: LossInputs, aggregation: Aggregation) ->
     if aggregation == "sequence_sum":
         return inputs.sequence_lengths.new_full(inputs.sequence_ids.shape, 1.0 / inputs.num_sequences)
     raise ValueError(
-        f"unknown aggregation '{aggregation}': use sequence_mean, token_mean, constant_length or sequence_sum"
+        f"unknown aggregation '{aggregation}': expected one of sequence_mean, token_mean, constant_length or "
+        "sequence_sum"
     )

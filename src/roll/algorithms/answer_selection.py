@@ -85,7 +85,7 @@ def select_answers_in_vocabulary(rollouts: Sequence[Rollout], *, vocab_size: int
         vocab_size: Size of the teacher's vocabulary.
     """
     return [(rollout,) for rollout in rollouts if int(rollout.token_ids.max()) < vocab_size] or (
-        f"every answer has a token with an id of {vocab_size:,} or more, which is not in its teacher's vocabulary"
+        f"every answer has a token id of {vocab_size:,} or more, which is not in its teacher's vocabulary"
     )
 
 
@@ -126,7 +126,7 @@ def select_pairs(rollouts: Sequence[Rollout], *, pairing: Pairing, min_differenc
         return f"the rewards differ by {np.ptp(rewards):g}, less than {min_difference:g}"
     kept = [(b, w) for b, w in kept if not np.array_equal(rollouts[b].token_ids, rollouts[w].token_ids)]
     if not kept:
-        return "the better and the worse answers have the same tokens"
+        return "the chosen and rejected answers have identical tokens"
     return [(rollouts[b], rollouts[w]) for b, w in kept]
 
 

@@ -237,6 +237,6 @@ class UserGate:
             return cast(Gate, factory(**self.options))
         except Exception as error:
             raise ConfigError(
-                f"gate '{self.path}' cannot be built with algorithm.gate.options {dict(self.options)} "
+                f"gate '{self.path}' cannot be created with algorithm.gate.options {dict(self.options)} "
                 f"({find_raise_location(error)}): {one_line_error(error)}"
             ) from error

@@ -46,7 +46,7 @@ def estimate_kl(logprobs: Array, ref_logprobs: Array, estimator: KLEstimator = "
         # k3 = expm1(d) - d with d = log q/p: expm1 keeps the precision of small d, where exp(d) - 1 would cancel.
         log_ratio = (-difference).clip(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         return (np.expm1(log_ratio) if isinstance(log_ratio, np.ndarray) else log_ratio.expm1()) - log_ratio
-    raise ValueError(f"unknown KL estimator '{estimator}': use k1, k2, k3 or absolute")
+    raise ValueError(f"unknown KL estimator '{estimator}': expected one of k1, k2, k3 or absolute")
 
 
 def adapt_coefficient(coefficient: float, kl: float, *, target: float, num_rollouts: int, horizon: int) -> float:

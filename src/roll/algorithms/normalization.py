@@ -195,7 +195,9 @@ def _compute_group_baseline(
         return float((lengths * rewards).sum() / max(lengths.sum(), 1.0))
     greedy = [episode.greedy_reward for episode in episodes]
     if any(value is None for value in greedy):
-        raise ValueError(f"the baseline 'greedy' needs the reward of a greedy answer, but group {group} lacks it")
+        raise ValueError(
+            f"the baseline 'greedy' requires the reward of a greedy answer, which group {group} does not have"
+        )
     return np.array(greedy, dtype=np.float64)
 
 

@@ -35,8 +35,8 @@ def find_pairs(inputs: LossInputs) -> Pairs:
     counts = [(int((units == u).sum()), int(preferred[units == u].sum())) for u in units.unique()]
     size, better = next(c for c in counts if c != (2, 1))
     raise ValueError(
-        "every unit of the batch must be a pair: one preferred and one other answer, each with a loss token; but one "
-        f"has {size} answers with a loss token, {better} of them preferred: remove it, or complete the pair"
+        "every preference pair must have one chosen and one rejected answer, each with a loss token, but a pair has "
+        f"{size} answers with a loss token, {better} of them chosen: remove it, or complete the pair"
     )
 
 

@@ -191,7 +191,7 @@ def _decide_outcome(group: Group, shaped: Sequence[ShapedRollout], filters: Filt
         min_std=filters.min_std,
     )
     if not reason and not _select_trained_rollouts(shaped, filters):
-        reason = f"no rollout is kept (filters.keep {filters.keep}, drop_unfinished {filters.drop_unfinished})"
+        reason = f"no rollout was kept (filters.keep {filters.keep}, drop_unfinished {filters.drop_unfinished})"
     return (DrawOutcome.FILTERED, reason) if reason else (DrawOutcome.TRAINED, "")
 
 
@@ -217,5 +217,5 @@ def _filter_low_variance(
     for i in set(range(len(passed))) - set(select_top_variance(deviations, fraction)):
         draw_outcomes[passed[i]] = (
             DrawOutcome.FILTERED,
-            f"the reward varies less than in the top {fraction:g} of groups",
+            f"the reward std is not in the top fraction {fraction:g} of groups",
         )

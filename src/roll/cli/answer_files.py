@@ -146,11 +146,11 @@ def _read_domain(row: Mapping[str, Any], domains: list[str], location: str) -> s
     known = ", ".join(f"'{domain}'" for domain in domains)
     if not named:
         raise DataError(
-            f"{location}: the key 'domain' is missing, and there are several rewards: choose one of {known}."
+            f"{location}: the key 'domain' is required because there are several rewards: choose from {known}."
         )
     if domains == [""]:
         return ""
-    raise DataError(f"{location}: unknown domain '{named}'.{did_you_mean(named, domains)} Choose one of {known}.")
+    raise DataError(f"{location}: unknown domain '{named}'.{did_you_mean(named, domains)} Choose from {known}.")
 
 
 def _parse_messages(value: Any, location: str) -> tuple[Message, ...]:

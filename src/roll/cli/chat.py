@@ -99,11 +99,11 @@ def _find_base_model(source: str) -> str:
     place = Path(source)
     run = next((path for path in (place, place.parent.parent) if (path / "config.yaml").is_file()), None)
     if run is None:
-        raise UserError(f"--base needs a run as the first argument, and '{source}' is not a run.")
+        raise UserError(f"--base requires a run as the first argument, but '{source}' is not a run.")
     model = read(run / "config.yaml").tree.get("model")
     found = model.get("path") if isinstance(model, dict) else model
     if not isinstance(found, str):
-        raise UserError(f"'{run / 'config.yaml'}' has no model.path: remove --base, and give the model as an argument.")
+        raise UserError(f"'{run / 'config.yaml'}' has no model.path: remove --base and pass the model as an argument.")
     return found
 
 
@@ -213,7 +213,7 @@ class _Conversation:
 
     def _regenerate(self) -> None:
         if not any(message.role == "user" for message in self._models[0].messages):
-            raise UserError("the conversation has no message yet: type a message first.")
+            raise UserError("the conversation is empty: type a message first.")
         self._attempts += 1
         for model in self._models:
             if model.messages[-1].role == "assistant":
@@ -259,7 +259,7 @@ class _Conversation:
         room = model.max_context - len(tokens)
         if room < 1:
             raise UserError(
-                f"the conversation has {len(tokens)} tokens, but the model's context has only {model.max_context}: "
+                f"the conversation has {len(tokens)} tokens, but the model's context length is {model.max_context}: "
                 "type /reset."
             )
         turn = len(model.messages)
@@ -310,5 +310,5 @@ def _parse_number(text: str, parse: Callable[[str], Any], minimum: float) -> Any
     except ValueError:
         value = None
     if value is None or not minimum <= value <= _MAX_NUMBER:
-        raise UserError(f"'{escape_controls(text)}' is not a number from {minimum:g} to {_MAX_NUMBER:,.0f}.")
+        raise UserError(f"expected a number from {minimum:g} to {_MAX_NUMBER:,.0f}, got '{escape_controls(text)}'.")
     return value

@@ -67,7 +67,7 @@ def roll() -> None:
     roll init work                                              start a new run in ./work
     roll check examples/quickstart.yaml                         check a run before it starts
     roll train examples/quickstart.yaml                         train
-    roll train examples/quickstart.yaml training.num_steps=20   train with another value
+    roll train examples/quickstart.yaml training.num_steps=20   train with an override
     roll resume runs/quickstart                                 continue after an interruption
     roll replay runs/quickstart                                 train again on the recorded batches
     roll view runs/quickstart                                   browse the rollouts
@@ -112,19 +112,19 @@ def resume(state: CommandState, run: str, overrides: tuple[str, ...]) -> int:
 @roll.command()
 @click.argument("run", metavar="RUN", shell_complete=complete_directories)
 @_overrides_argument
-@click.option("--only", type=click.Choice(["train", "rollout"]), default="train", help="Part of the run to repeat.")
+@click.option("--only", type=click.Choice(["train", "rollout"]), default="train", help="Part of the run to replay.")
 @click.option("--checkpoint", metavar="PATH", help="Start from this checkpoint: RUN/checkpoints/step-N.")
 @click.pass_obj
 def replay(state: CommandState, run: str, overrides: tuple[str, ...], only: str, checkpoint: str | None) -> int:
-    """Repeat the recorded run RUN in a new run directory.
+    """Replay the recorded run RUN in a new run directory.
 
     \b
     roll replay runs/x                                    train on the recorded batches, without engines
     roll replay runs/x name=x-gspo algorithm.type=gspo    train on the recorded batches with another algorithm
     roll replay runs/x --only rollout                     generate and score the same prompts, without a trainer
 
-    RUN must have been trained with tracking.record_rollouts=true. Without overrides, training gives the same metrics
-    and weights again.
+    RUN must have been trained with tracking.record_rollouts=true. Without overrides, training reproduces the same
+    metrics and weights.
     """
     from roll.api import train as start
     from roll.pipelines.recording.configuration import load_replay_config
@@ -138,7 +138,7 @@ def replay(state: CommandState, run: str, overrides: tuple[str, ...], only: str,
 @roll.command()
 @_file_argument
 @_overrides_argument
-@click.option("--dry-run", is_flag=True, help="Also try a training step of one rank, without weights or devices.")
+@click.option("--dry-run", is_flag=True, help="Also run a training step of one rank without weights and devices.")
 @click.pass_obj
 def check(state: CommandState, file: str, overrides: tuple[str, ...], dry_run: bool) -> None:
     """Check a run before it starts, and show the resources that it needs.
@@ -191,7 +191,7 @@ def evaluate(file: str, overrides: tuple[str, ...], model: str | None) -> int:
     click.echo(json.dumps(found, indent=2))
     if found.get("eval/num_answers") != 0:  # absent if a pipeline measures examples only
         return 0
-    click.echo("Error: there were no answers, so nothing was measured.", err=True)
+    click.echo("Error: no answers were generated, so there are no metrics.", err=True)
     return 1
 
 
@@ -207,7 +207,8 @@ def simulate(
     """Simulate a run on other hardware, in virtual time.
 
     ROLL's schedulers run with performance models of the hardware that FILE describes. Prints a table of the variants in
-    FILE and writes results, a plot and traces. The same FILE, seed and version of ROLL always give the same result.
+    FILE and writes results, a plot and traces. The same FILE, seed and version of ROLL always produce the same
+    result.
 
     With --calibrate RUN, FILE is omitted: the performance models of engine, trainer and sync are fitted to the records
     of RUN and written to RUN/calibration/workload.yaml, which is a FILE that describes RUN.
@@ -217,7 +218,7 @@ def simulate(
         from roll.simulation.calibrate import render_calibration
 
         if file is not None:
-            raise click.UsageError(f"--calibrate RUN takes no FILE: remove '{file}'.")
+            raise click.UsageError(f"--calibrate RUN cannot be combined with FILE: remove '{file}'.")
         found = start(calibrate)
         click.echo(render_calibration(found))
         click.echo("")
@@ -225,7 +226,7 @@ def simulate(
             click.echo(path)
         return
     if file is None:
-        raise click.UsageError("give a FILE to simulate, or --calibrate RUN.")
+        raise click.UsageError("specify a FILE to simulate, or --calibrate RUN.")
     from roll.config.simulation import load_simulation
     from roll.simulation.report import render_results, simulate_variants, write_results
 
@@ -242,13 +243,13 @@ def simulate(
 @roll.command()
 @click.argument("source", metavar="FILE|MODEL", shell_complete=complete_files)
 @click.option("--device", "device_name", metavar="NAME", help="Device to plan for: h100, h200, a100, ..., cpu.")
-@click.option("--devices", "num_devices", type=int, metavar="N", help="Number of devices, for all roles together.")
+@click.option("--devices", "num_devices", type=int, metavar="N", help="Total number of devices for all roles.")
 @_overrides_argument
 def plan(source: str, device_name: str | None, num_devices: int | None, overrides: tuple[str, ...]) -> None:
     """Plan a run: find the fastest assignment of devices to roles.
 
-    FILE is a run's configuration or a workload for `roll simulate`; MODEL is a config.json, a model directory, a hub id
-    (owner/name; only config.json is downloaded) or a name that ROLL knows, dense or MoE.
+    FILE is a run's configuration or a workload for `roll simulate`; MODEL is a config.json, a model directory, a Hub ID
+    (owner/name; only config.json is downloaded) or a name from the catalog, dense or MoE.
 
     Prints the fastest plan that fits in memory: tensor parallelism of the engines, devices for training and for
     generation, async ratio, expert parallelism, memory of each role, expected step time and bottleneck. The plan states
@@ -272,11 +273,11 @@ def plan(source: str, device_name: str | None, num_devices: int | None, override
 @click.argument("target", metavar="DIR", shell_complete=complete_directories)
 @click.option("--adapter", is_flag=True, help="Write the LoRA adapter for peft instead of the merged model.")
 @click.option("--to-hub", "repository", metavar="OWNER/NAME", help="Upload DIR to this Hugging Face repository.")
-@click.option("--public", is_flag=True, help="Make a repository that --to-hub creates public.")
+@click.option("--public", is_flag=True, help="Create the repository of --to-hub as a public repository.")
 def export(source: str, target: str, adapter: bool, repository: str | None, public: bool) -> None:
     """Write a trained model to DIR as Hugging Face safetensors, with a model card.
 
-    Nothing is uploaded without --to-hub; a repository that --to-hub creates is private unless --public is given.
+    Nothing is uploaded without --to-hub; a repository that --to-hub creates is private unless --public is set.
     """
     if public and repository is None:
         raise click.UsageError("--public requires --to-hub OWNER/NAME.")
@@ -289,9 +290,15 @@ def export(source: str, target: str, adapter: bool, repository: str | None, publ
 @click.argument("runs", metavar="[RUNS]...", nargs=-1)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=7265, show_default=True, help="Port to listen on; 0: a free port."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=7265,
+    show_default=True,
+    help="Port to listen on; 0 selects a free port.",
 )
-@click.option("--token", help="Token that readers need; by default generated if other machines can reach HOST.")
+@click.option(
+    "--token", help="Access token for the page; by default generated if HOST is reachable from other machines."
+)
 @click.option("--open/--no-open", "open_browser", default=False, help="Open the page in a browser.")
 def dashboard(runs: tuple[str, ...], host: str, port: int, token: str | None, open_browser: bool) -> None:
     """Inspect runs in a browser: metrics, rollouts, tokens, time and health.

@@ -66,7 +66,7 @@ def compare_runs(paths: Sequence[str], patterns: Sequence[str], *, as_json: bool
         UserError: there are fewer than two runs, a run cannot be read, or no metric matches.
     """
     if len(paths) < 2:
-        raise UserError("a comparison needs at least two runs, such as `roll compare runs/a runs/b`.")
+        raise UserError("a comparison requires at least two runs, for example `roll compare runs/a runs/b`.")
     runs = [_open_run(path) for path in paths]
     runs = [_make_label_unique(run, runs, path) for run, path in zip(runs, paths, strict=True)]
     found = {

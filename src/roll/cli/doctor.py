@@ -31,8 +31,8 @@ def doctor(peers: tuple[str, ...], listen: int | None, seconds: float, runs: str
     roll doctor --listen 29500           listen on one node, then run on the others:
     roll doctor --peer node1:29500       check connection, bandwidth and versions
 
-    Takes seconds and changes nothing. Only the given peers are contacted. Exits with code 2 if there is a problem, with
-    code 0 if there are only warnings.
+    Takes seconds and changes nothing. Only the specified peers are contacted. Exits with code 2 if there is a problem,
+    with code 0 if there are only warnings.
     """
     from roll.preflight.doctor.network import answer_peers
 

@@ -51,7 +51,7 @@ def list_environments(containing: str, as_json: bool) -> None:
     if not (found or families):
         words = {word for name in [*ENVS, *ADAPTER_PATHS] for word in name.lower().replace(":", "-").split("-")}
         raise ConfigError(
-            f"no environment has '{containing}' in its name.{did_you_mean(containing.lower(), sorted(words))}"
+            f"no environment name contains '{containing}'.{did_you_mean(containing.lower(), sorted(words))}"
         )
     width = max((len(spec.id) for spec in found), default=0)
     for spec in found:
@@ -64,7 +64,7 @@ def list_environments(containing: str, as_json: bool) -> None:
     if not as_json:
         for family, entry_point in families:
             click.echo(f"{family}:NAME  by {entry_point.partition(':')[0]}")
-        click.echo("Your own: file.py:Class or package.module:Class.")
+        click.echo("Custom environments: file.py:Class or package.module:Class.")
 
 
 @env.command()
@@ -108,7 +108,7 @@ def play(
     type=click.Choice(["random", "model", "openai"]),
     default="random",
     show_default=True,
-    help="Policy that plays: random actions, a model on this machine, or an OpenAI-compatible server.",
+    help="Policy: random actions, a local model, or an OpenAI-compatible server.",
 )
 @click.option(
     "--episodes",
@@ -232,7 +232,11 @@ def check(id: str, options: tuple[str, ...], seeds: int) -> int:
     help="Address to listen on; any client that reaches this address can use the environments.",
 )
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8500, show_default=True, help="Port to listen on; 0: a free port."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8500,
+    show_default=True,
+    help="Port to listen on; 0 selects a free port.",
 )
 def serve(ids: tuple[str, ...], host: str, port: int) -> None:
     """Serve the shipped environments, and your own (ID), to runs with `host: http`, until Ctrl-C."""
@@ -283,7 +287,7 @@ def _find_environments(file: str) -> list[str]:
             if methods & {"reset", "step"}:
                 found.append(f"{file}:{node.name}")
     if not found:
-        raise ConfigError(f"'{file}' has no class with `reset` or `step`: give a class as {file}:Class.")
+        raise ConfigError(f"'{file}' has no class with `reset` or `step`: specify a class as {file}:Class.")
     return found
 
 
@@ -293,7 +297,7 @@ def _parse_settings(options: Sequence[str]) -> dict[str, Any]:
     for option in options:
         key, equals, value = option.partition("=")
         if not equals or not key.isidentifier():
-            raise click.UsageError(f"'{option}' is not of the form KEY=VALUE, for example size=5.")
+            raise click.UsageError(f"expected KEY=VALUE, for example size=5, got '{option}'.")
         settings[key] = _parse_value(value, option)
     return settings
 

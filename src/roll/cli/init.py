@@ -24,7 +24,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 @click.command()
 @click.argument("directory", metavar="[DIR]", default=".", shell_complete=complete_directories)
 @click.option("--pipeline", type=click.Choice(list(PIPELINES)), help="Pipeline of the run; by default rlvr.")
-@click.option("--model", help=f"Model directory, hub id, or a name that ROLL knows; by default {DEFAULT_MODEL}.")
+@click.option("--model", help=f"Model directory, Hub ID or name from the catalog; by default {DEFAULT_MODEL}.")
 @click.option(
     "--data", metavar="FILE", help=f"JSONL or Parquet file with your rows; `{SAMPLE_DATA}` writes a small file."
 )
@@ -34,7 +34,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 @click.option("--teacher", help="Teacher model, for pipelines that distill.")
 @click.option("--environment", help=f"Environment id of an agentic run; `{OWN_CODE}` writes an environment.py.")
 @click.option("--examples", is_flag=True, help="Write the shipped examples to DIR/examples instead.")
-@click.option("--yes", is_flag=True, help="Do not prompt: use the default of every option that is not given.")
+@click.option("--yes", is_flag=True, help="Do not prompt: use the defaults of all options that are not specified.")
 @click.pass_context
 def init(context: click.Context, directory: str, examples: bool, yes: bool, **options: str | None) -> None:
     """Create a run in DIR: write a commented configuration and the files that it needs, and check the run.
@@ -82,7 +82,7 @@ def _choose_options(target: Path, arguments: Mapping[str, str | None], *, intera
                 question, default=default, type=click.Choice(list(choices)) if choices else str, show_choices=False
             )
         if value is None and default is None:
-            raise UserError(f"--{name} is missing: {question}")
+            raise UserError(f"--{name} is required: {question}")
         return value if value is not None else str(default)
 
     pipeline = choose_option("pipeline", "What should the run do?", "rlvr", PIPELINES)
@@ -98,7 +98,7 @@ def _choose_options(target: Path, arguments: Mapping[str, str | None], *, intera
     if empty.needs_reward:
         options["reward"] = choose_option("reward", "How are answers scored?", "math", REWARDS)
     if empty.needs_teacher:
-        options["teacher"] = choose_option("teacher", "Which model teaches? (a run, a directory or a hub id)", None)
+        options["teacher"] = choose_option("teacher", "Which teacher model? (a run, a directory or a Hub ID)", None)
     if not empty.needs_data:
         options["environment"] = choose_option("environment", f"Which environment? ({OWN_CODE} writes one)", OWN_CODE)
     if unused := [f"--{name}" for name, value in arguments.items() if value is not None and name not in options]:
@@ -120,7 +120,7 @@ def _write_files(target: Path, files: Mapping[str, str]) -> None:
     """
     if there := [name for name in files if (target / name).exists()]:
         raise UserError(
-            f"'{target / there[0]}' exists: nothing was written. Choose another directory, or move the file."
+            f"'{target / there[0]}' already exists: nothing was written. Choose another directory, or move the file."
         )
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -173,7 +173,7 @@ def find_shipped_examples() -> Path:
     places = (package / "_examples", package.parents[1] / "examples")
     found = next((place for place in places if (place / "quickstart.yaml").is_file()), None)
     if found is None:
-        raise UserError(f"this installation of ROLL has no examples ({places[0]}): install ROLL again.")
+        raise UserError(f"the examples are missing from this installation of ROLL ({places[0]}): reinstall ROLL.")
     return found
 
 

@@ -212,7 +212,8 @@ async def _load_local_policy(settings: PlayerSettings) -> AsyncIterator[Policy]:
         if len(tokens) + settings.max_new_tokens > most:
             raise UserError(
                 f"after {len(transcript.turns)} turns the conversation has {len(tokens)} tokens, and an answer of "
-                f"{settings.max_new_tokens} does not fit into the context of {most}: lower --turns or --max-new-tokens."
+                f"{settings.max_new_tokens} tokens does not fit into the context length of {most}: lower --turns or "
+                "--max-new-tokens."
             )
         name = f"{transcript.environment}-{transcript.seed}-{len(transcript.turns)}"
         how = SamplingParams(

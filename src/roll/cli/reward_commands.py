@@ -61,9 +61,13 @@ def run_reward_test(
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8600, show_default=True, help="Port to listen on; 0: a free port."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8600,
+    show_default=True,
+    help="Port to listen on; 0 selects a free port.",
 )
-@click.option("--token-env", metavar="NAME", help="Environment variable with the bearer token that clients need.")
+@click.option("--token-env", metavar="NAME", help="Environment variable with the bearer token that clients must send.")
 @click.option(
     "--workers",
     "-j",
@@ -76,7 +80,7 @@ def run_reward_test(
     type=click.IntRange(min=1),
     default=1024,
     show_default=True,
-    help="Number of answers in the service from which requests get status 503.",
+    help="Maximum number of pending answers; further requests get status 503.",
     metavar="N",
 )
 @click.option(
@@ -85,7 +89,7 @@ def run_reward_test(
     type=click.FloatRange(min=0),
     default=30.0,
     show_default=True,
-    help="Seconds for running requests to end after SIGTERM or Ctrl-C.",
+    help="Seconds to wait for running requests after SIGTERM or Ctrl-C.",
 )
 def serve(
     target: str,

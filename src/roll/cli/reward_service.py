@@ -64,8 +64,10 @@ def _find_rewards(target: str, overrides: Sequence[str]) -> tuple[dict[str, list
         raise ConfigError(f"'{overrides[0]}' overrides a configuration, but '{target}' is not a YAML file.")
     if target.endswith(".py"):
         if not Path(target).is_file():
-            raise ConfigError(f"'{target}' does not exist: name a file with a reward function, as FILE.py:FUNCTION.")
-        raise ConfigError(f"'{target}' names no function: write '{target}:FUNCTION', for example '{target}:reward'.")
+            raise ConfigError(f"'{target}' does not exist: specify a reward function as FILE.py:FUNCTION.")
+        raise ConfigError(
+            f"'{target}' does not name a function: write '{target}:FUNCTION', for example '{target}:reward'."
+        )
     if re.fullmatch(FUNCTION_PATTERN, target):
         return {"": [PythonReward(type="python", function=target)]}, None
     return {"": parse_rewards([target])}, None
@@ -126,11 +128,11 @@ async def _serve(
             loop.add_signal_handler(number, stop.set)
         click.echo(f"Serving {_describe_rewards(rewards_by_name)} at {server.url}. Stop with Ctrl-C.")
         if not token and settings.host not in ("127.0.0.1", "localhost", "::1"):
-            click.echo("Other machines can use the service without a token: --token-env sets one.", err=True)
+            click.echo("Other machines can use the service without a token: set --token-env to require one.", err=True)
         await stop.wait()
         for number in (signal.SIGTERM, signal.SIGINT):  # a second signal ends the process at once
             loop.remove_signal_handler(number)
-        click.echo(f"Stopping: running requests have {settings.drain_s:g} s to end.")
+        click.echo(f"Stopping: waiting up to {settings.drain_s:g} s for running requests.")
 
 
 def _describe_rewards(rewards_by_name: Mapping[str, Sequence[RewardConfig]]) -> str:

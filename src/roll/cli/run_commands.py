@@ -14,7 +14,9 @@ __all__ = ["chat", "compare", "view"]
 @click.option(
     "--filter", "-f", "filters", metavar="TEXT", default="", help="Show only rollouts that match this filter."
 )
-@click.option("--sort", "-s", metavar="[-]COLUMN", default="", help="Sort by this column; with -, in descending order.")
+@click.option(
+    "--sort", "-s", metavar="[-]COLUMN", default="", help="Sort by this column; prefix it with - for descending order."
+)
 @click.option("--plain", is_flag=True, help="Print a table instead of the full-screen view.")
 @click.option(
     "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of rows of the table."

@@ -17,22 +17,22 @@ OWN_CODE = "own"
 SAMPLE_DATA = "sample"
 """Choice of sample rows: a file with sample rows is written."""
 PIPELINES: Mapping[str, str] = {
-    "rlvr": "reinforcement learning from rewards of the model's own answers (GRPO, PPO, …)",
-    "agentic": "reinforcement learning in an environment, over many turns",
+    "rlvr": "reinforcement learning with rewards for sampled answers (GRPO, PPO, …)",
+    "agentic": "multi-turn reinforcement learning in an environment",
     "sft": "supervised fine-tuning on conversations",
     "preference": "DPO and related losses on pairs of answers",
     "reward_model": "a reward model from pairs of answers",
     "distill": "on-policy distillation from a teacher",
-    "distill_offline": "distillation from a teacher on given conversations",
-    "preference_online": "DPO on pairs of the model's own answers",
-    "rejection_sampling": "fine-tuning on the best of the model's own answers",
+    "distill_offline": "offline distillation from a teacher on existing conversations",
+    "preference_online": "online DPO on pairs of sampled answers",
+    "rejection_sampling": "rejection sampling: fine-tuning on the best sampled answers",
 }
 REWARDS: Mapping[str, str] = {
-    "math": "the answer equals the reference as mathematics",
-    "exact": "the answer equals the reference as text",
-    "choice": "the answer is the letter of the reference",
-    "short_answer": "F1 score over the words of the reference",
-    OWN_CODE: "your own function: a file reward.py is written",
+    "math": "mathematical equivalence to the reference answer",
+    "exact": "exact string match with the reference answer",
+    "choice": "multiple choice: match with the letter of the reference answer",
+    "short_answer": "word-level F1 score against the reference answer",
+    OWN_CODE: "custom function: writes a file reward.py",
 }
 _CONVERSATION_PIPELINES = ("sft", "distill_offline")
 _PAIR_PIPELINES = ("preference", "reward_model")
@@ -48,11 +48,11 @@ class NewRun:
     Attributes:
         pipeline: a key of `PIPELINES`.
         name: name of the run, and of its directory below `runs/`.
-        model: a directory, a hub id, or a name that ROLL knows.
+        model: a directory, a Hub ID, or a name from the catalog.
         data: path of a JSONL or Parquet file, relative to the configuration's directory, or `SAMPLE_DATA`.
         columns: names of the columns of `data`; empty for `SAMPLE_DATA`.
         reward: a key of `REWARDS`.
-        teacher: a directory, a hub id or a run, for pipelines that distill.
+        teacher: a directory, a Hub ID or a run, for pipelines that distill.
         environment: id or import path of an environment, or `OWN_CODE`, for the pipeline `agentic`.
     """
 
@@ -93,12 +93,12 @@ def read_column_names(path: Path) -> list[str]:
 
             return list(pyarrow.parquet.read_schema(path).names)
         if path.suffix not in (".jsonl", ".json"):
-            raise UserError(f"--data '{path}' is not a .jsonl or .parquet file.")
+            raise UserError(f"--data must be a .jsonl or .parquet file, got '{path}'.")
         with path.open(encoding="utf-8") as lines:
             first = next((line for line in lines if line.strip()), "")
         row = json.loads(first) if first else None
     except (OSError, ValueError) as error:
-        raise UserError(f"--data '{path}' cannot be read: {error}. Give a JSONL or Parquet file.") from None
+        raise UserError(f"--data '{path}' cannot be read: {error}. Expected a JSONL or Parquet file.") from None
     if not isinstance(row, dict):
         raise UserError(f"--data '{path}' must have one JSON object per line; the first line is {first[:40]!r}.")
     return list(row)
@@ -127,10 +127,10 @@ def _format_configuration(run: NewRun) -> str:
         "# `roll check config.yaml` checks it; `roll train config.yaml` trains; `roll config explain KEY` explains it.",
         f"pipeline: {run.pipeline}",
         f"name: {_quote(run.name)}  # the run's directory is runs/{run.name}",
-        f"model: {_quote(run.model)}  # a directory, a hub id, or a name that ROLL knows",
+        f"model: {_quote(run.model)}  # a directory, a Hub ID, or a name from the catalog",
     ]
     if run.teacher:
-        lines.append(f"teacher: {_quote(run.teacher)}  # a run, a directory or a hub id; it must share the tokenizer")
+        lines.append(f"teacher: {_quote(run.teacher)}  # a run, a directory or a Hub ID; it must share the tokenizer")
     lines += ["", *(_format_environment(run) if run.pipeline == "agentic" else _format_data(run)), ""]
     lines += _format_sections(run.pipeline)
     return "\n".join(lines) + "\n"
@@ -144,9 +144,8 @@ def _format_data(run: NewRun) -> list[str]:
     prompt = _choose_column(run, _PROMPT_COLUMNS)
     if prompt is None:
         raise UserError(
-            f"--data '{run.data}' has the columns {', '.join(run.columns)}, and none of these names is known for "
-            f"prompts. Rename the column with the prompts to 'prompt', or use --data {SAMPLE_DATA} and set "
-            "data.0.path and data.0.prompt_key."
+            f"cannot determine the prompt column of --data '{run.data}' (columns: {', '.join(run.columns)}): rename "
+            f"it to 'prompt', or use --data {SAMPLE_DATA} and set data.0.path and data.0.prompt_key."
         )
     answer = _choose_column(run, _ANSWER_COLUMNS)
     lines += [

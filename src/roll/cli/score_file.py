@@ -53,7 +53,7 @@ def parse_rewards(texts: Sequence[str]) -> list[RewardConfig]:
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise ConfigError(f"--reward {text!r} is not YAML: {str(error).splitlines()[0]}.") from None
+            raise ConfigError(f"--reward {text!r} is not valid YAML: {str(error).splitlines()[0]}.") from None
         if isinstance(value, str) and ":" in value:
             raise ConfigError(
                 f"--reward {text!r} names a function, not a type of reward: "
@@ -99,7 +99,7 @@ def score_file(
     if (config is None) == (not reward_texts):
         raise ConfigError("exactly one of --config FILE and --reward TYPE (which may be repeated) is required.")
     if overrides and config is None:
-        raise ConfigError(f"'{overrides[0]}' overrides a configuration: it requires --config.")
+        raise ConfigError(f"the override '{overrides[0]}' requires --config.")
     rewards_by_domain, loaded = read_rewards_by_domain(config, overrides, reward_texts)
     model = loaded.model.path if loaded else None
     penalised = any(reward.type in _PENALTY_TYPES for rewards in rewards_by_domain.values() for reward in rewards)
@@ -151,7 +151,7 @@ def _check_answers(
         if comparing and not line.rollout.prompt.answer.strip():
             others = ", ".join(map(repr, line.rollout.prompt.metadata))
             raise ConfigError(
-                f"'{path}', line {line.number}: the reward '{comparing[0]}' needs a reference answer: add a key named "
+                f"'{path}', line {line.number}: the reward '{comparing[0]}' requires a reference answer: add the key "
                 f"{' or '.join(ANSWER_KEYS)}." + (f" Other keys of the line: {others}." if others else "")
             )
 

@@ -72,9 +72,11 @@ class DecodingWorker:
         try:
             found = wait_for_future(asyncio.run_coroutine_threadsafe(work, loop))
         except TimeoutError:
-            raise DataError(f"{name} was not decoded in {TIME_LIMITS_S[kind]:g} s.") from None
+            raise DataError(f"decoding {name} exceeded the time limit of {TIME_LIMITS_S[kind]:g} s.") from None
         except MemoryError:
-            raise DataError(f"{name} needs more than {self._memory_limit_bytes / 2**30:g} GiB to decode.") from None
+            raise DataError(
+                f"decoding {name} exceeded the memory limit of {self._memory_limit_bytes / 2**30:g} GiB."
+            ) from None
         except WorkerDiedError as error:
             raise DataError(f"{name} cannot be decoded: {error}.") from error
         return _build_image(*found) if kind == "image" else found

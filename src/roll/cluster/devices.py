@@ -52,9 +52,9 @@ def resolve_placement(cluster: ClusterConfig, roles: Mapping[str, RoleDevices], 
         beyond = [device for device in role.devices if device >= total]
         if beyond:
             raise PlacementError(
-                f"cluster.device_mapping.{name} names device {beyond[0]}, but {cluster.num_nodes} x "
-                f"{devices_per_node} devices are numbered 0-{total - 1}: change the mapping, or set "
-                "cluster.num_nodes and cluster.devices_per_node to the machines that you have."
+                f"cluster.device_mapping.{name} contains device {beyond[0]}, but {cluster.num_nodes} nodes x "
+                f"{devices_per_node} devices are numbered 0-{total - 1}: change the mapping, cluster.num_nodes or "
+                "cluster.devices_per_node."
             )
         width = role.tensor_parallel
         parts = [role.devices[i : i + width] for i in range(0, len(role.devices), width)]
@@ -66,7 +66,7 @@ def _build_slot(devices: Sequence[int], devices_per_node: int, width_key: str) -
     nodes = {device // devices_per_node for device in devices}
     if len(nodes) > 1:
         raise PlacementError(
-            f"cluster.device_mapping: devices {list(devices)} of one engine are on machines {sorted(nodes)}, but the "
-            f"devices of an engine must be on one machine: lower {width_key}, or align the mapping with the machines."
+            f"cluster.device_mapping: an engine must not span machines, but its devices {list(devices)} are on "
+            f"machines {sorted(nodes)}: lower {width_key}, or align the mapping with the machines."
         )
     return PlacementSlot(node=nodes.pop(), local_devices=tuple(device % devices_per_node for device in devices))

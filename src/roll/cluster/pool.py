@@ -54,7 +54,7 @@ class _Worker(PoolProcess):
         except (ConnectionError, asyncio.IncompleteReadError) as error:
             description = await self.describe_end()
             if self.exit_code == -signal.SIGPROF:  # the timer of `roll.rewards.adaptive_pool` in the process
-                raise CpuTimeoutError(f"{description}: the call used more CPU time than its limit") from error
+                raise CpuTimeoutError(f"{description}: the call exceeded its CPU time limit") from error
             raise WorkerDiedError(description) from error
         ok, value = pickle.loads(reply)
         return ok, value

@@ -87,7 +87,7 @@ def open_ray(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDi
         remove_placement_group(group)
         raise PlacementError(
             f"the Ray cluster could not reserve {placement.num_nodes} x {per_node} {kind} within "
-            f"{PLACEMENT_TIMEOUT_S:g} s (it has {available:g} in all{_describe_excluded_nodes(config)}): lower "
+            f"{PLACEMENT_TIMEOUT_S:g} s ({available:g} in total{_describe_excluded_nodes(config)}): lower "
             "cluster.num_nodes or cluster.devices_per_node, or wait until other jobs end."
         )
     for module in list_loaded_modules():  # workers cannot import the pipeline's file, which may define a loss
@@ -138,11 +138,11 @@ def _connect(config: ClusterConfig, per_node: int) -> None:
     except Exception as error:  # Ray raises many types, and a plain `Exception` when one of its processes is late
         if config.address:
             raise PlacementError(
-                f"no Ray cluster can be joined at cluster.address '{config.address}': {error}"
+                f"cannot connect to a Ray cluster at cluster.address '{config.address}': {error}"
             ) from error
         raise InfraError(
-            f"Ray did not start on this machine: {error} Try again with fewer other programs running; Ray's own logs "
-            "are in /tmp/ray/session_latest/logs."
+            f"Ray failed to start on this machine: {error} Retry with fewer other programs running; Ray's logs are in "
+            "/tmp/ray/session_latest/logs."
         ) from error
 
 
@@ -179,8 +179,8 @@ def _check_address(address: str) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise PlacementError(
-            f"no Ray cluster answers at cluster.address '{address}' ({reason}): start one with `ray start --head`, "
-            "correct the address, or leave it out to start a cluster on this machine only."
+            f"cannot reach a Ray cluster at cluster.address '{address}' ({reason}): start one with `ray start "
+            "--head`, correct the address, or remove it to start a cluster on this machine only."
         ) from error
 
 

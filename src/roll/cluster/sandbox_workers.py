@@ -93,7 +93,7 @@ def start_workers(
         PlacementError: this process is not connected to a Ray cluster.
     """
     if not ray.is_initialized():
-        raise PlacementError("sandbox workers need a Ray cluster: connect to it with `ray.init(address='auto')` first.")
+        raise PlacementError("sandbox workers require a Ray cluster: connect with `ray.init(address='auto')` first.")
     actors = {}
     for node in ray.nodes():
         if node["Alive"]:

@@ -114,7 +114,7 @@ class AgentConfig(Section):
     @model_validator(mode="after")
     def _check_one_program(self) -> AgentConfig:
         if (self.function is None) == (self.command is None):
-            raise ValueError("an agent must be either a function or a command: set one of the two")
+            raise ValueError("exactly one of function and command must be set")
         of_commands = {
             "sandbox": self.sandbox,
             "files": self.files,
@@ -124,7 +124,9 @@ class AgentConfig(Section):
         }
         given = [name for name, value in of_commands.items() if value]
         if self.command is None and given:
-            raise ValueError(f"{' and '.join(given)} can be set only for a command: a function runs in this process")
+            raise ValueError(
+                f"{' and '.join(given)} can be set only with a command, because a function runs in this process"
+            )
         if self.files and not self.sandbox:
-            raise ValueError("files need a command in a sandbox: set sandbox to true, or remove files")
+            raise ValueError("files requires a command in a sandbox: set sandbox to true, or remove files")
         return self

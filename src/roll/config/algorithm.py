@@ -119,13 +119,13 @@ class AlgorithmConfig(Section):
         advantage, critic, filters = self.advantage, self.critic, self.filters
         if advantage.estimator == "anchor_state" and advantage.mean != "group" and advantage.function is None:
             return (
-                "advantage.estimator anchor_state compares rollouts of one prompt: set advantage.mean to group, not "
-                f"{advantage.mean}"
+                f"advantage.estimator anchor_state requires advantage.mean group, got {advantage.mean}: it compares "
+                "the rollouts of a prompt"
             )
         if advantage.whiten == "turn" and advantage.estimator in ("token", "gae") and advantage.function is None:
             return (
-                f"advantage.whiten is turn, but advantage.estimator {advantage.estimator} has values for tokens, not "
-                "for turns: set advantage.whiten to token"
+                f"advantage.whiten turn is not supported with advantage.estimator {advantage.estimator}, whose "
+                "advantages are per token: set advantage.whiten to token"
             )
         if self.ratio.against == "rollout" and self.correction.upper is not None and self.loss is None:
             return (
@@ -147,31 +147,29 @@ class AlgorithmConfig(Section):
         penalizes_reward = self.uses_reference and self.kl.apply_to == "reward"
         if whole and penalizes_reward and "running" in (advantage.mean, advantage.std):
             return (
-                "`kl.apply_to: reward` subtracts the penalty from the reward before baseline and scaling, but running "
-                "moments are those of rewards without the penalty: set kl.apply_to to loss, or advantage.mean and "
-                "advantage.std to group or batch"
+                "`kl.apply_to: reward` is not supported with running means and standard deviations, which do not "
+                "include the penalty: set kl.apply_to to loss, or advantage.mean and advantage.std to group or batch"
             )
         if critic.drop_agreed + self.entropy.drop_divergent > 0 and critic.num_critics < 2:
             return (
-                "critic.drop_agreed and entropy.drop_divergent compare several critics: set critic.num_critics to 2 "
-                f"or more, not {critic.num_critics}"
+                "critic.drop_agreed and entropy.drop_divergent require critic.num_critics >= 2, got "
+                f"{critic.num_critics}"
             )
         own = ("model", "num_critics", "learning_rate", "warmup_steps", "num_epochs")
         set_anyway = [f"critic.{name}" for name in own if getattr(critic, name) != type(critic)().model_dump()[name]]
         if critic.shared and set_anyway:
             return (
-                "critic.shared is one value head on the policy's network, trained in the policy's updates, but "
-                f"{' and '.join(set_anyway)} can be set only for separate critics: remove {set_anyway[0]}, or set "
-                "critic.shared to false"
+                f"{' and '.join(set_anyway)} cannot be set with critic.shared, which is a single value head on the "
+                f"policy's network: remove {set_anyway[0]}, or set critic.shared to false"
             )
         if self.shares_critic and self.loss is not None:
-            return "critic.shared needs the built-in policy loss, but `loss` is your own: set critic.shared to false"
+            return "critic.shared is not supported with a custom `loss`: set critic.shared to false"
         if filters.refill and not filters.can_drop_groups:
-            return "filters.refill needs a filter that drops groups, such as skip_zero_variance: true"
+            return "filters.refill requires a filter that drops groups, such as skip_zero_variance: true"
         if filters.refill and filters.top_variance < 1:
             return (
-                f"filters.top_variance {filters.top_variance:g} always drops groups, so filters.refill would never end "
-                "before max_refills: set one of the two keys to its default"
+                f"filters.top_variance {filters.top_variance:g} always drops groups, so filters.refill would always "
+                "reach max_refills: set one of the two keys to its default"
             )
         return ""
 
@@ -205,5 +203,5 @@ class AlgorithmConfig(Section):
             value = getattr(getattr(self, section), name)
             usual = getattr(default[section].default, name)
             if not used and value != usual and value != preset.get(section, {}).get(name, usual):
-                return f"{key} {value} would change nothing, since {reason}"
+                return f"{key} {value} has no effect, because {reason}"
         return ""

@@ -143,9 +143,7 @@ class KLConfig(Section):
         if self.estimator == "full" and self.apply_to == "reward":
             raise ValueError("`estimator: full` works only in the loss: set `apply_to: loss`, or `estimator: k1`")
         if self.target is not None and self.coefficient == 0:
-            raise ValueError(
-                "target adapts the coefficient, which is 0: set coefficient to an initial value such as 0.1"
-            )
+            raise ValueError("target requires an initial coefficient above 0, such as 0.1, got 0")
         return self
 
 
@@ -209,7 +207,9 @@ class FilterConfig(Section):
     @model_validator(mode="after")
     def _check_bounds(self) -> FilterConfig:
         if self.min_mean is not None and self.max_mean is not None and self.min_mean >= self.max_mean:
-            raise ValueError(f"min_mean {self.min_mean:g} is not below max_mean {self.max_mean:g}: no group would pass")
+            raise ValueError(
+                f"min_mean must be < max_mean, got {self.min_mean:g} and {self.max_mean:g}: no group would pass"
+            )
         return self
 
 
@@ -336,5 +336,5 @@ class CreditConfig(Section):
     @model_validator(mode="after")
     def _check_horizon(self) -> CreditConfig:
         if self.horizon_start > self.horizon_end:
-            raise ValueError(f"horizon_start {self.horizon_start} exceeds horizon_end {self.horizon_end}")
+            raise ValueError(f"horizon_start must be <= horizon_end, got {self.horizon_start} and {self.horizon_end}")
         return self

@@ -76,19 +76,19 @@ def expand_path(value: Any) -> Any:
         return value
     if "\x00" in value or any(len(os.fsencode(name)) > MAX_NAME_LENGTH for name in value.split("/")):
         raise ValueError(
-            f"{shorten(value)} is not a valid file name: it has a NUL, or more than {MAX_NAME_LENGTH} bytes"
+            f"{shorten(value)} is not a valid file name: it contains a null byte or exceeds {MAX_NAME_LENGTH} bytes"
         )
     if not ("$" in value or value.startswith("~")):
         return value
     empty = next((name for name in _VARIABLE_PATTERN.findall(value) if os.environ.get(name.strip("${}")) == ""), None)
     if empty is not None:
-        raise ValueError(f"{value!r} uses the variable {empty}, which is empty: write the path itself")
+        raise ValueError(f"{value!r} uses the environment variable {empty}, which is empty: write the full path")
     path = os.path.expanduser(os.path.expandvars(value))
     unset = _VARIABLE_PATTERN.search(path)
     if (unset is None and not path.startswith("~")) or os.path.exists(path.rpartition(":")[0] or path):
         return path
-    what = f"the user '{path.partition('/')[0]}'" if unset is None else f"the variable {unset.group()}"
-    raise ValueError(f"{value!r} uses {what}, which is not defined on this machine: write the path itself")
+    what = f"the user '{path.partition('/')[0]}'" if unset is None else f"the environment variable {unset.group()}"
+    raise ValueError(f"{value!r} uses {what}, which is not defined on this machine: write the full path")
 
 
 def path_option(default: Any, meaning: str, **limits: Any) -> Any:

@@ -27,7 +27,9 @@ def _parse_devices(value: Any) -> list[int]:
             first, dash, last = part.partition("-")
             known = all(number.isdecimal() and len(number) <= 18 for number in ((first, last) if dash else (first,)))
             if not known or not int(last or first) - int(first) >= 0:
-                raise ValueError(f"'{value}' is not a list of devices: write '0-3', '0,2' or [0, 1]")
+                raise ValueError(
+                    f"'{value}' is not a valid list of devices: expected, for example, '0-3', '0,2' or [0, 1]"
+                )
             numbers = range(int(first), int(last or first) + 1)
             if len(devices) + len(numbers) > MAX_DEVICES:
                 raise ValueError(f"'{value}' has more than {MAX_DEVICES:,} devices")
@@ -35,9 +37,9 @@ def _parse_devices(value: Any) -> list[int]:
         value = devices
     if not isinstance(value, list) or not value or any(not isinstance(d, int) or d < 0 for d in value):
         shown = "null" if value is None else repr(value)
-        raise ValueError(f"{shown} is not a list of devices: write '0-3', '0,2' or [0, 1]")
+        raise ValueError(f"{shown} is not a valid list of devices: expected, for example, '0-3', '0,2' or [0, 1]")
     if len(set(value)) != len(value):
-        raise ValueError(f"{value} contains a device twice: list each device once")
+        raise ValueError(f"{value} contains duplicate devices: list each device once")
     return sorted(value)
 
 

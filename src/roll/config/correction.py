@@ -57,5 +57,8 @@ class CorrectionConfig(Section):
     @model_validator(mode="after")
     def _check_mask_bounds(self) -> CorrectionConfig:
         if self.mask_low is not None and self.mask_high is not None and self.mask_low > self.mask_high:
-            raise ValueError(f"mask_low {self.mask_low} exceeds mask_high {self.mask_high}: every token is masked out")
+            raise ValueError(
+                f"mask_low must be <= mask_high, got {self.mask_low} and {self.mask_high}: every token would be "
+                "masked out"
+            )
         return self

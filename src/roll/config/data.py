@@ -173,9 +173,9 @@ class EnvironmentData(HostingConfig, _Source):
     @model_validator(mode="after")
     def _check_tools(self) -> Self:
         if self.tools and self.num_turns == 1:
-            raise ValueError("num_turns is 1, but a tool call is a separate turn: num_turns must be at least 2")
+            raise ValueError("num_turns must be >= 2 with tools, because a tool call is a separate turn, got 1")
         if not self.tools and "tool_calls" in self.model_fields_set and self.tool_calls != ToolCallsConfig():
-            raise ValueError("tool_calls is set, but no tool is configured: list tools under `tools`")
+            raise ValueError("tool_calls requires tools: list them under `tools`, or remove tool_calls")
         return self
 
     @field_validator("wrappers")
@@ -183,7 +183,7 @@ class EnvironmentData(HostingConfig, _Source):
     def _check_wrappers(cls, value: list[str | dict[str, dict[str, Any]]]) -> list[str | dict[str, dict[str, Any]]]:
         for entry in value:
             if isinstance(entry, dict) and len(entry) != 1:
-                raise ValueError(f"a wrapper must be a name, or one name with options, not {entry}")
+                raise ValueError(f"a wrapper must be a name, or one name with options, got {entry}")
         return value
 
     @property
@@ -255,7 +255,7 @@ class _ColumnSource(ConversationColumns, _SplitSource):
         comparing = [reward.type for reward in self.reward if reward.needs_answer]
         if self.answer_key is None and comparing:
             raise ValueError(
-                f"the reward '{comparing[0]}' needs a reference answer, but answer_key is null: set answer_key"
+                f"the reward '{comparing[0]}' requires a reference answer, but answer_key is null: set answer_key"
             )
         return self
 

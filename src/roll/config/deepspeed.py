@@ -29,7 +29,7 @@ class DeepSpeedConfig(Section):
     @model_validator(mode="after")
     def _check_offloading(self) -> DeepSpeedConfig:
         if self.offload_optimizer and self.zero_stage == 0:
-            raise ValueError("offload_optimizer needs zero_stage 1 or higher: with 0, DeepSpeed offloads nothing")
+            raise ValueError("offload_optimizer requires zero_stage >= 1: with stage 0, DeepSpeed offloads nothing")
         if self.offload_parameters and self.zero_stage != 3:
-            raise ValueError(f"offload_parameters needs zero_stage 3, not {self.zero_stage}")
+            raise ValueError(f"offload_parameters requires zero_stage 3, got {self.zero_stage}")
         return self

@@ -38,7 +38,7 @@ class MeasuredEngine(Section, strict=False):
         ascending = all(before < after for (before, _), (after, _) in itertools.pairwise(curve))
         if not curve or not ascending or min(seconds for _, seconds in curve) < 0:
             raise ValueError(
-                "must be pairs [number of requests, seconds], with ascending numbers and no negative seconds"
+                "must be pairs [number of requests, seconds], with ascending numbers and non-negative seconds"
             )
         return curve
 

@@ -76,7 +76,7 @@ class DiffusionModelConfig(ModelConfig):
                 "policy: set it to 0"
             )
         if self.vision.freeze or self.vision.learning_rate_factors:
-            raise ValueError("`vision` is for vision-language models: remove it")
+            raise ValueError("`vision` is supported only for vision-language models: remove it")
         return self
 
 
@@ -306,15 +306,15 @@ class DiffusionTrainingConfig(TrainingConfig):
     def _check_supported(self) -> Self:
         if self.backend != "torch":
             raise ValueError(
-                f"the back-end {self.backend} does not train diffusion models: set training.backend to torch"
+                f"the back-end {self.backend} does not support diffusion models: set training.backend to torch"
             )
         for name in _LANGUAGE_MODEL_KEYS:
             if getattr(self, name) != TrainingConfig.model_fields[name].default:
                 raise ValueError(f"training.{name} has no effect on diffusion models: remove it")
         if self.parallel.num_ranks > 1 or self.parallel.ep > 1:
             raise ValueError(
-                "training.parallel: diffusion models are sharded with FSDP2 over all ranks; tp, cp, pp and ep are not "
-                "supported: remove them"
+                "training.parallel: tp, cp, pp and ep are not supported for diffusion models, which are sharded with "
+                "FSDP2 over all ranks: remove them"
             )
         return self
 

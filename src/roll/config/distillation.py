@@ -130,12 +130,12 @@ class DistillationConfig(Section):
     def _check_mode(self) -> DistillationConfig:
         if self.mode == "reward" and self.divergence != "reverse":
             raise ValueError(
-                f"divergence {self.divergence} needs whole distributions, but `mode: reward` uses only the "
-                "sampled tokens: set mode to loss, or divergence to reverse"
+                f"divergence {self.divergence} requires full distributions, but `mode: reward` uses only the sampled "
+                "tokens: set mode to loss, or divergence to reverse"
             )
         if self.mode == "loss" and self.limit is not None:
             raise ValueError(
-                "limit bounds advantages, but `mode: loss` has no advantages: remove limit, or set mode to reward"
+                "limit is not supported with `mode: loss`, which has no advantages: remove limit, or set mode to reward"
             )
         return self
 
@@ -194,17 +194,17 @@ class OfflineDistillationConfig(Section):
     def _check_mode(self) -> OfflineDistillationConfig:
         if self.mode == "precomputed" and self.divergence != "forward":
             raise ValueError(
-                f"divergence {self.divergence} needs whole distributions, but `mode: precomputed` stores only "
-                "the teacher's top-k tokens: set mode to loss, or divergence to forward"
+                f"divergence {self.divergence} requires full distributions, but `mode: precomputed` stores only the "
+                "teacher's top-k tokens: set mode to loss, or divergence to forward"
             )
         if self.mode == "precomputed" and self.temperature != 1.0:
             raise ValueError(
-                f"temperature {self.temperature:g} needs whole distributions, but `mode: precomputed` stores only "
+                f"temperature {self.temperature:g} requires full distributions, but `mode: precomputed` stores only "
                 "the teacher's top-k tokens: set mode to loss, or temperature to 1"
             )
         if self.mode == "loss" and self.directory is not None:
             raise ValueError(
-                "directory is used only with `mode: precomputed`: remove directory, or set mode to precomputed"
+                "directory is supported only with `mode: precomputed`: remove directory, or set mode to precomputed"
             )
         return self
 

@@ -100,7 +100,7 @@ class LognormalDistribution(Section):
         if (self.p75 is None) == (self.sigma is None):
             raise ValueError("exactly one of p75 and sigma must be set")
         if self.p75 is not None and self.p75 < self.median:
-            raise ValueError(f"p75 {self.p75:g} is below the median {self.median:g}")
+            raise ValueError(f"p75 must be >= median, got {self.p75:g} and {self.median:g}")
         return self
 
     def quantile_function(self) -> Quantile:
@@ -137,7 +137,7 @@ class EmpiricalDistribution(Section):
         if bool(self.values) == (self.file is not None):
             raise ValueError("exactly one of values and file must be set")
         if any(value < 0 for value in self.values):
-            raise ValueError(f"values must not be negative, but one is {min(self.values):g}")
+            raise ValueError(f"values must be >= 0, got {min(self.values):g}")
         return self
 
     def quantile_function(self) -> Quantile:
@@ -155,7 +155,9 @@ class EmpiricalDistribution(Section):
         except (OSError, ValueError) as error:
             raise ConfigError(f"distribution file '{self.file}' cannot be read: {error}.") from None
         if not values or min(values) < 0:
-            raise ConfigError(f"distribution file '{self.file}' must contain at least one value, and no value below 0.")
+            raise ConfigError(
+                f"distribution file '{self.file}' must contain at least one value, and every value must be >= 0."
+            )
         return values
 
 
@@ -181,9 +183,11 @@ class QuantilesDistribution(Section):
             raise ValueError("there must be at least two points, with probabilities between 0 and 1")
         for (p, value), (q, after) in itertools.pairwise(self.points):
             if not (p < q and value <= after):
-                raise ValueError(f"points must ascend, but [{q:g}, {after:g}] comes after [{p:g}, {value:g}]")
+                raise ValueError(
+                    f"points must be in ascending order, but [{q:g}, {after:g}] comes after [{p:g}, {value:g}]"
+                )
         if self.points[0][1] <= 0:
-            raise ValueError(f"values must be positive, but the first is {self.points[0][1]:g}")
+            raise ValueError(f"values must be positive, got {self.points[0][1]:g}")
         return self
 
     def quantile_function(self) -> Quantile:

@@ -225,7 +225,7 @@ class _Builder:
         if isinstance(node, yaml.ScalarNode):
             return self._build_scalar(node)
         if id(node) in self._open:
-            raise ConfigError(f"{self._locate(node)}: an alias (*) refers to the part that contains it.")
+            raise ConfigError(f"{self._locate(node)}: an alias (*) must not refer to a part that contains it.")
         self._open.add(id(node))
         try:
             if isinstance(node, yaml.SequenceNode):
@@ -252,8 +252,8 @@ class _Builder:
             key = self._build_key(key_node)
             if key in lines:
                 raise ConfigError(
-                    f"{self._locate(key_node)}: the key '{format_path((*path, key))}' is written twice, "
-                    f"first at {lines[key]}. Remove one."
+                    f"{self._locate(key_node)}: duplicate key '{format_path((*path, key))}', first defined at "
+                    f"{lines[key]}. Remove one."
                 )
             lines[key] = self._locate(key_node)
             self.origins[(*path, key)] = lines[key]
@@ -266,7 +266,7 @@ class _Builder:
         for part in reversed(parts):
             value = self.build(part, path)
             if not isinstance(value, dict):
-                raise ConfigError(f"{self._locate(node)}: '<<' needs a mapping (an alias such as *defaults).")
+                raise ConfigError(f"{self._locate(node)}: '<<' requires a mapping (an alias such as *defaults).")
             merged |= value
         return merged
 
@@ -274,9 +274,7 @@ class _Builder:
         key = self.build(node, ()) if isinstance(node, yaml.ScalarNode) else None
         if not isinstance(key, str):
             shown = node.value if isinstance(node, yaml.ScalarNode) else "a list or mapping"
-            raise ConfigError(
-                f"{self._locate(node)}: keys must be strings, but {str(shown)[:40]!r} is not: put it in quotes."
-            )
+            raise ConfigError(f"{self._locate(node)}: keys must be strings, got {str(shown)[:40]!r}: put it in quotes.")
         return key
 
     def _build_scalar(self, node: yaml.ScalarNode) -> Any:

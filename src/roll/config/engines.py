@@ -87,17 +87,17 @@ class EngineCapabilities:
 
 _CAPABILITY_DESCRIPTIONS: Mapping[str, str] = {
     "updates_weights": "load new weights",
-    "quantized_sync": "read weights in 8 bits",
-    "shares_process": "share a process with the trainer",
-    "returns_logprobs": "return the log-probs of the tokens that it samples",
-    "scores_sequences": "score given tokens",
-    "restricts_choices": "sample among given tokens",
-    "records_experts": "record which experts routers choose",
-    "continues_sampling": "continue an answer with the random numbers of an uninterrupted one",
-    "can_sleep": "release its memory",
-    "tensor_parallel": "compute on several devices",
-    "quantization": "serve quantized checkpoints",
-    "lora": "generate with adapters",
+    "quantized_sync": "receive 8-bit weights",
+    "shares_process": "run in the trainer's process",
+    "returns_logprobs": "return the log-probs of sampled tokens",
+    "scores_sequences": "return the log-probs of given tokens",
+    "restricts_choices": "restrict sampling to given tokens",
+    "records_experts": "record the experts that routers choose",
+    "continues_sampling": "continue an interrupted answer with the same random state",
+    "can_sleep": "free its memory (sleep)",
+    "tensor_parallel": "run on several devices",
+    "quantization": "load quantized checkpoints",
+    "lora": "generate with LoRA adapters",
     "supports_images": "read images",
 }
 """Descriptions of the capabilities that a run may need, for the message `… needs an engine that can …`."""
@@ -201,13 +201,13 @@ def get_engine_capabilities(kind: str) -> EngineCapabilities:
         return EngineCapabilities()
     if not isinstance(found, EngineCapabilities):
         raise ConfigError(
-            f"the capabilities of the engine '{kind}' are of type {type(found).__name__}: set them to "
-            "an EngineCapabilities of roll.inference."
+            f"the capabilities of the engine '{kind}' must be of type roll.inference.EngineCapabilities, got "
+            f"{type(found).__name__}."
         )
     for name in _CAPABILITY_DESCRIPTIONS:
         if not isinstance(value := getattr(found, name), bool):
             raise ConfigError(
-                f"the capability {name} of the engine '{kind}' is {shorten(value)}: it must be True or False."
+                f"the capability {name} of the engine '{kind}' must be True or False, got {shorten(value)}."
             )
     return found
 
@@ -274,7 +274,7 @@ def _describe_missing_capability(
     choices = [f"set {key} to {' or '.join(others)}" if others else "", requirement.alternative]
     advice = ", or ".join(filter(None, choices))
     return (
-        f"{requirement.reason} needs an engine that can {_CAPABILITY_DESCRIPTIONS[name]} ({name}), but {key} is "
+        f"{requirement.reason} requires an engine that can {_CAPABILITY_DESCRIPTIONS[name]} ({name}), but {key} is "
         f"{kind}{f' ({why})' if why else ''}{f': {advice}' if advice else ''}."
         f"{'' if others else ' No installed engine has this capability.'}"
     )

@@ -36,7 +36,9 @@ class HostingConfig(Section):
     @model_validator(mode="after")
     def _check_url(self) -> Self:
         if self.host == "http" and self.url is None:
-            raise ValueError("host http needs the url of the server that runs the environment")
+            raise ValueError("host http requires the url of the server that runs the environment")
         if self.url is not None and self.host != "http":
-            raise ValueError(f"url needs host http, but host is {self.host}: remove url, or set host to http")
+            raise ValueError(
+                f"url is supported only with host http, got host {self.host}: remove url, or set host to http"
+            )
         return self

@@ -44,11 +44,11 @@ class HistoryConfig(Section):
     def _check_window(self) -> Self:
         if self.type == "window" and self.num_turns is None:
             raise ValueError(
-                "`type: window` needs num_turns, the number of earlier answers in the context: set num_turns"
+                "`type: window` requires num_turns, the number of earlier answers in the context: set num_turns"
             )
         if self.type != "window" and self.num_turns is not None:
             raise ValueError(
-                f"num_turns is set, but only `type: window` uses it, and type is {self.type}: remove num_turns, or set "
+                f"num_turns is supported only with `type: window`, got type {self.type}: remove num_turns, or set "
                 "type to window"
             )
         return self

@@ -55,7 +55,7 @@ KERNEL_BYTES = 0.57 * 2**20
 """Code and tables of a matmul of any size on a CPU in bfloat16 (oneDNN); measured: 0.53 to 0.65 MiB."""
 MAX_KERNELS = 1024
 """Number of kernels that oneDNN caches; it creates one for each product size."""
-_KERNEL_CACHE = "kernels of products"
+_KERNEL_CACHE = "matmul kernels"
 
 
 @dataclass(frozen=True, kw_only=True)

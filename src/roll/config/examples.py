@@ -47,9 +47,7 @@ class ArithmeticExamples(SumsTask, _ExampleSource):
     @classmethod
     def _check_answer_template(cls, value: str) -> str:
         if "{answer}" not in value:
-            raise ValueError(
-                f"answer_template {value!r} does not contain {{answer}}, so the number would be lost: add {{answer}}"
-            )
+            raise ValueError(f"answer_template must contain {{answer}}, got {value!r}")
         return value
 
 

@@ -82,7 +82,7 @@ def _describe_unknown_name(name: str, model: type[Section]) -> str:
         pipeline for pipeline in PIPELINES.built_in_names if _find_named_keys(name, PIPELINES.get(pipeline))
     ]:
         others = f" (or {', '.join(elsewhere[1:])})" if elsewhere[1:] else ""
-        return f"'{name}' is a key of another pipeline: add --pipeline {elsewhere[0]}{others}."
+        return f"'{name}' is a key of another pipeline: pass --pipeline {elsewhere[0]}{others}."
     line = describe_unknown_key(tuple(name.split(".")), Document(name="", tree={}), model)
     if "Did you mean" in line or "belongs under" in line:
         return line
@@ -137,7 +137,7 @@ def _format_members(key: Key) -> Iterator[str]:
     if len(tables) > 1:
         first, *others = tables.values()
         shared = [key for key in first if all(_build_row(key) in map(_build_row, keys) for keys in others)]
-        yield from ("  Keys of every type:", "", _indent(_format_table([_TABLE_HEADER, *map(_build_row, shared)])), "")
+        yield from ("  Keys of all types:", "", _indent(_format_table([_TABLE_HEADER, *map(_build_row, shared)])), "")
     for tag, section in key.members:
         chosen_by = f"{get_tag_key(section)}: {tag}   " if tag else ""
         yield _indent(chosen_by + get_summary(section))

@@ -240,4 +240,4 @@ def warn_renamed(config_file: str, notes: Iterable[str]) -> None:
         return
     _reported_renames.add((config_file, *listed))
     source = f"'{config_file}'" if config_file else "the configuration"
-    logger.warning("%s has former names, which were replaced: %s. Use the new names.", source, "; ".join(listed))
+    logger.warning("%s uses former names, which were replaced: %s. Use the new names.", source, "; ".join(listed))

@@ -56,7 +56,7 @@ _GateWithBounds = TypeVar("_GateWithBounds", "StopGradientConfig", "SignSplitCon
 
 def _check_lower_and_upper(gate: _GateWithBounds) -> _GateWithBounds:
     if gate.lower > gate.upper:
-        raise ValueError(f"lower {gate.lower} exceeds upper {gate.upper}: lower must be at most upper")
+        raise ValueError(f"lower must be <= upper, got {gate.lower} and {gate.upper}")
     return gate
 
 

@@ -98,7 +98,7 @@ def read_history(run: Path) -> list[HistoryEntry]:
         ]
     except DataError as error:
         raise RunDirectoryError(
-            f"'{path}' is not a history of settings ({str(error).rstrip('.')}): restore it, or remove it; "
+            f"'{path}' is not a valid history of settings ({str(error).rstrip('.')}): restore it, or remove it; "
             f"'{CONFIG_FILE}' then applies to all steps."
         ) from None
     return [
@@ -135,7 +135,7 @@ def read_origin(run: Path) -> Origin | None:
         match tree:
             case {"directory": str(directory), "config": dict(config)}:
                 return Origin(directory=directory, config=rename_config(config))
-        problem = "directory or configuration is missing"
+        problem = "the key 'directory' or 'config' is missing"
     except (OSError, UnicodeDecodeError, ConfigError) as error:
         problem = str(error)
     raise RunDirectoryError(f"'{path}' cannot be read ({problem}): restore it, or remove it.")

@@ -64,7 +64,9 @@ class JudgeConfig(EngineOptions):
     def required_engine_capabilities(self) -> list[EngineRequirement]:
         """Capabilities that judges require from their engines."""
         needs = [
-            EngineRequirement(capability="restricts_choices", reason="a judge, which answers with one of a few tokens")
+            EngineRequirement(
+                capability="restricts_choices", reason="a judge, which restricts its answer to a few tokens,"
+            )
         ]
         if self.tensor_parallel > 1:
             reason = f"judge.tensor_parallel {self.tensor_parallel}"
@@ -100,7 +102,7 @@ def check_judge(judge: JudgeConfig | None, data: Sequence[DataConfig], cluster: 
         return
     if not asking:
         raise ValueError(
-            f"judge starts '{judge.model}', but no reward under data uses it: add a reward of type judge without a "
+            f"the judge '{judge.model}' is not used by any reward under data: add a reward of type judge without a "
             "`url` to a source, or remove the section `judge`"
         )
     longest = max(asking, key=lambda entry: entry[1].max_reply_tokens)
@@ -133,6 +135,6 @@ def _check_devices(judge: JudgeConfig, cluster: ClusterConfig, num_judges: int) 
     needed, there = num_judges * width, len(mapping.actor_infer)
     if needed > there:
         raise ValueError(
-            f"the judge needs {needed} devices (judge.num_engines {num_judges} x judge.tensor_parallel {width}), but "
-            f"actor_infer, whose devices it shares, has only {there}: set cluster.device_mapping.judge"
+            f"the judge requires {needed} devices (judge.num_engines {num_judges} x judge.tensor_parallel {width}), "
+            f"but actor_infer, whose devices it shares, has only {there}: set cluster.device_mapping.judge"
         )

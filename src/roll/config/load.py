@@ -63,7 +63,8 @@ def _load(source: ConfigSource, overrides: Overrides) -> RunConfig:
     document = _build_document(source)
     if isinstance(overrides, str):
         raise ConfigError(
-            f"overrides must be a list of 'key=value', not the string {format_value(overrides)}: put it in a list."
+            f"overrides must be a list of 'key=value' strings, got the string {format_value(overrides)}: put it in a "
+            "list."
         )
     if isinstance(overrides, Mapping):
         overrides = _to_plain(overrides)
@@ -89,7 +90,7 @@ def _build_document(source: ConfigSource) -> Document:
         return Document(name="", tree=dump_config(source))
     if isinstance(source, Mapping):
         return Document(name="", tree=_to_plain(source))
-    raise ConfigError(f"a configuration must be a file or a dictionary, not {type(source).__name__}.")
+    raise ConfigError(f"a configuration must be a file or a dictionary, got {type(source).__name__}.")
 
 
 def load_plain_tree(source: ConfigSource) -> dict[str, Any]:
@@ -115,7 +116,7 @@ def _to_plain(value: Any, path: KeyPath = ()) -> Any:
         case None | bool() | int() | float() | str():
             return value
     kind = type(value).__name__
-    raise ConfigError(f"'{format_path(path)}' is a Python {kind}: write a plain number, text, list or dictionary.")
+    raise ConfigError(f"'{format_path(path)}' must be a number, string, list or dictionary, got a Python {kind}.")
 
 
 def _check_key(key: Any, path: KeyPath) -> str:
@@ -131,7 +132,7 @@ def _select_pipeline(document: Document, overrides: Overrides) -> type[RunConfig
         return PIPELINES.get(name)
     hint = did_you_mean(str(name), list(PIPELINES))
     known = ", ".join([*PIPELINES, "path/to/file.py:Class"])
-    raise ConfigError(f"'pipeline'{origin}: {format_value(name)} is not known.{hint} Known: {known}.")
+    raise ConfigError(f"'pipeline'{origin} must be one of {known}, got {format_value(name)}.{hint}")
 
 
 def _find_pipeline_name(document: Document, overrides: Overrides) -> tuple[Any, str]:

@@ -24,13 +24,13 @@ class OnlineConfig(PromptRunConfig):
         scheduling, name = self.rollout.scheduling, self.pipeline
         if scheduling.reward_range is not None:
             raise ValueError(
-                "rollout.scheduling.reward_range is used only by the filters of an `algorithm`, but the pipeline "
-                f"{name} has no algorithm: remove reward_range"
+                f"rollout.scheduling.reward_range is not supported with the pipeline {name}, which has no "
+                "`algorithm.filters`: remove reward_range"
             )
         if self.tracking.record_rollouts:
             raise ValueError(
-                f"tracking.record_rollouts records rollouts for `roll replay`, which does not support the pipeline "
-                f"{name}: set record_rollouts to false"
+                f"tracking.record_rollouts is not supported with the pipeline {name}, because `roll replay` does not "
+                "support this pipeline: set record_rollouts to false"
             )
         shown = [entry.domain or entry.source for entry in self.data if entry.has_demonstrations]
         if shown:
@@ -41,8 +41,8 @@ class OnlineConfig(PromptRunConfig):
         parts, prompts = self.updates.num_minibatches, self.rollout.prompts_per_step
         if parts > prompts:
             raise ValueError(
-                f"updates.num_minibatches {parts} exceeds rollout.prompts_per_step {prompts}, but a mini-batch has at "
-                "least one whole group: lower num_minibatches, or raise prompts_per_step"
+                "updates.num_minibatches must be <= rollout.prompts_per_step, because a mini-batch contains at least "
+                f"one group, got {parts} and {prompts}: lower num_minibatches, or raise prompts_per_step"
             )
         return self
 

@@ -75,12 +75,13 @@ class WeightSyncConfig(Section):
     def _check_store(self) -> Self:
         if self.transport == "store" and not self.store:
             raise ValueError(
-                "transport is store, but store is not set: set store to a directory that trainer and engines share, "
-                "or to a URL such as s3://bucket/path"
+                "transport store requires the key store: set it to a directory that trainer and engines share, or to "
+                "a URL such as s3://bucket/path"
             )
         if self.transport != "store" and self.store is not None:
             raise ValueError(
-                f"store is '{self.store}', but transport is {self.transport}: set transport to store, or remove store"
+                f"store is supported only with transport store, got transport {self.transport}: set transport to "
+                "store, or remove store"
             )
         return self
 

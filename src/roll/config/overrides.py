@@ -59,11 +59,11 @@ def _apply_override(
         key, equals, text = str(value).partition("=")
         origin = f"override {format_value(str(value))}"
         if not equals:
-            raise ConfigError(f"{origin} has no '=': write key=value, such as training.num_steps=40.")
+            raise ConfigError(f"{origin} is invalid: expected key=value, such as training.num_steps=40.")
     key = key.strip()
     path: KeyPath = tuple(int(part) if part.isdecimal() and len(part) < 6 else part for part in key.split("."))
     if not key or "" in path:
-        raise ConfigError(f"{origin} has no valid key: write key=value, such as training.num_steps=40.")
+        raise ConfigError(f"{origin} has an invalid key: expected key=value, such as training.num_steps=40.")
     given, path = path, rename_path(path)
     before = written.setdefault(path, given)
     if before != given:
@@ -140,7 +140,7 @@ def _check_index(container: list[Any], path: KeyPath, origin: str) -> None:
     part = path[-1]
     if not isinstance(part, int) or part > len(container):
         raise ConfigError(
-            f"{origin}: '{format_path(path[:-1])}' is a list with {len(container)} entries: write a position from 0 to "
+            f"{origin}: '{format_path(path[:-1])}' is a list with {len(container)} entries: use an index from 0 to "
             f"{len(container)}."
         )
 

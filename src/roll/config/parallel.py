@@ -64,8 +64,7 @@ class ParallelConfig(Section):
     def _check_vpp(cls, vpp: int, info: ValidationInfo) -> int:
         if vpp > 1 and info.data.get("pp") == 1:
             raise ValueError(
-                f"vpp {vpp} splits each pipeline stage, but pp is 1: set training.parallel.pp to 2 or more, or "
-                "remove vpp"
+                f"vpp {vpp} requires pp >= 2, got pp 1: set training.parallel.pp to 2 or more, or remove vpp"
             )
         return vpp
 
@@ -104,7 +103,9 @@ class ParallelConfig(Section):
         names = ("pp", "dp_replicate", "cp", "tp", "ep")
         set_sizes = {name: size for name in names if (size := getattr(self, name)) > 1}
         product = " x ".join(f"{name} {size}" for name, size in set_sizes.items())
-        ranks = f"{num_ranks} trainer rank{'s' * (num_ranks > 1)}"
         if self.ep > 1:
-            return f"{ranks} cannot be divided by training.parallel's {product} (a multiple of {self.num_ranks} can)"
-        return f"{ranks} cannot be divided by training.parallel's {product}"
+            return (
+                f"the number of trainer ranks ({num_ranks}) must be a multiple of {self.num_ranks} with "
+                f"training.parallel {product}"
+            )
+        return f"the number of trainer ranks ({num_ranks}) must be divisible by training.parallel {product}"

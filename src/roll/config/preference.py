@@ -196,7 +196,7 @@ class PreferenceLossSection(Section):
         known = METHODS[self.type].defaults
         for name in _SETTINGS:
             if getattr(self, name) is not None and name not in known:
-                raise ValueError(f"{self.type} has no setting `{name}`: its settings are {', '.join(known)}")
+                raise ValueError(f"{self.type} does not support `{name}`; supported settings: {', '.join(known)}")
         return self
 
     @property
@@ -235,8 +235,8 @@ class PreferenceSection(PreferenceLossSection):
     def _check_one_reference(self) -> Self:
         if self.reference == "adapters" and self.reference_model is not None:
             raise ValueError(
-                "with reference `adapters` the reference is the policy without its adapters: remove `reference_model`, "
-                "or set reference to `precomputed`"
+                "with reference `adapters`, the reference is the policy without its adapters: remove "
+                "`reference_model`, or set reference to `precomputed`"
             )
         if self.reference_model is not None and not self.method.uses_reference:
             raise ValueError(f"{self.type} does not use a reference: remove reference_model")

@@ -122,7 +122,7 @@ def _describe_missing_key(field: FieldInfo | None, name: str) -> str:
     if field is None:
         return "set it."
     example = dump({name: field.examples[0]}, flow=True).strip()[1:-1] if field.examples else ""
-    how = f"Write, for example, `{example}`" if example else f"Write {describe_type(field.annotation, field)}"
+    how = f"Example: `{example}`" if example else f"Expected {describe_type(field.annotation, field)}"
     return f"{field.description or name} {how}."
 
 
@@ -162,7 +162,7 @@ def _suggest_fix(value_type: ValueType, value: Any) -> str:
     if choices and isinstance(value, str):
         return did_you_mean(value, choices)
     if isinstance(value, str) and value_type.scalar in (int, float) and _is_number(value):
-        return f" Write it without quotes: {value}."
+        return f" Remove the quotes: {value}."
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 and value_type.scalar is int:
         return f" Write {int(value)}."
     if value_type.scalar is str and isinstance(value, int | float | bool):
@@ -220,10 +220,10 @@ def _describe_unknown_tag(path: KeyPath, value_type: ValueType, value: Any, docu
         hint = (
             f" Did you mean '{key}' instead of '{format_path((_find_closest(key, strange)[0],))}'?" if strange else ""
         )
-        return f"missing key '{format_path((*path, key))}'{where}: write one of {names}.{hint}"
+        return f"missing key '{format_path((*path, key))}'{where}: expected one of {names}.{hint}"
     tag = value[key]
     hint = did_you_mean(str(tag), list(known))
-    return f"'{format_path((*path, key))}'{where}: {format_value(tag)} is not known.{hint} Known: {names}."
+    return f"'{format_path((*path, key))}'{where} must be one of {names}, got {format_value(tag)}.{hint}"
 
 
 def describe_unknown_key(path: KeyPath, document: Document, model: type[Section]) -> str:
@@ -264,7 +264,7 @@ def _suggest_key(name: str, siblings: list[str], model: type[Section]) -> str:
         return f" Did you mean {' or '.join(shown)}?"
     if likeness >= 0.5:
         return f" Did you mean '{sibling}'?"
-    return f" Known here: {', '.join(siblings)}." if siblings else ""
+    return f" Known keys: {', '.join(siblings)}." if siblings else ""
 
 
 def _find_closest(name: str, known: list[str]) -> tuple[str, float]:

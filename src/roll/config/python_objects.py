@@ -45,14 +45,14 @@ def load_with_python_objects(
         ConfigError: the arguments are incompatible; the message describes how to pass them.
     """
     if rows is None and held_out is not None:
-        raise ConfigError("held_out= needs data=: pass the training rows as data= as well.")
+        raise ConfigError("held_out= requires data=: also pass the training rows as data=.")
     if rows is None and reward is None:
         return load_config(config, overrides)
     tree = load_plain_tree(config)
     if reward is not None and _is_supervised(tree):
         raise ConfigError(
-            f"reward= scores answers, but the pipeline {tree['pipeline']} learns from given examples and scores no "
-            "answer: remove reward=."
+            f"reward= is not supported with the pipeline {tree['pipeline']}, which does not score answers: remove "
+            "reward=."
         )
     rows, held_out = _convert_to_records(rows), _convert_to_records(held_out)
     if rows is not None:
@@ -91,8 +91,8 @@ def _fill_rewards(entry: DataConfig, functions: list[Callable[..., Any]]) -> lis
     places = [part for part in entry.reward if isinstance(part, PythonReward) and part.function is None]
     if functions and len(places) != len(functions):
         raise ConfigError(
-            f"reward= has {len(functions)} functions, but '{entry.domain or entry.source}' has {len(places)} rewards "
-            "of type python without a function: pass as many functions as when the run started."
+            f"reward= must have {len(places)} functions for the rewards of '{entry.domain or entry.source}', got "
+            f"{len(functions)}: pass the functions of the original run."
         )
     rest = iter(functions)
     return [
@@ -107,7 +107,7 @@ def _build_entries(tree: dict[str, Any], rows: Rows, reward: Reward | None) -> l
     places = [e for e in written if isinstance(e, dict) and e.get("source") == "python"] if _is_list(written) else []
     places = [entry for entry in places if entry.get("function") is None]
     if len(places) > 1:
-        raise ConfigError("data= has the rows of one source, but several sources are `source: python`: keep only one.")
+        raise ConfigError("data= can replace only one source, but several sources are `source: python`: keep only one.")
     if places:
         return written
     if _is_supervised(tree):
@@ -143,7 +143,7 @@ def _has_answers(rows: Rows) -> bool:
 def _get_data(tree: dict[str, Any]) -> list[dict[str, Any]]:
     entries = tree.get("data") or []
     if not _is_list(entries) or not all(isinstance(entry, dict) for entry in entries):
-        raise ConfigError("reward= needs data, but the configuration has none: pass the rows as data= as well.")
+        raise ConfigError("reward= requires data, but the configuration has none: also pass the rows as data=.")
     return entries
 
 
@@ -175,8 +175,8 @@ def _build_settings(part: Any) -> Any:
         if isinstance(part, str | Mapping):
             return part
         raise ConfigError(
-            f"reward= must be a function of (text, answer, metadata), a reward's type such as 'math', its settings, or "
-            f"a list of these, not {type(part).__name__}."
+            "reward= must be a function of (text, answer, metadata), a reward's type such as 'math', its settings, or "
+            f"a list of these, got {type(part).__name__}."
         )
     name = getattr(function, "__name__", type(function).__name__)
     own = {"name": name} if name.isidentifier() else {}

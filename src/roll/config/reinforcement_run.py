@@ -35,9 +35,9 @@ class ReinforcementRunConfig(RolloutRunConfig):
         if self.num_snapshots and self.training.backend != "torch":
             raise ValueError(
                 f"training.backend {self.training.backend} does not support snapshots of earlier policy versions, "
-                "which algorithm.correction.snapshots, correction.corrects mismatch or staleness, and "
-                "ratio.against behavior need with an async_ratio above 0: set training.backend to torch, or "
-                "correction.corrects to both"
+                "which algorithm.correction.snapshots, correction.corrects mismatch or staleness, and ratio.against "
+                "behavior require with an async_ratio above 0: set training.backend to torch, or correction.corrects "
+                "to both"
             )
         return self
 
@@ -70,13 +70,13 @@ class ReinforcementRunConfig(RolloutRunConfig):
         compared = {"group", "leave_one_out", "length_weighted"} & {advantage.mean, advantage.std}
         if size == 1 and compared and advantage.function is None:
             raise ValueError(
-                f"algorithm.advantage: {' and '.join(sorted(compared))} normalization needs a rollout.group_size of at "
-                "least 2, not 1 (a group of one equals its own mean): raise group_size, or set advantage.mean and "
-                "advantage.std to batch or none"
+                f"algorithm.advantage: {' and '.join(sorted(compared))} normalization requires rollout.group_size >= "
+                "2, got 1 (every advantage would be 0): raise group_size, or set advantage.mean and advantage.std to "
+                "batch or none"
             )
         if size == 1 and self.algorithm.filters.skip_zero_variance:
             raise ValueError(
-                "algorithm.filters.skip_zero_variance drops every group of one, since its rewards are all equal: set "
+                "algorithm.filters.skip_zero_variance drops every group if rollout.group_size is 1: set "
                 "skip_zero_variance to false, or rollout.group_size to 2 or more"
             )
         if (
@@ -85,19 +85,20 @@ class ReinforcementRunConfig(RolloutRunConfig):
             and all(e.turns == 1 for e in self.data)
         ):
             raise ValueError(
-                "algorithm.advantage.estimator anchor_state compares turns that began in the same state, but no source "
-                "under data has several turns: use a source such as guess_number, or set algorithm.type to grpo"
+                "algorithm.advantage.estimator anchor_state requires a source under data with several turns: use a "
+                "source such as guess_number, or set algorithm.type to grpo"
             )
         parts, prompts = self.algorithm.updates.num_minibatches, self.rollout.prompts_per_step
         if parts > prompts:
             raise ValueError(
-                f"algorithm.updates.num_minibatches {parts} exceeds rollout.prompts_per_step {prompts}, but a "
-                "mini-batch has at least one whole group: lower num_minibatches, or raise prompts_per_step"
+                "algorithm.updates.num_minibatches must be <= rollout.prompts_per_step, because a mini-batch contains "
+                f"at least one group, got {parts} and {prompts}: lower num_minibatches, or raise prompts_per_step"
             )
         if self.algorithm.uses_critic and size < critic.num_critics:
             raise ValueError(
-                f"algorithm.critic.num_critics is {critic.num_critics}, and each critic learns from different rollouts "
-                f"of a group, but rollout.group_size is {size}: raise group_size, or lower num_critics"
+                "algorithm.critic.num_critics must be <= rollout.group_size, because each critic learns from "
+                f"different rollouts of a group, got {critic.num_critics} and {size}: raise group_size, or lower "
+                "num_critics"
             )
 
     def _check_lengths(self) -> None:
@@ -105,8 +106,8 @@ class ReinforcementRunConfig(RolloutRunConfig):
         answer = self.rollout.max_new_tokens * min(entry.turns for entry in self.data)
         if buffer > answer:
             raise ValueError(
-                f"algorithm.reward.overlong_buffer {buffer} exceeds rollout.max_new_tokens {answer}, so even the "
-                "shortest answer would be penalized: lower overlong_buffer, or raise max_new_tokens"
+                f"algorithm.reward.overlong_buffer must be <= rollout.max_new_tokens, got {buffer} and {answer} (all "
+                "answers would be penalized): lower overlong_buffer, or raise max_new_tokens"
             )
 
     def _check_demonstrations(self) -> None:
@@ -134,16 +135,16 @@ class ReinforcementRunConfig(RolloutRunConfig):
         if role == "critic":
             if algorithm.shares_critic:
                 return (
-                    "the critic is a head on the policy's network: remove the key, or set algorithm.critic.shared to "
-                    "false"
+                    "the critic is a value head on the policy's network: remove the key, or set "
+                    "algorithm.critic.shared to false"
                 )
             return "no critic is used: remove the key, or set algorithm.advantage.estimator to gae"
         if role == "reference":
             if not algorithm.uses_reference:
                 return "no reference is used: remove the key, or set algorithm.kl.coefficient"
             if self.trainer_loads_reference:
-                return "with algorithm.kl.estimator full the policy's trainer holds the reference: remove the key"
-            return "with model.lora the reference is the policy without its adapters: remove the key"
+                return "with algorithm.kl.estimator full, the reference is in the policy's trainer: remove the key"
+            return "with model.lora, the reference is the policy without its adapters: remove the key"
         return super().describe_missing_role(role)
 
     @property

@@ -39,5 +39,7 @@ class ReplayConfig(Section):
     @model_validator(mode="after")
     def _check_lengths(self) -> ReplayConfig:
         if self.only == "train" and self.lengths == "free":
-            raise ValueError("`lengths: free` needs new answers, but `only: train` generates none: set only to rollout")
+            raise ValueError(
+                "`lengths: free` is not supported with `only: train`, which generates no answers: set only to rollout"
+            )
         return self

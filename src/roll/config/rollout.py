@@ -74,7 +74,7 @@ class RolloutConfig(Section):
     @model_validator(mode="after")
     def _check_one_loop(self) -> RolloutConfig:
         if self.loop is not None and self.agent is not None:
-            raise ValueError("loop and agent both generate rollouts: remove one of them")
+            raise ValueError("loop and agent cannot be combined: remove one of them")
         return self
 
     @property

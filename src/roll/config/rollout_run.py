@@ -50,8 +50,8 @@ class RolloutRunConfig(RunConfig):
         self._check_quotas()
         if self.streams_training and not self.supports_stream_training:
             raise ValueError(
-                f"{self.stream_training_key} needs an `algorithm`, but pipeline {self.pipeline} has none: remove the "
-                "key, or use the pipeline rlvr or agentic"
+                f"{self.stream_training_key} is not supported with the pipeline {self.pipeline}, which has no "
+                "`algorithm`: remove the key, or use the pipeline rlvr or agentic"
             )
         self._check_sharing()
         transport = self.weight_sync.transport
@@ -63,8 +63,8 @@ class RolloutRunConfig(RunConfig):
         context, answer = self.inference.max_context, self.rollout.max_new_tokens
         if context is not None and context <= answer:
             raise ValueError(
-                f"inference.max_context {context} leaves no room for prompts, since rollout.max_new_tokens is "
-                f"{answer}: raise inference.max_context, or lower rollout.max_new_tokens"
+                f"inference.max_context must be > rollout.max_new_tokens to leave space for prompts, got {context} "
+                f"and {answer}: raise inference.max_context, or lower rollout.max_new_tokens"
             )
         return self
 
@@ -109,7 +109,7 @@ class RolloutRunConfig(RunConfig):
             places = weights[rarest] / sum(weights.values()) * self.rollout.prompts_per_step
             if places < 1:
                 raise ValueError(
-                    f"rollout.scheduling.domain_quotas cannot be met: '{rarest}' would get {places:.2g} of the "
+                    f"rollout.scheduling.domain_quotas cannot be satisfied: '{rarest}' would get {places:.2g} of the "
                     f"{self.rollout.prompts_per_step} prompts of a step (rollout.prompts_per_step); raise "
                     "prompts_per_step or the weight of the source, or remove domain_quotas"
                 )

@@ -88,8 +88,8 @@ class RunConfig(Section):
         training = getattr(self, "training", None)
         if isinstance(training, TrainingConfig) and training.router_replay != "none" and not hasattr(self, "algorithm"):
             raise ValueError(
-                f"training.router_replay is '{training.router_replay}', but the pipeline {self.pipeline} uses no ratio "
-                "to an older policy: remove training.router_replay"
+                f"training.router_replay '{training.router_replay}' is not supported with the pipeline "
+                f"{self.pipeline}, which has no importance ratio: remove training.router_replay"
             )
         return self
 
@@ -98,7 +98,7 @@ class RunConfig(Section):
         training, credit = getattr(self, "training", None), getattr(getattr(self, "algorithm", None), "credit", None)
         if isinstance(training, TrainingConfig) and training.parallel.pp > 1 and credit and credit.type != "none":
             raise ValueError(
-                f"algorithm.credit.type {credit.type} needs the attention of layers that lie on several stages: set "
+                f"algorithm.credit.type {credit.type} is not supported with pipeline parallelism: set "
                 "training.parallel.pp to 1, or credit.type to none"
             )
         return self
@@ -122,13 +122,13 @@ class RunConfig(Section):
             return self
         if self.model.dtype != "bfloat16":
             raise ValueError(
-                f"training.fp8 is '{training.fp8}', but model.dtype is '{self.model.dtype}': set training.fp8 to none, "
-                "or model.dtype to bfloat16"
+                f"training.fp8 requires model.dtype bfloat16, got '{self.model.dtype}': set training.fp8 to none, or "
+                "model.dtype to bfloat16"
             )
         if lora is not None and lora.base == "nf4":
             raise ValueError(
-                f"training.fp8 is '{training.fp8}', but 4-bit weights (model.lora.base) are dequantized and multiplied "
-                "in bfloat16: set training.fp8 to none, or model.lora.base to as_is"
+                "training.fp8 is not supported with 4-bit weights (model.lora.base), whose matmuls are in bfloat16: "
+                "set training.fp8 to none, or model.lora.base to as_is"
             )
         return self
 
@@ -192,8 +192,8 @@ class RunConfig(Section):
         if isinstance(found, kind):
             return found
         raise ConfigError(
-            f"'{self.name}' runs the pipeline {self.pipeline}, which has no section `{name}`, "
-            "but this command needs it."
+            f"'{self.name}' runs the pipeline {self.pipeline}, which has no section `{name}`, but this command "
+            "requires it."
         )
 
     @property

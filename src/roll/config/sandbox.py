@@ -90,9 +90,9 @@ class SandboxConfig(Section):
             return None
         parts = urlsplit(value)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"'{value}' is not a URL: write one such as 'http://127.0.0.1:8741'")
+            raise ValueError(f"'{value}' is not a valid URL: expected, for example, 'http://127.0.0.1:8741'")
         if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError("the URL must have only scheme, host, port and path: the token is read from token_env")
+            raise ValueError("the URL must contain only scheme, host, port and path: the token is read from token_env")
         return value.rstrip("/")
 
     @model_validator(mode="after")
@@ -100,7 +100,7 @@ class SandboxConfig(Section):
         if self.url is not None and self.runtime != "bubblewrap":
             raise ValueError(f"with a url, the service determines the runtime: remove `runtime: {self.runtime}`")
         if self.url is None and self.ca_file is not None:
-            raise ValueError("ca_file applies only to a service: set url, or remove ca_file")
+            raise ValueError("ca_file is supported only with a service: set url, or remove ca_file")
         if self.runtime == "subprocess" and not self.trust_programs:
             raise ValueError(
                 "the runtime subprocess does not isolate programs: programs that the model writes could read and "
@@ -108,10 +108,11 @@ class SandboxConfig(Section):
             )
         if self.trust_programs and self.runtime != "subprocess":
             raise ValueError(
-                f"trust_programs applies only to the runtime subprocess, not to {self.runtime}: remove trust_programs"
+                f"trust_programs is supported only with the runtime subprocess, got {self.runtime}: remove "
+                "trust_programs"
             )
         if self.image is not None and self.runtime == "subprocess":
-            raise ValueError("the runtime subprocess does not use an image: remove the key `image`")
+            raise ValueError("the runtime subprocess does not support images: remove the key `image`")
         if self.runtime == "subprocess" and self.packages:
             raise ValueError(
                 "the runtime subprocess lets programs import every installed package: remove the key `packages`"

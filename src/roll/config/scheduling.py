@@ -118,43 +118,46 @@ class SchedulingConfig(Section):
         if self.async_ratio > 0:
             if self.type == "batch":
                 raise ValueError(
-                    f"`type: batch` is synchronous, but async_ratio is {self.async_ratio:g}: set async_ratio to 0, or "
-                    "type to queue"
+                    f"`type: batch` requires async_ratio 0, got {self.async_ratio:g}: set async_ratio to 0, or type "
+                    "to queue"
                 )
             if self.type == "tail_batching" and self.stale_policy == "drop":
                 raise ValueError(
-                    "`type: tail_batching` defers groups that would get too old, but `stale_policy: drop` drops them: "
+                    "`type: tail_batching` is not supported with `stale_policy: drop`, because it defers such groups: "
                     "set stale_policy to wait"
                 )
             if self.stream_training:
                 raise ValueError(
-                    f"stream_training shortens synchronous steps, but async_ratio is {self.async_ratio:g}, with which "
-                    "training already runs while engines generate: remove one of the two"
+                    f"stream_training requires async_ratio 0, got {self.async_ratio:g}: with an async_ratio above 0, "
+                    "training already overlaps with generation. Remove one of the two"
                 )
             if self.prompt_redundancy is not None and self.prompt_redundancy > 1:
                 raise ValueError(
-                    f"prompt_redundancy {self.prompt_redundancy:g} closes synchronous steps early, but async_ratio is "
-                    f"{self.async_ratio:g}, with which no step waits for a slow prompt: remove one of the two"
+                    f"prompt_redundancy {self.prompt_redundancy:g} requires async_ratio 0, got {self.async_ratio:g}: "
+                    "with an async_ratio above 0, steps do not wait for slow prompts. Remove one of the two"
                 )
         if self.interrupted_turns == "restart" and self.pause_mode != "abort":
             raise ValueError(
-                f"`interrupted_turns: restart` applies to interrupted answers, but `pause_mode: {self.pause_mode}` "
-                "does not interrupt answers: set pause_mode to abort, or remove interrupted_turns"
+                f"`interrupted_turns: restart` requires `pause_mode: abort`, got {self.pause_mode}: set pause_mode to "
+                "abort, or remove interrupted_turns"
             )
         if self.type == "batch" and (redundant or self.compute_num_rollouts(1000) > 1000):
-            raise ValueError("`type: batch` waits for every rollout, so redundancy has no benefit: set type to queue")
+            raise ValueError(
+                "redundancy is not supported with `type: batch`, which waits for all rollouts: set type to queue"
+            )
         if self.type == "tail_batching":
             if not redundant and self.async_ratio == 0:
-                raise ValueError(
-                    "`type: tail_batching` needs redundant prompts, without which no round is short: set "
-                    "prompt_redundancy above 1"
-                )
+                raise ValueError("`type: tail_batching` requires redundant prompts: set prompt_redundancy above 1")
             if self.choose == "launch_order":
                 raise ValueError(
-                    "`type: tail_batching` closes rounds with the rollouts that finished first: remove `choose`"
+                    "`choose: launch_order` is not supported with `type: tail_batching`, which uses the rollouts that "
+                    "finish first: remove `choose`"
                 )
             if self.leftovers == "drop":
-                raise ValueError("`type: tail_batching` trains the leftovers in long rounds: set leftovers to defer")
+                raise ValueError(
+                    "`type: tail_batching` requires `leftovers: defer`, because it trains on deferred prompts in long "
+                    "rounds"
+                )
         if self.reward_range is not None and not self.reward_range[0] < self.reward_range[1]:
             raise ValueError(f"reward_range must be [lowest, highest], got {list(self.reward_range)}")
         return self

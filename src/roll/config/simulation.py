@@ -61,7 +61,7 @@ class SimulatedEngineConfig(Section):
     def _check_prefill_room(self) -> SimulatedEngineConfig:
         if self.max_num_seqs >= self.max_batched_tokens:
             raise ValueError(
-                f"max_num_seqs {self.max_num_seqs} leaves no space to prefill in a step of max_batched_tokens "
+                f"max_num_seqs must be < max_batched_tokens to leave space for prefill, got {self.max_num_seqs} and "
                 f"{self.max_batched_tokens}: raise max_batched_tokens"
             )
         return self
@@ -218,7 +218,10 @@ class SimulationConfig(Section):
     @model_validator(mode="after")
     def _check_combinations(self) -> SimulationConfig:
         if self.recording is not None and self.environment is not None:
-            raise ValueError("recording and environment both define the turns of rollouts: remove one of the two")
+            raise ValueError(
+                "recording and environment cannot be combined, because both define the turns of rollouts: remove one "
+                "of the two"
+            )
         if self.warmup_steps >= self.num_steps:
             raise ValueError(f"warmup_steps {self.warmup_steps} must be less than num_steps {self.num_steps}")
         width, generation = self.engine.tensor_parallel, self.placement.generation
@@ -237,7 +240,7 @@ class SimulationConfig(Section):
         for figure in self.paper:
             for variant in (figure.variant, figure.baseline):
                 if variant not in self.variants:
-                    raise ValueError(f"paper names the variant '{variant}', but `variants` has no such entry")
+                    raise ValueError(f"the variant '{variant}' in paper is not defined in `variants`")
         return self
 
     def _check_sharing(self) -> None:
@@ -245,8 +248,8 @@ class SimulationConfig(Section):
         place, ahead = self.placement, self.rollout.scheduling.async_ratio
         if ahead > 0 and place.is_colocated and place.sharing is None:
             raise ValueError(
-                f"rollout.scheduling.async_ratio is {ahead:g}, but training and generation share devices: set "
-                "placement.training, or placement.sharing to colocated"
+                f"rollout.scheduling.async_ratio must be 0 if training and generation share devices, got {ahead:g}: "
+                "set placement.training, or placement.sharing to colocated"
             )
         if place.training % self.engine.tensor_parallel and place.overlaps:
             raise ValueError(
@@ -281,11 +284,13 @@ class SimulationConfig(Section):
             "placement.sharing" if self.placement.sharing == "stream_training" else "rollout.scheduling.stream_training"
         )
         if self.placement.is_colocated:
-            raise ValueError(f"{key} needs devices that only train: set placement.training")
+            raise ValueError(f"{key} requires separate devices for training: set placement.training")
         if self.training.num_updates > 1:
-            raise ValueError(f"{key} needs one update per step: set training.num_updates to 1")
+            raise ValueError(f"{key} requires one update per step: set training.num_updates to 1")
         if self.training.duration is not None:
-            raise ValueError(f"{key} needs a duration that depends on the number of tokens: remove training.duration")
+            raise ValueError(
+                f"{key} requires a duration that depends on the number of tokens: remove training.duration"
+            )
 
     @property
     def num_engines(self) -> int:
@@ -304,7 +309,9 @@ class SimulationConfig(Section):
             ConfigError: a change is invalid, or the variant does not exist.
         """
         if name not in self.variants:
-            raise ConfigError(f"'{self.name}' has no variant '{name}'. It has: {', '.join(self.variants) or 'none'}.")
+            raise ConfigError(
+                f"unknown variant '{name}' of '{self.name}'. Available variants: {', '.join(self.variants) or 'none'}."
+            )
         return self.with_changes(self.variants[name] or {}, f"variant {name}")
 
     def with_overrides(self, overrides: Sequence[str]) -> SimulationConfig:

@@ -32,9 +32,7 @@ class DataEntryBase(Section):
     @classmethod
     def _check_prompt_template(cls, value: str) -> str:
         if "{prompt}" not in value:
-            raise ValueError(
-                f"{value!r} does not contain {{prompt}}, so the prompt's text would be lost: add {{prompt}}"
-            )
+            raise ValueError(f"prompt_template must contain {{prompt}}, got {value!r}")
         return value
 
 
@@ -89,7 +87,9 @@ def validate_unique_names(entries: list[Any]) -> list[Any]:
     names = [entry.domain or entry.source for entry in entries]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"several sources have the names {twice}: set a different `domain` for each")
+        raise ValueError(
+            f"source names must be unique, got duplicates: {twice}. Set a different `domain` for each source"
+        )
     return entries
 
 
@@ -106,7 +106,7 @@ class SumsTask(DataEntryBase):
     @classmethod
     def _check_operations(cls, value: list[str]) -> list[str]:
         if len(set(value)) < len(value):
-            raise ValueError(f"{value} contains an operation twice: list each operation once")
+            raise ValueError(f"{value} contains duplicate operations: list each operation once")
         return value
 
     @model_validator(mode="after")

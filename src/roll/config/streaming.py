@@ -22,7 +22,7 @@ def find_streaming_problem(key: str, algorithm: AlgorithmConfig, training: Train
         *_list_run_conditions(training, scheduling_type),
     ]:
         if applies:
-            return f"{key} does not support {setting}; it needs {needed}"
+            return f"{key} does not support {setting}; it requires {needed}"
     return ""
 
 
@@ -47,12 +47,12 @@ def _list_algorithm_conditions(algorithm: AlgorithmConfig) -> list[tuple[str, bo
         (
             f"algorithm.advantage.function {advantage.function}",
             advantage.function is not None,
-            f"{single}, but your function may compare groups: remove it",
+            f"{single}, but a custom function may compare groups: remove it",
         ),
         (
             f"algorithm.loss {algorithm.loss}",
             algorithm.loss is not None,
-            "a loss whose normalization is known, but that of your loss is not: remove it",
+            "a built-in loss, because the normalization of a custom loss is unknown: remove it",
         ),
         (
             "algorithm.advantage.estimator gae",
@@ -75,7 +75,7 @@ def _list_algorithm_conditions(algorithm: AlgorithmConfig) -> list[tuple[str, bo
         (
             "algorithm.kl.apply_to reward",
             algorithm.uses_reference and algorithm.kl.apply_to == "reward",
-            "one pass over the policy, but this penalty needs its log-probs first: set apply_to to loss",
+            "a single pass over the policy, but this penalty requires the log-probs first: set apply_to to loss",
         ),
     ]
 
@@ -101,6 +101,6 @@ def _list_run_conditions(training: TrainingConfig, scheduling_type: str) -> list
         (
             f"rollout.scheduling.type {scheduling_type}",
             scheduling_type == "batch",
-            "groups that finish one after the other, but `batch` scores all at once: set type to queue",
+            "groups that finish separately, but `batch` scores all groups together: set type to queue",
         ),
     ]

@@ -70,9 +70,9 @@ class SupervisedTrainingConfig(TrainingConfig):
         steps += [step - (num_drawn - draws) // self.examples_per_step] if draws is not None else []
         if self.warmup_steps > min(steps):
             raise ConfigError(
-                f"training.warmup_steps {self.warmup_steps} exceeds the run's {min(steps)} steps, which follow from "
-                f"{num_examples} examples and examples_per_step {self.examples_per_step}: lower warmup_steps, or raise "
-                "num_epochs."
+                f"training.warmup_steps must be <= the number of steps, got {self.warmup_steps} and {min(steps)} "
+                f"steps ({num_examples} examples, examples_per_step {self.examples_per_step}): lower warmup_steps, or "
+                "raise num_epochs."
             )
         return self.model_copy(update={"num_steps": min(steps)})
 

@@ -93,7 +93,7 @@ class McpTool(_Tool):
     @model_validator(mode="after")
     def _check_one_address(self) -> Self:
         if bool(self.command) == bool(self.url):
-            raise ValueError("an MCP server needs either `command` or `url`: set one of the two")
+            raise ValueError("exactly one of `command` and `url` must be set for an MCP server")
         return self
 
 

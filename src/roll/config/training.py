@@ -189,7 +189,8 @@ class TrainingConfig(Section):
     def _check_router_settings(cls, value: float, info: ValidationInfo) -> float:
         if value and info.data.get("backend") == "deepspeed":
             raise ValueError(
-                "the deepspeed back-end does not balance experts: set this key to 0, or training.backend to torch"
+                "the deepspeed back-end does not support load balancing of experts: set this key to 0, or "
+                "training.backend to torch"
             )
         return value
 
@@ -211,7 +212,8 @@ class TrainingConfig(Section):
     def _check_deepspeed(cls, deepspeed: DeepSpeedConfig, info: ValidationInfo) -> DeepSpeedConfig:
         if deepspeed != DeepSpeedConfig() and info.data.get("backend") == "torch":
             raise ValueError(
-                "only the deepspeed back-end uses this section: set training.backend, or remove the section"
+                "this section is supported only with the deepspeed back-end: set training.backend, or remove the "
+                "section"
             )
         return deepspeed
 
@@ -220,7 +222,7 @@ class TrainingConfig(Section):
     def _check_warmup_steps(cls, value: int, info: ValidationInfo) -> int:
         num_steps = info.data.get("num_steps", value)
         if 0 < num_steps < value:  # 0: the data determines the number of steps
-            raise ValueError(f"{value} exceeds training.num_steps {num_steps}: lower it, or raise num_steps")
+            raise ValueError(f"must be <= training.num_steps {num_steps}, got {value}: lower it, or raise num_steps")
         return value
 
 

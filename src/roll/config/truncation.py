@@ -51,9 +51,9 @@ def find_truncation_problem(algorithm: AlgorithmConfig, rollout: RolloutConfig) 
         return ""
     (key, instead), *_ = products
     return (
-        f"with {setting}, old/rollout of every token is the probability mass that the engine kept, which is below 1, "
-        f"so the product over an answer's tokens ({key}) is nearly 0: set {instead}, or rollout.top_p to 1 and "
-        "rollout.top_k to 0"
+        f"with {setting}, the ratio old/rollout of every token equals the probability mass that the engine kept, "
+        f"which is below 1, so the product over the tokens of an answer ({key}) is close to 0: set {instead}, or "
+        "rollout.top_p to 1 and rollout.top_k to 0"
     )
 
 
@@ -67,8 +67,9 @@ def describe_truncation(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> s
     least = f"at least {rollout.top_p:g}" if rollout.top_p < 1 and not rollout.top_k else "below 1"
     what = "the ratio" if _has_engine_ratio(algorithm) else "the correction"
     return (
-        f"{setting}: old/rollout is the probability mass that the engine kept, {least} at every token, even if engine "
-        f"and trainer agree; {what} weights tokens by it, and the metrics mismatch/… and agreement/… include it."
+        f"{setting}: the ratio old/rollout equals the probability mass that the engine kept ({least} for every "
+        f"token), even if engine and trainer agree; {what} weights tokens by it, and the metrics mismatch/… and "
+        "agreement/… include it."
     )
 
 
@@ -83,9 +84,9 @@ def find_distillation_truncation_problem(distillation: DistillationConfig, rollo
     if not setting or distillation.mode != "reward":
         return ""
     return (
-        f"{setting}: the engine's log-probs are those of the truncated distribution, and the teacher's those of the "
-        "whole one, so with distillation.mode reward every advantage would be wrong by the log of the probability "
-        "mass that was kept: set rollout.top_p to 1 and rollout.top_k to 0, or distillation.mode to loss"
+        f"{setting}: the engine's log-probs come from the truncated distribution and the teacher's from the full "
+        "distribution, so with distillation.mode reward every advantage would be biased by the log of the kept "
+        "probability mass: set rollout.top_p to 1 and rollout.top_k to 0, or distillation.mode to loss"
     )
 
 
@@ -95,6 +96,6 @@ def describe_distillation_truncation(distillation: DistillationConfig, rollout: 
     if not setting or not distillation.reward_weight:
         return ""
     return (
-        f"{setting}: old/rollout is the probability mass that the engine kept, which is below 1 even if engine and "
-        "trainer agree; with distillation.reward_weight, the ratio weights tokens by it."
+        f"{setting}: the ratio old/rollout equals the probability mass that the engine kept, which is below 1 even if "
+        "engine and trainer agree; with distillation.reward_weight, tokens are weighted by this ratio."
     )

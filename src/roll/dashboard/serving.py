@@ -50,7 +50,7 @@ def serve(
         from roll.dashboard.web import make_app
     except ImportError as error:
         raise ConfigError(
-            f"`roll dashboard` needs packages that are not installed ({error}): {build_install_command('dashboard')}"
+            f"`roll dashboard` requires packages that are not installed ({error}): {build_install_command('dashboard')}"
         ) from None
     if token is not None and re.fullmatch(r"[A-Za-z0-9._~-]{8,200}", token) is None:
         raise ConfigError("--token must have 8 to 200 characters: letters, digits, '.', '_', '~' or '-'.")
@@ -95,6 +95,6 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.close()
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {reason}. Choose another `--port` (0: a free port) or `--host`."
+            f"cannot listen on {host}:{port}: {reason}. Choose another `--port` (0 selects a free port) or `--host`."
         ) from None
     return listening

@@ -41,7 +41,7 @@ class Settings:
             self.text = self._run_dir.read(CONFIG_FILE, limit=_MAX_FILE_BYTES).decode("utf-8", "replace")
             tree = _parse_yaml(self.text, CONFIG_FILE)
             if not isinstance(tree, dict):
-                raise RunDirectoryError(f"'{CONFIG_FILE}' is not a mapping of keys to values.")
+                raise RunDirectoryError(f"'{CONFIG_FILE}' must be a mapping of keys to values.")
             tree = rename_config(tree)
             _flatten(tree, (), self.values)
             if stamps[1] is not None:

@@ -164,7 +164,9 @@ def _add_run_routes(app: FastAPI, runs: Runs) -> None:
         with run.lock:
             run.refresh()
             if kind not in run.metrics.tables:
-                raise HTTPException(400, f"kind '{kind[:80]}' is not known: use {' or '.join(run.metrics.tables)}.")
+                raise HTTPException(
+                    400, f"unknown kind '{kind[:80]}'; expected one of {', '.join(run.metrics.tables)}."
+                )
             return run.metrics.build_series([name for name in names.split(",") if name], kind, since, full=full)
 
     @app.get("/api/runs/{run}/config")
@@ -370,7 +372,7 @@ def _read_filters(
         "engine_id": engine_id,
     }
     if kind and kind not in KINDS:
-        raise HTTPException(400, f"kind '{kind[:80]}' is not known: use {' or '.join(KINDS)}.")
+        raise HTTPException(400, f"unknown kind '{kind[:80]}'; expected one of {', '.join(KINDS)}.")
     return Filters(
         min_values={name: bound for name, bound in min_values.items() if bound is not None and math.isfinite(bound)},
         max_values={name: bound for name, bound in max_values.items() if bound is not None and math.isfinite(bound)},

@@ -73,14 +73,14 @@ def build_arithmetic_prompts(config: SumsTask, domain: str, seed: int) -> tuple[
     if num_pairs > MAX_PAIRS:
         raise DataError(
             f"arithmetic with operands {config.min_operand} … {config.max_operand} has {num_pairs:,} pairs, but at "
-            f"most {MAX_PAIRS:,} can be listed: lower max_operand."
+            f"most {MAX_PAIRS:,} are supported: lower max_operand."
         )
     num_held_out = round(num_pairs * config.held_out)
     if config.held_out and num_held_out in (0, num_pairs):
         side = "evaluation" if num_held_out == 0 else "training"
         raise DataError(
-            f"arithmetic: held_out {config.held_out} leaves no operand pair (of {num_pairs}) for {side}: "
-            "choose another share, or a larger range of operands."
+            f"arithmetic: held_out {config.held_out} leaves no operand pair (of {num_pairs}) for {side}: change "
+            "held_out, or use a larger range of operands."
         )
     order = np.random.default_rng([seed, 0xA417]).permutation(num_pairs)
     held_out, training = order[:num_held_out], order[num_held_out:]

@@ -180,8 +180,8 @@ def _check_then_render(
     reward = text_rewards.get(prompt.domain)
     if reward is not None and any(message.media for message in prompt.messages):
         raise DataError(
-            f"prompt '{prompt.uid}' has images, but the reward '{reward}' of domain '{prompt.domain}' reads only text: "
-            "choose another reward, or leave the images out."
+            f"prompt '{prompt.uid}' has images, but the reward '{reward}' of domain '{prompt.domain}' supports only "
+            "text: choose another reward, or remove the images."
         )
     return render(prompt)
 
@@ -257,6 +257,6 @@ def _check_not_empty(training: Source[Prompt], config: DataConfig, domain: str) 
     if len(training):
         return
     if _skips_bad_rows(config):
-        raise DataError(f"data source '{domain}' leaves no prompt for training: all rows are held out or skipped.")
+        raise DataError(f"data source '{domain}' has no prompts for training: all rows are held out or skipped.")
     held_out = getattr(config, "held_out", 0)
-    raise DataError(f"data source '{domain}' leaves no prompt for training: lower its held_out ({held_out}).")
+    raise DataError(f"data source '{domain}' has no prompts for training: lower its held_out ({held_out}).")

@@ -51,8 +51,8 @@ def read_column(row: Row, name: str, location: str, option: str) -> Any:
         columns = ", ".join(shorten(column) for column in list(row)[:20]) or "none"
         raise BadRow(
             "missing column",
-            f"{location}: there is no column '{name}'.{did_you_mean(name, [c for c in row if isinstance(c, str)])} "
-            f"The columns are: {columns}. Set `{option}` to the right column.",
+            f"{location}: column '{name}' does not exist.{did_you_mean(name, [c for c in row if isinstance(c, str)])} "
+            f"Available columns: {columns}. Set `{option}` to the correct column.",
         )
     return row[name]
 

@@ -237,8 +237,8 @@ class ChatRenderer:
             ids, mask = tokenize(self._tokenizer, text, turns, marked)
         if turns and not mask.any():
             raise DataError(
-                "the model's chat template marks no token of the assistant's answers as generated "
-                "(`{% generation %}`), so no token would be trained on: correct these marks, or remove them."
+                "the model's chat template has `{% generation %}` blocks, but they contain no assistant tokens, so "
+                "there would be no tokens to train on: correct these blocks, or remove them."
             )
         return ids, mask
 

@@ -48,12 +48,12 @@ def open_table(path: Path) -> Table:
         return JsonlTable(path)
     if path.suffix == ".parquet":
         return ParquetTable(path)
-    raise DataError(f"'{path}' is neither .jsonl nor .parquet: convert it, or rename it to its actual type.")
+    raise DataError(f"'{path}' must be a .jsonl or .parquet file: convert it, or correct its extension.")
 
 
 def _describe_missing_file(path: Path) -> str:
     if path.is_dir():
-        return f"'{path}' is a directory: name a file in it, or use `source: huggingface` for a dataset's directory."
+        return f"'{path}' is a directory: specify a file in it, or use `source: huggingface` for a dataset's directory."
     if not path.parent.is_dir():
         return (
             f"data file '{path}' does not exist, nor does its directory{format_search_directory(path)}: check the path."

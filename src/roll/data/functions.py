@@ -139,7 +139,7 @@ def build_functions_prompts(config: FunctionsData, domain: str, seed: int) -> tu
     if config.held_out and num_held_out in (0, len(pairs)):
         side = "evaluation" if num_held_out == 0 else "training"
         raise DataError(
-            f"functions: held_out {config.held_out} leaves no task (of {len(pairs)}) for {side}: choose another share."
+            f"functions: held_out {config.held_out} leaves no task (of {len(pairs)}) for {side}: change held_out."
         )
     prompts = [_build_prompt(config, domain, *pairs[int(index)], seed) for index in order]
     return PromptList(prompts[num_held_out:]), PromptList(prompts[:num_held_out])

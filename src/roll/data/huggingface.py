@@ -37,8 +37,8 @@ class DatasetTable:
     def __init__(self, config: HuggingFaceTable, splits: Mapping[str, Any], split: str) -> None:
         if split not in splits:
             raise DataError(
-                f"dataset '{config.path}' has no split '{split}'.{did_you_mean(split, list(splits))} "
-                f"It has: {', '.join(splits)}."
+                f"dataset '{config.path}' has no split '{split}'.{did_you_mean(split, list(splits))} Available "
+                f"splits: {', '.join(splits)}."
             )
         self.name = f"dataset '{config.path}', split '{split}'"
         self._rows = splits[split]
@@ -104,8 +104,8 @@ def _load_splits(config: HuggingFaceTable) -> Mapping[str, Any]:
     except Exception as error:  # readers and the network may raise anything about the user's source
         raise DataError(
             f"dataset '{config.path}'{format_search_directory(config.path)} cannot be loaded: "
-            f"{_get_first_line(error)} Give a "
-            "directory (of `save_to_disk`, or with data files) or a hub id that this machine can reach."
+            f"{_get_first_line(error)} Specify a directory (written by `save_to_disk`, or with data files) or a Hub "
+            "ID that this machine can reach."
         ) from error
     finally:
         if not were_disabled:

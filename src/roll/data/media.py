@@ -119,7 +119,7 @@ class MediaReader:
         except BadRow:
             raise
         except DataError as error:
-            raise BadRow(kind, f"{error} Correct the {kind}, or leave the row out.") from error
+            raise BadRow(kind, f"{error} Correct the {kind}, or remove the row.") from error
         return _PART_TYPES[kind](digest=digest, source=source)
 
     def _store_value(self, value: Any, location: str, kind: MediaKind) -> tuple[str, str]:
@@ -132,7 +132,7 @@ class MediaReader:
             fps = value.get("fps") if isinstance(value, Mapping) else None
             return self._store_frames(frames, fps, location), ""
         if kind == "video" and isinstance(value, Mapping) and value.get("fps") is not None:
-            raise DataError(f"{label} is a file with `fps`: a file has its own frame rate, so remove `fps`.")
+            raise DataError(f"{label} is a file with `fps`, but the frame rate of a file cannot be set: remove `fps`.")
         found = self._find_content(value, location, kind)
         if isinstance(found, Path):
             return self._store_file(found, location, kind), str(found)
@@ -191,10 +191,10 @@ class MediaReader:
         if scheme.lower() in ("http", "https", "ftp", "s3", "gs", "hf"):
             raise DataError(
                 f"{location}: the {kind} is the URL {shorten(value)}, and {_PLURALS[kind]} are not downloaded during a "
-                "run: download them first, and give paths."
+                "run: download them first, and use paths."
             )
         if scheme == "file":
-            raise DataError(f"{location}: the {kind} is the URL {shorten(value)}: give the path without `file:`.")
+            raise DataError(f"{location}: the {kind} is the URL {shorten(value)}: use a path without `file:`.")
         path = Path(value) if len(value) < 4096 and "\0" not in value else None
         if path is not None:
             found = self._directory / path
@@ -266,7 +266,7 @@ def place_media(
                 kind,
                 f"{location}: the row has {len(own)} {nouns.removesuffix('s') if len(own) == 1 else nouns}, but its "
                 f"messages have {places} placeholder{'' if places == 1 else 's'} {placeholder}: "
-                + ("write one for each, or none." if own else f"add the {nouns}, or remove the placeholders."),
+                + ("use one for each, or none." if own else f"add the {nouns}, or remove the placeholders."),
             )
         if places:
             queues[placeholder] = own
@@ -375,8 +375,8 @@ def _select_field(value: Mapping[str, Any], location: str, kind: MediaKind) -> A
 def _decode_base64(text: str, location: str, kind: MediaKind) -> bytes:
     if len(text) > _MAX_BASE64_CHARACTERS[kind]:
         raise DataError(
-            f"{location}: the {kind} has {len(text):,} characters of base64, but at most "
-            f"{_MAX_BASE64_CHARACTERS[kind]:,} are read."
+            f"{location}: the {kind} has {len(text):,} base64 characters, but at most "
+            f"{_MAX_BASE64_CHARACTERS[kind]:,} are supported."
         )
     try:
         return base64.b64decode("".join(text.split()), validate=True)

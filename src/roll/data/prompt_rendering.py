@@ -60,9 +60,9 @@ def _check_special_tokens(prompt: Prompt, renderer: ChatRenderer) -> None:
     if found is not None:
         raise BadRow(
             "special token in a message",
-            f"prompt '{prompt.uid}' contains {found!r}, which the model would read as the token that its template "
-            "puts between messages: remove it, or write the whole prompt with the template, up to where the answer "
-            f"begins.{hint_at_missing_media(found)}",
+            f"prompt '{prompt.uid}' contains {found!r}, a special token of the chat template: remove it, or provide "
+            "the whole prompt as the template renders it, up to the start of the answer."
+            + hint_at_missing_media(found),
         )
 
 

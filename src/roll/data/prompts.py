@@ -131,8 +131,8 @@ def _read_messages(
         if not content.strip():
             raise BadRow(
                 "empty prompt",
-                f"{location}: column '{key}' must be a string or a list of chat messages, but is empty: fill it in, or "
-                "leave the row out.",
+                f"{location}: column '{key}' must be a string or a list of chat messages, but is empty: fill it in, "
+                "or remove the row.",
             )
         messages = build_messages(content, None, config.prompt_template)
         plain = context.is_empty and config.system_prompt is None and config.prompt_template == "{prompt}"
@@ -161,13 +161,14 @@ def _read_answer(row: RowView, config: TableConfig, location: str) -> str:
     if not isinstance(value, str | int) and not math.isfinite(value):  # data frames write missing values as NaN
         raise BadRow(
             "empty answer",
-            f"{location}: column '{config.answer_key}' is {value}: give an answer, or leave the row out.",
+            f"{location}: column '{config.answer_key}' is {value}: provide an answer, or remove the row.",
         )
     try:
         text = str(value)
     except ValueError:  # an integer of more than 4,300 digits
         raise BadRow(
-            "wrong type", f"{location}: column '{config.answer_key}' has a number that is too long: give it as text."
+            "wrong type",
+            f"{location}: column '{config.answer_key}' has a number that is too long: provide it as a string.",
         ) from None
     text = check_unicode(text, f"column '{config.answer_key}'", location)
     if config.answer_pattern is not None:
@@ -176,15 +177,15 @@ def _read_answer(row: RowView, config: TableConfig, location: str) -> str:
             raise BadRow(
                 "answer_pattern not found",
                 f"{location}: answer_pattern {config.answer_pattern!r} does not match {shorten(text)}: correct the "
-                "pattern, or leave the row out.",
+                "pattern, or remove the row.",
             )
         text = ((found.group(1) if found.re.groups else found.group(0)) or "").strip()
     comparing = [reward.type for reward in config.reward if reward.needs_answer]
     if comparing and not text.strip():
         raise BadRow(
             "empty answer",
-            f"{location}: the answer is empty, but the reward '{comparing[0]}' needs a reference answer: fill it in, "
-            "or choose a reward that needs none.",
+            f"{location}: the answer is empty, but the reward '{comparing[0]}' requires a reference answer: fill it "
+            "in, or choose a reward that does not require one.",
         )
     return text
 

@@ -37,9 +37,9 @@ def _call_data_function(config: PythonTable, domain: str) -> tuple[Any, Any]:
     """Call the user's function or class; return the result, and its `held_out` attribute if it has one."""
     if config.function is None:
         raise DataError(
-            f"the rows of '{domain}' are Python objects, which are not stored in files: pass them again, as "
-            "`roll.train(config, data=rows)` or `roll.resume(run, data=rows)`; or name the function that returns them: "
-            "`function: tasks.py:make`."
+            f"the rows of '{domain}' are Python objects, which are not stored in files: pass them again with "
+            "`roll.train(config, data=rows)` or `roll.resume(run, data=rows)`, or specify a function that returns "
+            "them: `function: tasks.py:make`."
         )
     try:
         made = load_function(config.function, "data function")(**config.options)
@@ -93,8 +93,8 @@ class ObjectTable:
             return {self._text_key: row}
         if not isinstance(row, Mapping):
             raise DataError(
-                f"{self.describe_location(index)} is of type {type(row).__name__}, but must be a dictionary, such as "
-                f"{_EXAMPLE_ROW}."
+                f"{self.describe_location(index)} must be a dictionary such as {_EXAMPLE_ROW}, got "
+                f"{type(row).__name__}."
             )
         return row
 

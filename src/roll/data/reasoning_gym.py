@@ -42,14 +42,14 @@ def load_task(name: str, size: int, seed: int, options: dict[str, Any]) -> Any:
         if option not in known:
             settable = ", ".join(field for field in known if field not in ("seed", "size"))
             raise DataError(
-                f"reasoning-gym task '{name}' has no option '{option}'.{did_you_mean(option, known)} It has: "
-                f"{settable}."
+                f"reasoning-gym task '{name}' has no option '{option}'.{did_you_mean(option, known)} Available "
+                f"options: {settable}."
             )
     try:
         return reasoning_gym.create_dataset(name, size=size, seed=seed, **options)
     except Exception as error:  # tasks may raise anything for invalid options
         problem = str(error) or type(error).__name__
-        raise DataError(f"reasoning-gym task '{name}' rejects its options {options}: {problem}") from error
+        raise DataError(f"reasoning-gym task '{name}' rejected the options {options}: {problem}") from error
 
 
 def build_reasoning_gym_prompts(config: ReasoningGymData, domain: str, seed: int) -> tuple[PromptList, PromptList]:
@@ -67,8 +67,8 @@ def build_reasoning_gym_prompts(config: ReasoningGymData, domain: str, seed: int
     held_out = [prompt for prompt in other if prompt.messages[-1].text not in seen]
     if not held_out:
         raise DataError(
-            f"reasoning-gym task '{config.task}' has so few different questions that, with {config.size} for training, "
-            "none is left to hold out: lower `size`, make the task larger with `options`, or set held_out: 0."
+            f"reasoning-gym task '{config.task}' has too few distinct questions to hold any out with size "
+            f"{config.size}: lower `size`, make the task larger with `options`, or set held_out: 0."
         )
     return PromptList(training), PromptList(held_out)
 

@@ -143,7 +143,7 @@ def _read_rows(reader: RowReader[T], table: Table, prefix: str) -> Iterator[tupl
         else:
             yield number, item
     if number < 0:
-        raise DataError(f"{table.name} has no rows: at least one row is needed.")
+        raise DataError(f"{table.name} has no rows: at least one row is required.")
 
 
 def _to_array(rows: array[int]) -> NDArray[np.int64]:

@@ -36,8 +36,8 @@ def check_fully_rendered(
     for name in template_kwargs:
         if name not in template.variables:
             raise DataError(
-                f"the model's chat template does not read {shorten(name)}, which the row gives as an argument of the "
-                "template: remove it, or choose a model whose template reads it."
+                f"the model's chat template does not use {shorten(name)}, which the row sets as a template argument: "
+                "remove it, or choose a model whose template uses it."
             )
     if messages and messages[0].role == "system" and template.drops_system_messages:
         raise DataError("the model's chat template omits system messages: move them into user messages.")
@@ -61,9 +61,9 @@ def _check_messages(messages: Sequence[Message], render: _Render) -> None:
         for fewer, left_out in _remove_each_part(message):
             if _renders_identically(render, before, message, fewer):
                 raise DataError(
-                    f"the model's chat template leaves out {left_out} in message {place + 1} (role '{role}'): write it "
-                    "into `content` in the model's own format, name its field in `ignored_fields`, leave such rows "
-                    "out, or choose a model whose template renders it."
+                    f"the model's chat template leaves out {left_out} in message {place + 1} (role '{role}'): write "
+                    "it into `content` in the model's format, add its field to `ignored_fields`, remove such rows, or "
+                    "choose a model whose template renders it."
                 )
 
 

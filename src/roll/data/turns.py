@@ -276,8 +276,8 @@ def _describe_untrainable_turn(label: str, message: Message) -> str:
     """Describe why a turn cannot be trained on; `label` describes the template's behavior."""
     beginning = repr(message.text[:60])
     return (
-        f"the model's chat template {label}, so the tokens that the model would write cannot be determined: leave such "
-        f"conversations out, or choose a model whose template renders answers unchanged (the answer was {beginning})."
+        f"the model's chat template {label}, so the tokens that the model would generate cannot be determined: remove "
+        f"such conversations, or choose a model whose template renders answers unchanged (the answer was {beginning})."
     )
 
 

@@ -61,7 +61,7 @@ class DiffusionTrainer(TorchRank[DiffusionBatch, Loss]):
         super().__init__(spec)
         config = spec.model
         if not isinstance(config, DiffusionModelConfig):
-            raise ConfigError("the diffusion trainer needs a diffusion model: set pipeline to diffusion")
+            raise ConfigError("the diffusion trainer requires a diffusion model: set pipeline to diffusion")
         self.precision = Precision.from_name(config.dtype)
         self.model = load_diffusion_model(
             spec.model_path,

@@ -57,7 +57,7 @@ class WeightCopies:
             ValueError: The copy does not exist.
         """
         if name not in self._copies:
-            raise ValueError(f"the trainer has no weights '{name}', only {sorted(self._copies)}")
+            raise ValueError(f"unknown weights '{name}'; expected one of {sorted(self._copies)}")
         current = {key: _get_local(t).clone() for key, t in self._tensors.items()}
         try:
             self._write(self._copies[name])

@@ -90,7 +90,7 @@ def check(id: str, options: Mapping[str, Any] | None = None, *, num_seeds: int =
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"environment '{id}' cannot be built: {_describe_error(error)}") from error
+            raise UserError(f"environment '{id}' cannot be created: {_describe_error(error)}") from error
 
     return check_object(build, num_seeds=num_seeds)
 
@@ -143,8 +143,7 @@ async def _check_interface(build: Callable[[], Any], num_seeds: int) -> Any:
         yield Finding(
             rule='`info["state"]` names the state',
             behavior='the `info` that `reset` returns has no `"state"`',
-            remedy="add a string that is equal for equal states, if you want to train with GiGPO; no other method "
-            "needs it",
+            remedy="add a string that identifies the state if you want to train with GiGPO",
             fatal=False,
         )
 
@@ -157,7 +156,8 @@ async def _check_same_seed(build: Callable[[], Any], num_seeds: int) -> Any:
         started = [format_observation(*await _reset(env, seed)) for env in (one, two)]
         if started[0] != started[1]:
             yield _build_seed_finding(
-                f"seed {seed} gives two first observations: {shorten_repr(started[0])}, {shorten_repr(started[1])}"
+                f"seed {seed} produces two different first observations: {shorten_repr(started[0])}, "
+                f"{shorten_repr(started[1])}"
             )
             return
         for turn, action in enumerate(actions, 1):
@@ -185,10 +185,10 @@ async def _play_episode(env: Any, seed: int) -> list[str]:
 
 def _build_seed_finding(behavior: str) -> Finding:
     return Finding(
-        rule="equal seeds and actions give equal episodes",
+        rule="identical seeds and actions produce identical episodes",
         behavior=behavior,
-        remedy="draw everything from a generator that belongs to the environment and is created in `reset`: "
-        "`self._rng = random.Random(seed)`; do not use a global generator, the time, or the order of a set",
+        remedy="use a random generator that is created in `reset`: `self._rng = random.Random(seed)`; do not use a "
+        "global generator, the time, or the order of a set",
     )
 
 
@@ -201,9 +201,9 @@ async def _check_different_seeds(build: Callable[[], Any], num_seeds: int) -> An
         seen.add((text, stepped[0], stepped[1]))
     if len(seen) == 1:
         yield Finding(
-            rule="different seeds give different episodes",
-            behavior="20 seeds give the same first observation and the same result of an action",
-            remedy="draw the task from the seed; if there is only one task, ignore this advice",
+            rule="different seeds produce different episodes",
+            behavior="20 seeds produce the same first observation and the same result of an action",
+            remedy="choose the task based on the seed; if there is only one task, ignore this advice",
             fatal=False,
         )
 
@@ -254,7 +254,7 @@ async def _check_end(build: Callable[[], Any], num_seeds: int) -> Any:
     if longest == _MAX_TURNS:
         yield Finding(
             rule="episodes end",
-            behavior=f"an episode of random actions went on for {_MAX_TURNS} turns",
+            behavior=f"an episode with random actions did not end within {_MAX_TURNS} turns",
             remedy="end an episode after some turns, or always set `num_turns` in the configuration",
             fatal=False,
         )
@@ -282,13 +282,13 @@ async def _check_copies(build: Callable[[], Any], num_seeds: int) -> Any:
             yield Finding(
                 rule="`spawn(same_state=True)` returns a copy in the same state",
                 behavior=f"the copy returned {shorten_repr(second[:4])}, the environment {shorten_repr(first[:4])}",
-                remedy="copy the random number generator too, as `copy.deepcopy(self)` does",
+                remedy="also copy the random generator, as `copy.deepcopy(self)` does",
             )
     try:
         pickle.dumps(build())
     except Exception as error:
         yield Finding(
-            rule="an environment can be sent to another process",
+            rule="an environment can be pickled and sent to another process",
             behavior=_describe_error(error),
             remedy="open files, connections and locks in `reset`, not in `__init__`, so that the environment "
             "can run in the pool",
@@ -352,8 +352,8 @@ def _suggest_remedy(call: Callable[..., Any], error: BaseException) -> str:
         name = "seed=None" if call.__name__ == "reset" else "action"
         return f"accept the argument `{name}`"
     return (
-        "an exception is a failure of the environment, and the rollout is repeated: return an observation and a "
-        "reward for any text that a model may write"
+        "an exception is treated as an infrastructure error, and the rollout is repeated: return an observation and a "
+        "reward for any text that a model may generate"
     )
 
 

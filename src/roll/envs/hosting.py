@@ -270,7 +270,9 @@ class _GuardedEnv:
             # A `TimeoutError` that the environment itself raised is an ordinary failure.
             if isinstance(error, TimeoutError) and scope.expired():
                 self._count("time_limits")
-                raise InfraError(f"environment '{name}': its {action} took longer than {limit_s:g} s") from None
+                raise InfraError(
+                    f"environment '{name}': its {action} exceeded the time limit of {limit_s:g} s"
+                ) from None
             raise InfraError(f"environment '{name}': its {action} failed: {_describe_error(error)}") from error
         finally:
             is_start = action == "start"

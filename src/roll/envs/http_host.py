@@ -64,7 +64,7 @@ class HttpHost:
         if not isinstance(reply, dict):
             raise InfraError(f"the server at {url} did not return a JSON object")
         if status == 400:
-            raise DataError(f"the server at {url} rejects the request: {str(reply.get('error'))[:1000]}")
+            raise DataError(f"the server at {url} rejected the request: {str(reply.get('error'))[:1000]}")
         if status >= 300:
             raise InfraError(f"the server at {url} returned status {status}: {str(reply.get('error'))[:1000]}")
         return reply

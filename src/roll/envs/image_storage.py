@@ -80,7 +80,7 @@ class ImageStorage:
         if isinstance(content, str) or not (media := list_media(content)):
             return content
         if len(media) > MAX_IMAGES:
-            raise DataError(f"{label}: there are {len(media)} images, but at most {MAX_IMAGES} are allowed at once.")
+            raise DataError(f"{label}: at most {MAX_IMAGES} images are allowed per observation, got {len(media)}.")
         return tuple([await self.store_part(part, label) for part in content])
 
     def count_tokens(self, part: Part) -> int:
@@ -139,7 +139,7 @@ class ImageStorage:
                         self.pool, _store_image, *arguments, time_limit_s=DECODE_TIME_LIMIT_S
                     )
             except TimeoutError:
-                raise DataError(f"{label} was not decoded in {DECODE_TIME_LIMIT_S:g} s.") from None
+                raise DataError(f"decoding {label} exceeded the time limit of {DECODE_TIME_LIMIT_S:g} s.") from None
             except MemoryError:
                 raise DataError(f"{label} needs more memory to decode than a worker may use.") from None
             digest, size, pixels = found

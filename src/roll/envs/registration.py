@@ -117,7 +117,7 @@ def find(id: str) -> EnvSpec:
     if not colon and id in INSTALLED_ENVS:
         return EnvSpec(id=id, entry_point=INSTALLED_ENVS.get(id), options={})
     if id.endswith(".py"):
-        raise ConfigError(f"environment '{id}' is a file: give the class in the file, for example {id}:Maze.")
+        raise ConfigError(f"environment '{id}' is a file: specify the class in the file, for example {id}:Maze.")
     close = find_similar_names(id, [*ENVS, *INSTALLED_ENVS], limit=3, cutoff=0.5)
     meant = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
     raise ConfigError(
@@ -147,8 +147,8 @@ def make(id: str, options: Mapping[str, Any] | None = None, /, **overrides: Any)
     missing = [method for method in ("reset", "step") if not callable(getattr(kind, method, None))]
     if isinstance(kind, type) and missing:
         raise ConfigError(
-            f"environment '{id}' has no method {' and no '.join(map(repr, missing))}: give it `reset(seed)` and "
-            "`step(action)`, as docs/environments.md shows."
+            f"environment '{id}' has no method {' and no '.join(map(repr, missing))}: implement `reset(seed)` and "
+            "`step(action)` as described in docs/environments.md."
         )
     arguments = {**spec.options, **(options or {}), **overrides}
     _reject_unknown_arguments(id, kind, arguments)
@@ -157,7 +157,7 @@ def make(id: str, options: Mapping[str, Any] | None = None, /, **overrides: Any)
     except UserError:  # its message already names the mistake
         raise
     except (TypeError, ValueError) as error:
-        raise DataError(f"environment '{id}' rejects its options {arguments}: {error}") from error
+        raise DataError(f"environment '{id}' rejected the options {arguments}: {error}") from error
     with contextlib.suppress(AttributeError):  # GEM's code may read it; with `__slots__` it cannot be set
         env.env_id = id
     return env
@@ -229,6 +229,6 @@ def _reject_unknown_arguments(id: str, factory: Callable[..., Any], arguments: M
     if unknown:
         raise DataError(
             f"environment '{id}' has no argument "
-            f"{' and no '.join(map(repr, unknown))}.{did_you_mean(unknown[0], accepted)} "
-            f"It accepts: {', '.join(accepted) or 'none'}."
+            f"{' and no '.join(map(repr, unknown))}.{did_you_mean(unknown[0], accepted)} Supported arguments: "
+            f"{', '.join(accepted) or 'none'}."
         )

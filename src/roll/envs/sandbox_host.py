@@ -139,19 +139,19 @@ class _SandboxEnv:
         try:
             reply = json.loads(await self._read_line())
         except (ValueError, RecursionError) as error:
-            raise InfraError(f"the environment's answer is not JSON: {error}") from error
+            raise InfraError(f"the environment's response is not valid JSON: {error}") from error
         if isinstance(reply, dict) and "value" in reply:
             return reply["value"]
         raise InfraError(
             str(reply.get("error"))[:1000]
             if isinstance(reply, dict)
-            else "the environment's answer is not a JSON object"
+            else "the environment's response is not a JSON object"
         )
 
     async def _read_line(self) -> bytes:
         while (end := self._held.find(b"\n")) < 0:
             if len(self._held) > MAX_LINE_BYTES:
-                raise InfraError(f"the environment's answer has more than {MAX_LINE_BYTES} bytes")
+                raise InfraError(f"the environment's response exceeds {MAX_LINE_BYTES} bytes")
             with sandbox_errors():
                 chunk = await anext(self._chunks, None)
             if chunk is None:

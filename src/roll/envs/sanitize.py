@@ -42,7 +42,7 @@ def check_media_kinds(content: Content, environment: str, *, reads_images: bool)
         if part.kind != "image" or not reads_images:
             readable = "text and images" if reads_images else "text"
             raise DataError(
-                f"environment '{environment}' returned a part of kind '{part.kind}', but this model reads only "
+                f"environment '{environment}' returned a part of type '{part.kind}', but this model supports only "
                 f"{readable}: describe the observation as text, or choose another model."
             )
 

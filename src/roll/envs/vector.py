@@ -58,7 +58,7 @@ class VectorEnv:
         seed: int | None = None,
     ) -> None:
         if autoreset not in get_args(Autoreset):
-            raise DataError(f"autoreset is '{autoreset}', but must be one of {', '.join(get_args(Autoreset))}.")
+            raise DataError(f"autoreset must be one of {', '.join(get_args(Autoreset))}, got '{autoreset}'.")
         self.envs = list(envs)
         self.env_ids = list(env_ids) if env_ids is not None else [type(env).__name__ for env in self.envs]
         self.autoreset: Autoreset = autoreset
@@ -89,7 +89,7 @@ class VectorEnv:
         if isinstance(seed, Sequence):
             if len(seed) != len(chosen):
                 raise DataError(
-                    f"{len(seed)} seeds were given for {len(chosen)} environments: pass one seed per environment."
+                    f"expected one seed per environment, got {len(seed)} seeds for {len(chosen)} environments."
                 )
             seeds = dict(zip(chosen, seed, strict=True))
         else:
@@ -110,9 +110,10 @@ class VectorEnv:
         """
         if not isinstance(actions, Mapping):
             if isinstance(actions, str) or len(actions) != self.num_envs:
-                given = "one text" if isinstance(actions, str) else f"{len(actions)} actions"
+                given = "a string" if isinstance(actions, str) else f"{len(actions)} actions"
                 raise DataError(
-                    f"{given} for {self.num_envs} environments: pass one action per environment, or {{index: action}}."
+                    f"expected one action per environment or {{index: action}}, got {given} for {self.num_envs} "
+                    "environments."
                 )
             actions = dict(enumerate(actions))
         work: dict[int, _EnvCall] = {}

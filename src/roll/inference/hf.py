@@ -65,8 +65,8 @@ T = TypeVar("T")
 CLOSE_TIMEOUT_S = 30.0
 """Time limit of the current step when the engine is closed."""
 HANG_MESSAGE = (
-    "Engine %s hangs in a computation. A thread cannot be killed, so its memory is not freed until this process ends. "
-    "Engines in other processes (inference.engine=vllm, or Ray) can be killed."
+    "Engine %s hangs in a computation. Its thread cannot be killed, so its memory is not freed until this process "
+    "exits. Engines in other processes (inference.engine=vllm, or Ray) can be killed."
 )
 
 
@@ -174,7 +174,7 @@ class HFEngine(PrefetchMixin):
                 await run_in_thread(decoder.check_media, request)
             self._get_decoder(synced=False)  # the engine may have died in the meantime
         if request.request_id in self._futures:
-            raise UserError(f"request id {request.request_id} is in use: choose a unique id for every request.")
+            raise UserError(f"request id {request.request_id} is already in use: use a unique id for every request.")
         future = asyncio.get_running_loop().create_future()
         self._futures[request.request_id] = future
         self._queue.add(row)

@@ -137,8 +137,8 @@ class Decoder:
         needed = round_up(spec.max_context, WIDTH_MULTIPLE) * token_bytes
         if needed > budget:
             raise ModelError(
-                f"one request of max_context={spec.max_context} tokens needs {needed} bytes of KV cache, but the cache "
-                f"has {budget}: raise inference.kv_cache_bytes or lower inference.max_context."
+                f"a request of max_context={spec.max_context} tokens requires {needed} bytes of KV cache, but the "
+                f"cache has {budget}: raise inference.kv_cache_bytes or lower inference.max_context."
             )
         return budget // token_bytes
 

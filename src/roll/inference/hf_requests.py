@@ -213,15 +213,15 @@ def check_request(request: GenerationRequest, max_context: int, vocab_size: int)
         raise UserError(f"request {name} has {prompt} prompt tokens and max_new_tokens={new}; both must be at least 1.")
     if prompt + new > max_context:
         raise UserError(
-            f"request {name} needs {prompt} + {new} tokens, more than the engine's context of {max_context}: "
-            "raise inference.max_context, or lower max_new_tokens."
+            f"request {name} requires {prompt} + {new} tokens, which exceeds the engine's context length "
+            f"{max_context}: raise inference.max_context, or lower max_new_tokens."
         )
     tokens = np.concatenate([request.token_ids, np.asarray(request.sampling.choices, request.token_ids.dtype)])
     lowest, highest = int(np.min(tokens)), int(np.max(tokens))
     if lowest < 0 or highest >= vocab_size:
         raise UserError(
-            f"request {name} has token {lowest if lowest < 0 else highest}, outside the model's vocabulary of "
-            f"{vocab_size}: use the model's own tokenizer."
+            f"request {name} has token id {lowest if lowest < 0 else highest}, which is out of range for the "
+            f"vocabulary size {vocab_size}: use the model's tokenizer."
         )
 
 
@@ -239,9 +239,9 @@ def check_options(spec: EngineSpec) -> None:
             )
         choices = OPTIONS[key]
         if choices is not None and value not in choices:
-            raise ConfigError(f"inference.options.{key} is '{value}', but must be one of: {', '.join(choices)}.")
+            raise ConfigError(f"inference.options.{key} must be one of {', '.join(choices)}, got '{value}'.")
     if spec.tensor_parallel != 1:
         raise ConfigError(
-            f"inference.tensor_parallel is {spec.tensor_parallel}, but the hf engine runs on one device: set it "
-            "to 1, or use inference.engine=vllm."
+            f"inference.tensor_parallel must be 1 for the hf engine, got {spec.tensor_parallel}: set it to 1, or use "
+            "inference.engine=vllm."
         )

@@ -35,8 +35,8 @@ class RoutingRecorder:
         routers = find_routers(model)
         if not routers:
             raise ModelError(
-                f"training.router_replay is 'engine', but '{spec.model_path}' has no router that chooses experts: set "
-                "training.router_replay to none"
+                f"training.router_replay 'engine' requires a mixture-of-experts model, but '{spec.model_path}' has no "
+                "routers: set training.router_replay to none"
             )
         self._dtype = get_expert_dtype(int(routers[0].num_experts))
         self._latest: list[Tensor | None] = [None] * len(routers)

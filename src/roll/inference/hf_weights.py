@@ -54,8 +54,8 @@ def apply_update(model: PreTrainedModel, update: WeightUpdate) -> Mapping[str, i
     for name, checksum in applied.items():
         if compute_checksum(model_tensors[name]) != checksum:
             raise WeightSyncError(
-                f"tensor '{name}' of policy version {update.policy_version} was received, but the model holds other "
-                "values."
+                f"tensor '{name}' of policy version {update.policy_version} was received, but the model contains "
+                "different values."
             )
     return dict(receiver.checksums)
 
@@ -81,10 +81,12 @@ def _list_model_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
 def _check_manifest(manifest: tuple[TensorSpec, ...], model_tensors: Mapping[str, Tensor]) -> None:
     for spec in manifest:
         if spec.name not in model_tensors:
-            raise WeightSyncError(f"tensor '{spec.name}' is unknown to the engine's model.")
+            raise WeightSyncError(f"the engine's model has no tensor '{spec.name}'.")
         shape = tuple(model_tensors[spec.name].shape)
         if spec.shape != shape:
-            raise WeightSyncError(f"tensor '{spec.name}' has shape {spec.shape}; the engine's model needs {shape}.")
+            raise WeightSyncError(
+                f"tensor '{spec.name}' must have shape {shape} for the engine's model, got {spec.shape}."
+            )
     # Compared by address instead of name, because one of two tied weights is enough.
     updated = {model_tensors[spec.name].data_ptr() for spec in manifest}
     missing = [name for name, tensor in model_tensors.items() if tensor.data_ptr() not in updated]

@@ -50,11 +50,12 @@ class UserEngine:
             raise
         except Exception as error:
             place, cause = find_raise_location(error), one_line_error(error)
-            raise ConfigError(f"engine '{kind}' cannot be built with an EngineSpec ({place}): {cause}") from error
+            raise ConfigError(f"engine '{kind}' cannot be created with an EngineSpec ({place}): {cause}") from error
         missing = [name for name in _ENGINE_METHODS if not callable(getattr(self._engine, name, None))]
         if missing:
             raise ConfigError(
-                f"engine '{kind}' lacks the methods {', '.join(missing)}: implement roll.protocols.InferenceEngine."
+                f"engine '{kind}' does not implement the methods {', '.join(missing)} of "
+                "roll.protocols.InferenceEngine."
             )
 
     async def start(self) -> None:
@@ -68,8 +69,8 @@ class UserEngine:
         shapes = [getattr(array, "shape", None) for array in arrays]
         if shapes != [(len(generation.token_ids),)] * 3:
             raise self._build_error(
-                "generate must return token_ids, logprobs and policy_versions as arrays of one length, but returned "
-                f"shapes {shapes}"
+                "generate must return token_ids, logprobs and policy_versions as arrays of equal length, got shapes "
+                f"{shapes}"
             )
         return generation
 
@@ -80,7 +81,7 @@ class UserEngine:
         if shapes != [(length,) for length in lengths]:
             returned = type(logprobs).__name__ if shapes is None else f"arrays of shapes {shapes}"
             raise self._build_error(
-                f"logprobs must return a list of arrays with the sequences' lengths {lengths}, but returned {returned}"
+                f"logprobs must return a list of arrays with the sequences' lengths {lengths}, got {returned}"
             )
         return logprobs
 
@@ -124,7 +125,7 @@ class UserEngine:
         try:
             answer = getattr(self._engine, name)(*arguments)
             if not hasattr(answer, "__await__"):
-                raise self._build_error(f"{name} is not a coroutine function: write `async def {name}`")
+                raise self._build_error(f"{name} must be a coroutine function: write `async def {name}`")
             return await answer
         except RollError:
             raise

@@ -97,21 +97,21 @@ def convert_array_to_audio(
     limits = limits or AudioLimits()
     array = np.asarray(array)
     if isinstance(rate, bool) or not isinstance(rate, int | float | np.number) or not 1000 <= rate <= 1_000_000:
-        raise DataError(f"{label} has the sampling rate {rate!r}: it must be from 1,000 to 1,000,000 Hz.")
+        raise DataError(f"{label} must have a sampling rate from 1,000 to 1,000,000 Hz, got {rate!r}.")
     if array.dtype.name not in _SAMPLE_TYPES or array.ndim not in (1, 2):
         raise DataError(
             f"{label} is an array of {array.dtype} with shape {array.shape}: it must be [n] or [n, channels], of "
             "floating-point samples from -1 to 1, int16 or int32."
         )
     if array.ndim == 2 and min(array.shape) > 32:
-        raise DataError(f"{label} is an array with shape {array.shape}: it may have at most 32 channels.")
+        raise DataError(f"{label} must have at most 32 channels, got an array with shape {array.shape}.")
     if not array.size:
         raise DataError(f"{label} has no samples.")
     length = max(array.shape)
     if length > limits.duration_s * rate:
         raise DataError(
-            f"{label} is {length / rate:,.1f} s long, but at most {limits.duration_s:,.0f} s are allowed: split it, or "
-            "leave it out."
+            f"{label} is {length / rate:,.1f} s long, but at most {limits.duration_s:,.0f} s are allowed: split it, "
+            "or remove it."
         )
     if np.issubdtype(array.dtype, np.integer):
         array = (array / (np.iinfo(array.dtype).max + 1.0)).astype(np.float32)
@@ -119,7 +119,7 @@ def convert_array_to_audio(
         array = array.mean(axis=int(np.argmin(array.shape)), dtype=np.float64)
     samples = np.ascontiguousarray(array, np.float32)
     if not np.isfinite(samples).all():
-        raise DataError(f"{label} has samples that are not finite numbers: correct the file, or leave it out.")
+        raise DataError(f"{label} has samples that are not finite numbers: correct the file, or remove it.")
     target = int(rate) if target_rate is None else target_rate
     return AudioClip(samples=resample(samples, int(rate), target), rate=target)
 

@@ -159,7 +159,7 @@ class MediaStore:
             DataError: The model does not support media of this type.
         """
         if kind not in self.kinds:
-            raise DataError(f"{label} is of kind '{kind}', but the model reads only: {', '.join(self.kinds)}.")
+            raise DataError(f"{label} is of type '{kind}', but the model supports only: {', '.join(self.kinds)}.")
 
     def cache_image(self, digest: str, size: tuple[int, int], pixels: bytes) -> None:
         """Cache an image of the store that another process has decoded.
@@ -213,7 +213,7 @@ class MediaStore:
         if _compute_digest(content) != digest:
             raise DataError(
                 f"the content of '{self._get_path(digest)}' does not match the digest in its name, so the file was "
-                "changed: restore it, or delete it and resume the run, which stores the media of its rows again."
+                "modified: restore it, or delete it and resume the run, which stores the media of its rows again."
             )
         self._cache_content(digest, content)
         return content

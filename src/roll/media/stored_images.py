@@ -78,7 +78,7 @@ def find_image(run_dir: SafeDirectory, digest: str) -> StoredImage:
         RunDirectoryError: The value is not the start of a digest, or no image or several images match.
     """
     if not _DIGEST_PATTERN.fullmatch(digest):
-        raise RunDirectoryError(f"'{digest[:80]}' is not a digest: it must be 12 to 64 characters of 0-9 and a-f.")
+        raise RunDirectoryError(f"'{digest[:80]}' is not a valid digest: expected 12 to 64 hexadecimal digits.")
     folder = digest[:2]
     if _is_full_digest(digest):
         stamp = run_dir.get_stamp("media", folder, digest)

@@ -185,8 +185,8 @@ def _decode_animation(animation: Any, label: str, limits: VideoLimits) -> VideoC
         raise DataError(f"{label} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error
     if min(durations) <= 0 or max(durations) > min(durations):
         raise DataError(
-            f"{label} has frames of {min(durations):g} to {max(durations):g} ms: all frames must have the same "
-            "duration. Give the frames as a list with `fps` instead."
+            f"{label} has frame durations of {min(durations):g} to {max(durations):g} ms: all frames must have the "
+            "same duration. Provide the frames as a list with `fps` instead."
         )
     return build_video(frames, 1000.0 / durations[0], label, limits)
 
@@ -206,8 +206,8 @@ def _decode_with_av(data: bytes, label: str, limits: VideoLimits) -> VideoClip:
         import av  # pyrefly: ignore[missing-import]
     except ImportError:
         raise DataError(
-            f"{label} is not an animated image; it begins with {data[:12]!r}. Give its frames as a list of images with "
-            "`fps`, or install the package `av`, which decodes video files."
+            f"{label} is not an animated image; it begins with {data[:12]!r}. Provide its frames as a list of images "
+            "with `fps`, or install the package `av`, which decodes video files."
         ) from None
 
     def read(container: Any, stream: Any) -> Iterator[Any]:

@@ -142,8 +142,8 @@ def _find_package_file(entry: CatalogueEntry) -> Path:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     if digest != entry.sha256:
         raise ModelError(
-            f"model '{entry.name}': '{file}' has SHA-256 {digest}, expected {entry.sha256}. Install the right version: "
-            f"`{install} --force-reinstall`."
+            f"model '{entry.name}': '{file}' has SHA-256 {digest}, expected {entry.sha256}. Install the correct "
+            f"version: `{install} --force-reinstall`."
         )
     return file
 

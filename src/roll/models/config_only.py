@@ -35,12 +35,11 @@ def find_config(name: str) -> Path:
         directory = find_model_directory(path) or path
         if (directory / "config.json").is_file():
             return directory
-        raise ModelError(f"'{name}' has no config.json: use a config.json, a model directory or a hub id.")
+        raise ModelError(f"'{name}' has no config.json: use a config.json, a model directory or a Hub ID.")
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise ModelError(
-            f"model '{name}' was not found: it is not a catalog name, a directory or a hub ID "
-            f"(owner/name){format_search_directory(name)}."
-            f"{did_you_mean(path.name.lower(), list(CATALOGUE))}"
+            f"model '{name}' was not found: it is not a catalog name, a directory or a Hub ID "
+            f"(owner/name){format_search_directory(name)}.{did_you_mean(path.name.lower(), list(CATALOGUE))}"
         )
     return _fetch_config_directory(name)
 
@@ -93,7 +92,7 @@ def _fetch_config_directory(name: str) -> Path:
         first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ModelError(
             f"the config.json of '{name}' is not in the hub's cache and could not be fetched ({first_line}): copy the "
-            "model's config.json here and give its path."
+            "model's config.json here and specify its path."
         ) from None
 
 
@@ -125,7 +124,7 @@ def _count_parameters(directory: Path, config: dict[str, Any], name: str) -> Wei
     except Exception as error:  # transformers raises various errors for configurations that it does not support
         kind = config.get("model_type", "without a model_type")
         raise ModelError(
-            f"transformers cannot build a causal language model from the config.json of '{name}' ({shorten(kind)}): "
+            f"transformers cannot create a causal language model from the config.json of '{name}' ({shorten(kind)}): "
             f"{shorten(str(error))}"
         ) from None
     parameters = dict(model.named_parameters())  # lists tied weights once

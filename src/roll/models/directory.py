@@ -149,8 +149,8 @@ def list_weight_files(directory: Path) -> list[Path]:
         )
     if missing:
         raise MissingFileError(
-            f"model directory '{directory}' lacks {len(missing)} of {len(files)} weight files, "
-            f"for example {shorten(missing[0])}: copy or download the model again."
+            f"model directory '{directory}' is missing {len(missing)} of {len(files)} weight files, for example "
+            f"{shorten(missing[0])}: copy or download the model again."
         )
     for file in files:
         _reject_lfs_pointer(file)
@@ -211,7 +211,7 @@ def _read_listed_files(directory: Path) -> list[Path]:
         raise ModelError(f"'{index}' must have a 'weight_map' with the file of each weight: copy it again.")
     outside = next((name for name in listed.values() if Path(name).is_absolute() or ".." in Path(name).parts), None)
     if outside is not None:
-        raise ModelError(f"'{index}' names the weight file {shorten(outside)}, which is not in its directory.")
+        raise ModelError(f"'{index}' references the weight file {shorten(outside)}, which is not in its directory.")
     return [directory / name for name in sorted(set(listed.values()))]
 
 
@@ -257,12 +257,12 @@ def _check_adapter(directory: Path) -> None:
     if not file.is_file():
         return
     base = read_json(file).get("base_model_name_or_path")
-    merge = "merge it into its base model (`merge_and_unload` of peft, then `save_pretrained`) and give that directory"
+    merge = "merge it into its base model (`merge_and_unload` of peft, then `save_pretrained`) and use that directory"
     if any((directory / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
         raise ModelError(
-            f"model directory '{directory}' has a PEFT adapter (adapter_config.json) next to full weights, so it is "
-            f"not clear which model is meant. For the full weights, move adapter_config.json and adapter_model.* to "
-            f"another directory; for the adapter, {merge}."
+            f"model directory '{directory}' has a PEFT adapter (adapter_config.json) next to full weights, so the "
+            "model is ambiguous. For the full weights, move adapter_config.json and adapter_model.* to another "
+            f"directory; for the adapter, {merge}."
         )
     named = f" of '{base}'" if isinstance(base, str) else ""
     raise ModelError(f"'{directory}' is a PEFT adapter{named}, not a full model: {merge}.")

@@ -34,7 +34,7 @@ def fetch_config(name: str, cache: str) -> Path:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise FetchError(f"the hub did not answer within {TIMEOUT_S:g} s") from None
+        raise FetchError(f"the hub did not respond within {TIMEOUT_S:g} s") from None
     output = done.stdout.strip()
     if done.returncode != 0 or not output:
         raise FetchError(output or done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}")

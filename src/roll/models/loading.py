@@ -67,8 +67,8 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreT
         raise ModelError(f"model '{path}' has no tokenizer: copy tokenizer.json and tokenizer_config.json there.")
     if not isinstance(longest := tokenizer.model_max_length, int | float):
         raise ModelError(
-            f"tokenizer of model '{path}' cannot be used: tokenizer_config.json has model_max_length: "
-            f"{shorten(longest)}, but it must be a number."
+            f"tokenizer of model '{path}' cannot be used: model_max_length in tokenizer_config.json must be a number, "
+            f"got {shorten(longest)}."
         )
     return tokenizer
 
@@ -99,7 +99,8 @@ def load_causal_lm(
         mark_thinker(model)
     if missing:  # `transformers` would use random numbers instead
         raise ModelError(
-            f"model '{path}' lacks {len(missing)} of its weights, for example '{missing[0]}': copy the model again."
+            f"model '{path}' is missing {len(missing)} of its weights, for example '{missing[0]}': copy the model "
+            "again."
         )
     return model
 
@@ -140,7 +141,8 @@ def load_scorer(
         nn.init.zeros_(head.weight)
     elif missing:
         raise ModelError(
-            f"model '{path}' lacks {len(missing)} of its weights, for example '{missing[0]}': copy the model again."
+            f"model '{path}' is missing {len(missing)} of its weights, for example '{missing[0]}': copy the model "
+            "again."
         )
     return model
 
@@ -181,8 +183,8 @@ def _load(
         name, found, expected = wrong[0]
         if settings:
             raise ModelError(
-                f"model '{path}' cannot score text: the shape of '{name}' is {tuple(found)}, but a model with a single "
-                f"score needs {tuple(expected)}."
+                f"model '{path}' cannot score text: '{name}' must have shape {tuple(expected)} for a model with a "
+                f"single score, got {tuple(found)}."
             )
         raise ModelError(
             f"model '{path}' has {len(wrong)} weights whose shape does not match config.json, for example '{name}': "
@@ -261,8 +263,7 @@ def choose_pad_token(tokenizer: PreTrainedTokenizerBase) -> str:
         if token is not None and tokenizer.convert_tokens_to_ids(token) not in ends:
             return str(token)
     raise ModelError(
-        "the model's tokenizer has no token for padding, because each of its special tokens may end a sequence: add a "
-        "padding token."
+        "the model's tokenizer has no pad token, and each of its special tokens may end a sequence: add a pad token."
     )
 
 
@@ -283,8 +284,8 @@ def find_stop_token_ids(path: str | Path, tokenizer: PreTrainedTokenizerBase | N
         tokens = named if isinstance(named, list) else [] if named is None else [named]
         if not all(type(token) is int and token <= _MAX_TOKEN_ID for token in tokens):
             raise ModelError(
-                f"'{directory / name}' has eos_token_id: {shorten(named)}, but it must be a token ID or a list of "
-                "token IDs."
+                f"'{directory / name}' has an invalid eos_token_id: expected a token ID or a list of token IDs, got "
+                f"{shorten(named)}."
             )
         ids.update(token for token in tokens if token >= 0)  # in some files, -1 means none
     ids.update(token for token in (tokenizer.eos_token_id, _find_turn_end(tokenizer)) if token is not None)

@@ -62,7 +62,7 @@ def find_model(path: str | Path, *, allow_quantized: bool = False) -> Path | Non
         kind = "is a file, not a model directory" if local.is_file() else "is not a directory on this machine"
         _raise_not_found(
             name,
-            kind if looks_local else "is neither in the catalog nor a directory, nor a hub id (owner/name)",
+            kind if looks_local else "was not found: it is not a catalog name, a directory or a Hub ID (owner/name)",
         )
     return _find_in_hub_cache(name, allow_quantized)
 
@@ -109,7 +109,7 @@ def _download(name: str, allow_quantized: bool) -> Path:
     try:
         directory = Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))
     except HFValidationError as error:
-        _raise_not_found(name, f"is not a valid hub id: {error}")
+        _raise_not_found(name, f"is not a valid Hub ID: {error}")
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         _raise_not_found(
@@ -130,7 +130,6 @@ def _raise_not_found(name: str, reason: str) -> NoReturn:
         listed = ", ".join(runs[:10]) + (f" and {len(runs) - 10} more" if len(runs) > 10 else "")
         hint += f" Runs in '{local.parent}': {listed}."
     raise ModelError(
-        f"model '{name}' {reason}{format_search_directory(name)}.{hint} Use a catalog name "
-        f"({', '.join(CATALOGUE)}), a run, a "
-        "local Hugging Face directory, or, with network access, a hub id."
+        f"model '{name}' {reason}{format_search_directory(name)}.{hint} Use a catalog name ({', '.join(CATALOGUE)}), "
+        "a run, a local Hugging Face directory, or, with network access, a Hub ID."
     )

@@ -72,14 +72,14 @@ def check_sizes(config: Mapping[str, Any], label: str) -> None:
             continue
         if type(value) is not int or not lower <= value <= upper:
             raise ModelError(
-                f"{label} has {key}: {shorten(value)}, but it must be an integer from {lower} to {upper:,}: "
-                "restore the model's original config.json."
+                f"{key} in {label} must be an integer from {lower} to {upper:,}, got {shorten(value)}: restore the "
+                "model's original config.json."
             )
     chosen = text.get("num_experts_per_tok")
     counts = [text.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")]
     experts = next((n for n in counts if isinstance(n, int)), None)
     if isinstance(chosen, int) and experts and experts > 1 and not 1 <= chosen <= experts:
         raise ModelError(
-            f"{label} has num_experts_per_tok: {chosen}, but it must be from 1 to the number of experts, "
-            f"{experts}: restore the model's original config.json."
+            f"num_experts_per_tok in {label} must be from 1 to the number of experts ({experts}), got {chosen}: "
+            "restore the model's original config.json."
         )

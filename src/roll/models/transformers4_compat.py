@@ -43,7 +43,7 @@ def write_transformers4_settings(directory: Path) -> None:
             _write_json(directory / "config.json", older)
         else:
             logger.warning(
-                "transformers 4 cannot read the rotary embeddings of '%s' (model type %s); transformers 5 can.",
+                "transformers 4 does not support the rotary embeddings of '%s' (model type %s); use transformers 5.",
                 directory,
                 config.get("model_type"),
             )

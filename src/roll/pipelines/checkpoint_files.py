@@ -85,7 +85,7 @@ def _add_advice_on_error(path: Path) -> Iterator[None]:
         if before:
             advice = f"If files are corrupted, move '{path}' away: `roll resume` then continues from '{before[-1]}'."
         else:
-            advice = "No checkpoint is older: if files are corrupted, begin a new run."
+            advice = "There is no older checkpoint: if files are corrupted, begin a new run."
         raise CheckpointError(f"{str(error).rstrip('.')}. {advice}") from error
 
 

@@ -111,21 +111,21 @@ def _has_finished(run: RunDirectory, saved: SavedRun[Any] | None, num_steps: int
     step = recorded if saved is None else saved.state.step
     if saved is not None and step > num_steps:
         raise ConfigError(
-            f"the configuration ends the run with step {num_steps}, but '{run.path}' is at step {step}: {more}, or "
+            f"'{run.path}' is already at step {step}, but the configuration has only {num_steps} steps: {more}, or "
             "export the model as it is."
         )
     if step < num_steps or not _has_summary(run, saved, step):
         return False
     if saved is None:
         raise ConfigError(
-            f"'{run.path}' finished with step {recorded}, but has no checkpoint to continue from: start a new run."
+            f"'{run.path}' finished at step {recorded}, but it has no checkpoint to continue from: start a new run."
         )
     what = (
         f"'{run.path}' is finished: all {num_steps} steps are trained. To continue, {more}, as in `roll resume "
         f"{run.path} training.num_steps={2 * num_steps}`; `roll export {run.path} DIR` writes its model"
     )
     if changes:
-        raise ConfigError(f"{what}. These changes would have no effect: {', '.join(changes)}.")
+        raise ConfigError(f"{what}. These overrides have no effect: {', '.join(changes)}.")
     logger.warning("%s. Nothing was started.", what)
     return True
 

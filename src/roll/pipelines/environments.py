@@ -58,10 +58,12 @@ async def _get_first_observation(hosts: EnvHosts, entry: EnvironmentData) -> Res
             if isinstance(env, HostedToolEnv):
                 await env.check()
     except InfraError as error:
-        raise DataError(f"{error}. Every episode would fail like this; `roll env check` shows more.") from error
+        raise DataError(
+            f"{error}. Every episode would fail with this error; `roll env check` shows details."
+        ) from error
     if list_media(observation) and (text := [each.type for each in entry.reward if each.reads_prompt_text]):
         raise DataError(
-            f"environment '{entry.environment}' returns images, but its reward '{text[0]}' reads only text: choose "
+            f"environment '{entry.environment}' returns images, but its reward '{text[0]}' supports only text: choose "
             "another reward."
         )
     if not list_media(observation) and not get_text(observation).strip():

@@ -39,7 +39,7 @@ def export(source: Path, target: Path, *, adapter: bool = False) -> Path:
         saved = ", ".join(path.name for path in list_checkpoints(source).values())
         raise RunDirectoryError(
             f"'{source}' is neither a run with a checkpoint nor a checkpoint{format_search_directory(source)}. "
-            + (f"Its checkpoints: {saved}." if saved else "Give a run directory or `RUN/checkpoints/step-N`.")
+            + (f"Its checkpoints: {saved}." if saved else "Specify a run directory or `RUN/checkpoints/step-N`.")
         )
     if adapter:
         model = model.with_name("adapter")
@@ -53,7 +53,7 @@ def export(source: Path, target: Path, *, adapter: bool = False) -> Path:
     else:
         check_directory(model)
     if target.exists():
-        raise RunDirectoryError(f"'{target}' exists already: nothing was written. Choose another directory.")
+        raise RunDirectoryError(f"'{target}' already exists: nothing was written. Choose another directory.")
     temporary = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     shutil.copytree(model, temporary)
@@ -81,7 +81,7 @@ def check_hub(repository: str) -> None:
     except HFValidationError:
         named = False
     if not named:
-        raise HubError(f"'{repository}' is not the name of a repository on the hub: write owner/name.")
+        raise HubError(f"'{repository}' is not a valid Hub repository name: expected owner/name.")
     if constants.HF_HUB_OFFLINE:
         raise HubError("HF_HUB_OFFLINE is set, so nothing can be uploaded: unset it to upload. Nothing was written.")
     if get_token() is None:

@@ -102,9 +102,9 @@ def prepare(config: RolloutRunConfig, media_dir: Path | None = None, *, scores: 
     max_context = config.inference.max_context or read_context_length(model_path)
     if max_context <= config.rollout.max_new_tokens:
         raise ConfigError(
-            f"a context of {max_context} tokens leaves no room for prompts next to rollout.max_new_tokens "
-            f"{config.rollout.max_new_tokens}: lower rollout.max_new_tokens, or raise inference.max_context "
-            "(if the model allows it)."
+            f"rollout.max_new_tokens {config.rollout.max_new_tokens} leaves no space for prompts in the context "
+            f"length of {max_context} tokens: lower rollout.max_new_tokens, or raise inference.max_context (if the "
+            "model allows it)."
         )
     data = build_data(
         config.data,

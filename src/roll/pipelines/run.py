@@ -147,7 +147,7 @@ class Run(Generic[S]):
             await self.save()
             return
         await self.checkpointer.publish_pending(wait=True)
-        logger.warning("nothing was trained, so no checkpoint is saved")
+        logger.warning("no training step was completed, so no checkpoint is saved")
 
     async def save_boundary(self) -> Path:
         """Save a checkpoint of the last step boundary; later draws are discarded and repeated when the run resumes."""

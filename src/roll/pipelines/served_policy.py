@@ -141,7 +141,7 @@ class ServedPolicy:
         """Wait for the evaluation in progress; cancel it if every engine with the evaluated weights has died."""
         while self.evaluation is not None and not self.evaluation.done():
             if not self.generation.proxy.num_serving_engines:  # fresh engines get weights only in this sync
-                logger.warning("an evaluation is canceled, since all engines that had the evaluated weights died")
+                logger.warning("the evaluation is canceled, because all engines with the evaluated weights died")
                 await self._end_evaluation()
             else:
                 await asyncio.wait({self.evaluation}, timeout=POLL_INTERVAL_S)

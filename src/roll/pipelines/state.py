@@ -73,8 +73,8 @@ class RunState:
         writer = f"ROLL {by}" if by else "another version of ROLL"
         if not isinstance(found, int) or not OLDEST_FORMAT <= found <= FORMAT:
             raise CheckpointVersionError(
-                f"it has format {found!r} ({writer} wrote it), and ROLL {__version__} reads formats {OLDEST_FORMAT} to "
-                f"{FORMAT}. {_format_recovery_advice(found, by)}"
+                f"it has format {found!r} (written by {writer}), but ROLL {__version__} supports formats "
+                f"{OLDEST_FORMAT} to {FORMAT}. {_format_recovery_advice(found, by)}"
             )
         if found == 4 and "accuracies" in value:
             value = {**value, "scores": value["accuracies"]}
@@ -84,8 +84,8 @@ class RunState:
         lacks = [each.name for each in fields(cls) if each.name not in value]
         if lacks:
             raise CheckpointVersionError(
-                f"its state.json lacks {', '.join(map(repr, lacks))}, which ROLL {__version__} needs ({writer} wrote "
-                f"it). {_format_recovery_advice(None, by)}"
+                f"its state.json (written by {writer}) is missing {', '.join(map(repr, lacks))}, which ROLL "
+                f"{__version__} requires. {_format_recovery_advice(None, by)}"
             )
         return cls(**{each.name: value[each.name] for each in fields(cls)})
 

@@ -50,7 +50,8 @@ class StopRequest:
         if not self.signal_name:
             self.signal_name = signal_name
             self._notify(
-                f"{signal_name}: the run ends and saves its last complete step; a second signal ends it at once"
+                f"{signal_name}: stopping the run and saving its last complete step; a second signal stops it "
+                "immediately"
             )
 
     async def run_unless_stopped(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -72,7 +73,7 @@ class StopRequest:
         if self._event.is_set() and (task.cancelled() or task.exception() is None):
             raise Interrupted(self.signal_name)
         if task.cancelled():
-            raise InfraError("the work that the run waited for was canceled without a signal: resume the run")
+            raise InfraError("the run was canceled, but not by a signal: resume the run")
         return task.result()
 
     @contextlib.contextmanager

@@ -33,8 +33,8 @@ def resolve_teachers(teachers: Sequence[TeacherConfig], model: ModelConfig, mode
             differing = sum(other.get(token) != number for token, number in vocabulary.items())
             raise ModelError(
                 f"the tokenizer of teacher.model '{teacher.model}' differs from that of model.path '{model.path}' "
-                f"({len(other):,} and {len(vocabulary):,} tokens; {differing:,} of the student's differ): a teacher "
-                "scores the student's tokens, so use a model of the same family."
+                f"({len(other):,} and {len(vocabulary):,} tokens; {differing:,} of the student's differ), but a "
+                "teacher uses the student's token ids: use a model of the same family."
             )
         found.append(path)
     return found

@@ -110,11 +110,11 @@ def inspect_model(
     try:
         sizes = read_model_sizes(path)
     except ModelError as error:
-        report.notes.append(f"{note} The model's sizes, and the memory of roles, are not known: {error}")
+        report.notes.append(f"{note} The model's sizes and the memory of roles are unknown: {error}")
         return None
     report.notes.append(
         f"{note} The model's sizes are from config.json; without the tokenizer, the lengths of prompts and examples "
-        "are not known, and memory is estimated without them."
+        "are unknown, and memory is estimated without them."
     )
     return sizes
 

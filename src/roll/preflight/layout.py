@@ -76,8 +76,8 @@ def dry_run_step(report: Report, config: RunConfig, report_progress: Callable[[s
         raise ModelError("--dry-run supports only training.backend=torch without 4-bit weights (model.lora.base)")
     if not (_find_directory(config, allow_config_only=True) / "config.json").is_file():
         raise ModelError(
-            f"--dry-run needs the model's config.json, but '{config.model.path}' is not on this machine: download the "
-            "model first"
+            f"--dry-run requires the model's config.json, but '{config.model.path}' is not on this machine: download "
+            "the model first"
         )
     parallel = config.get_section("training", TrainingConfig).parallel
     count, stages = config.roles["actor_train"].count, parallel.pp
@@ -167,7 +167,7 @@ def _format_layout(sizes: Mapping[str, Any], stage: int | None) -> Iterator[str]
     layers = " and ".join(f"{first} to {last}" if last > first else f"{first}" for first, last in sizes["layers"])
     where = "a trainer rank" if stage is None else f"a rank of stage {stage} (layers {layers})"
     yield (
-        f"{where} holds {sizes['between'] / GIB:.2f} GiB between steps and {sizes['gradients'] / GIB:.2f} GiB of "
+        f"{where} uses {sizes['between'] / GIB:.2f} GiB between steps, plus {sizes['gradients'] / GIB:.2f} GiB of "
         f"gradients; the peak is {sizes['peak'] / GIB:.2f} GiB"
     )
     for operation, ranks, size, count, together in sizes["traffic"]:

@@ -63,9 +63,9 @@ async def try_rewards(
                 values = [(await reward(build_rollout_from_answer(prompt, text))).value for text in (right, wrong)]
             except InfraError as error:
                 if isinstance(error.__cause__, ServiceUnreachableError):
-                    add_note(f"the reward of '{prompt.domain}' is not tried: {error.__cause__}.")
+                    add_note(f"the reward of '{prompt.domain}' was not tested: {error.__cause__}.")
                     continue
-                raise ConfigError(f"the reward of '{prompt.domain}' does not work: {error}") from None
+                raise ConfigError(f"the reward of '{prompt.domain}' failed: {error}") from None
             if not prompt.answer and any(reward.needs_sandbox for reward in entry.reward):
                 continue  # no correct program is known, so the two values cannot be compared
             trials.append(
@@ -121,7 +121,7 @@ async def check_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConf
                     except InfraError as error:
                         failure = error
                 else:
-                    raise ConfigError(f"the reward of '{prompt.domain}' does not work: {failure}")
+                    raise ConfigError(f"the reward of '{prompt.domain}' failed: {failure}")
 
 
 def _list_external_rewards(entry: DataConfig, prompt: Prompt) -> list[RewardConfig]:
@@ -184,6 +184,6 @@ def _find_bad_tests(
     if found:
         uid, reason = found[0]
         yield (
-            f"the tests of {len(found)} of {len(prompts)} prompts of '{domain}' cannot judge an answer: remove these "
+            f"the tests of {len(found)} of {len(prompts)} prompts of '{domain}' cannot verify an answer: remove these "
             f"prompts, or change the tests. The first is '{uid}': {reason.rstrip('.')}."
         )

@@ -251,8 +251,8 @@ def build_choice_verifier(config: ChoiceReward, pool: WorkerPool) -> Verifier:
         if right == NO_LETTER:
             raise MalformedPromptError(
                 prompt.uid,
-                f"the reference {shorten(prompt.answer)} contains none of the letters {config.letters}, and no "
-                "option that the prompt lists: set the reference to a letter, or change `letters`.",
+                f"the reference {shorten(prompt.answer)} contains neither one of the letters {config.letters} nor an "
+                "option of the prompt: set the reference to a letter, or change `letters`.",
             )
         if right is None:
             return Judgement(value=0.0, verdict="no answer", correct=False)

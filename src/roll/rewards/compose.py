@@ -96,7 +96,7 @@ def _check_judgement(judgement: Judgement) -> Judgement:
     values = {"value": judgement.value, **judgement.parts}
     wrong = {name: value for name, value in values.items() if not math.isfinite(value)}
     if wrong:
-        raise RewardInfraError(f"it returned {wrong}, which must be finite numbers")
+        raise RewardInfraError(f"its values must be finite numbers, got {wrong}")
     return judgement
 
 

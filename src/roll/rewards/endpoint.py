@@ -93,7 +93,7 @@ class Endpoint:
                 status, wait_s = response.status, _parse_retry_after(response.headers.get("Retry-After", ""))
         except TimeoutError:
             # Unlike a verifier's timeout, this is not the fault of the answer, and never becomes a reward of 0.
-            raise RequestFailure(f"no reply within {self._time_limit_s:g} s", has_reply=False) from None
+            raise RequestFailure(f"no response within {self._time_limit_s:g} s", has_reply=False) from None
         except (aiohttp.ClientError, OSError) as error:
             cause = f"{type(error).__name__}: {error}".strip(": ") + describe_proxy(url)
             raise RequestFailure(self._redact_key(cause), has_reply=False) from None
@@ -144,12 +144,12 @@ def read_api_key(variable: str | None, service: str) -> str:
     key = os.environ.get(variable, "").strip()
     if not key:
         raise ConfigError(
-            f"the environment variable {variable}, which should hold the key of {service}, is not set: set it, or "
+            f"the environment variable {variable}, which must contain the key of {service}, is not set: set it, or "
             "remove `api_key_env`."
         )
     if not (key.isascii() and key.isprintable()):
         raise ConfigError(
-            f"the environment variable {variable}, which should hold the key of {service}, contains characters that "
+            f"the environment variable {variable}, which must contain the key of {service}, contains characters that "
             "cannot be sent in an HTTP header: set it to printable ASCII text."
         )
     return key

@@ -84,8 +84,8 @@ def _read_reference(prompt: Prompt) -> Box:
     if box is None or not math.isfinite(_compute_area(box)) or _compute_area(box) <= 0:
         raise MalformedPromptError(
             prompt.uid,
-            f"the reference {shorten(prompt.answer)} is not a box with an area: it must be x1, y1, x2, y2, such as "
-            "[10, 20, 50, 80].",
+            "the reference must be a nonempty box x1, y1, x2, y2 such as [10, 20, 50, 80], got "
+            f"{shorten(prompt.answer)}.",
         )
     return box
 

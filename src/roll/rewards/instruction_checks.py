@@ -84,7 +84,7 @@ def detect_language(text: str) -> str:
         import langdetect
     except ImportError:
         raise ConfigError(
-            "instructions about a language need the package langdetect: install it with "
+            "instructions about a language require the package langdetect: install it with "
             f"`{build_install_command('instructions')}`."
         ) from None
     # langdetect draws random numbers: without a seed, the same text may get different languages.

@@ -46,7 +46,7 @@ def parse_instructions(prompt: Prompt, config: InstructionsReward) -> list[Instr
     if config.ids_key not in prompt.metadata:
         known = ", ".join(map(repr, prompt.metadata)) or "none"
         raise DataError(
-            f"prompt '{prompt.uid}' has no column '{config.ids_key}' with instructions (it has: {known}): set "
+            f"prompt '{prompt.uid}' has no column '{config.ids_key}' with instructions (columns: {known}): set "
             "`ids_key` of the reward 'instructions', or choose another reward for this source."
         )
     names = _parse_list(prompt.metadata[config.ids_key])

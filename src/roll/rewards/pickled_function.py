@@ -118,8 +118,8 @@ def pickle_function(function: Callable[..., Any]) -> PickledFunction:
     except Exception as error:  # locks, connections, open files: each raises another exception
         logger.warning(
             "The reward '%s' cannot be sent to worker processes (%s: %s). It runs in this process, one answer at a "
-            "time: a call that hangs is not ended, and a long computation slows the run down. Open connections and "
-            "files inside the function, or name the function by its file: {type: python, function: file.py:%s}.",
+            "time: a hanging call cannot be stopped, and a long computation slows down the run. Open connections and "
+            "files inside the function, or specify the function by its file: {type: python, function: file.py:%s}.",
             name,
             type(error).__name__,
             error,
@@ -128,7 +128,8 @@ def pickle_function(function: Callable[..., Any]) -> PickledFunction:
         return PickledFunction(name=name, pickle_bytes=b"", paths=(), function=function)
     if len(pickle_bytes) > LARGE_FUNCTION_BYTES:
         logger.warning(
-            "The reward '%s' has captured %.0f MiB, which are sent with every call. Load the data inside the function.",
+            "The reward '%s' captures %.0f MiB of data, which is sent with every call. Load the data inside the "
+            "function.",
             name,
             len(pickle_bytes) / 2**20,
         )
@@ -147,7 +148,7 @@ def resolve_function(config: PythonReward) -> str | PickledFunction:
         return config.function
     label = f" '{config.name}'" if config.name else ""
     raise ConfigError(
-        f"the reward{label} is a Python object, which is not stored with the run: pass it again, as "
-        "`roll.train(config, reward=function)` or `roll.resume(run, reward=function)`, or name it by its file: "
+        f"the reward{label} is a Python object, which is not stored with the run: pass it again with "
+        "`roll.train(config, reward=function)` or `roll.resume(run, reward=function)`, or specify it by its file: "
         "`function: rewards.py:name`."
     )

@@ -94,14 +94,14 @@ def _check_finite(path: object, value: object) -> float:
     is_number = isinstance(value, numbers.Real) or (hasattr(value, "item") and hasattr(value, "__float__"))
     if not is_number:
         raise RewardInfraError(
-            f"reward function '{path}' returned {shorten(value)}: return a number, a bool, or a Judgement."
+            f"reward function '{path}' must return a number, a bool or a Judgement, got {shorten(value)}."
         )
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise RewardInfraError(f"reward function '{path}' returned {shorten(value)}: return one number.") from None
+        raise RewardInfraError(f"reward function '{path}' must return one number, got {shorten(value)}.") from None
     if not math.isfinite(number):
-        raise RewardInfraError(f"reward function '{path}' returned {number}: return a finite number.")
+        raise RewardInfraError(f"reward function '{path}' must return a finite number, got {number}.")
     return number
 
 

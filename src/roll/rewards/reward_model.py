@@ -80,9 +80,9 @@ def _load(settings: str) -> tuple[Any, Any, Any]:
         ) from None
     if loading_info["missing_keys"]:
         raise ModelError(
-            f"'{config.path}' is not a reward model: it lacks the weights "
-            f"{sorted(loading_info['missing_keys'])[:3]}, which "
-            "would be initialized randomly. Choose a model that was trained to classify or score."
+            f"'{config.path}' is not a reward model: it is missing the weights "
+            f"{sorted(loading_info['missing_keys'])[:3]}, which would be initialized randomly. Choose a model that "
+            "was trained to classify or score."
         )
     if config.label >= model.config.num_labels:
         raise ModelError(
@@ -105,7 +105,7 @@ def _resolve_device(name: str) -> Any:
         return torch.device(name)
     except RuntimeError as error:
         raise ModelError(
-            f"`device` of the reward model is '{name}', but must be 'auto' or a device such as 'cuda:0': {error}"
+            f"`device` of the reward model must be 'auto' or a device such as 'cuda:0', got '{name}': {error}"
         ) from None
 
 

@@ -66,10 +66,10 @@ def check_signature(function: Callable[..., Any], name: object, options: Mapping
     problem = _find_problem(signature, options)
     if problem:
         further = "".join(f", {option}=…" for option in options)
-        hint = " It is a class: name a function, or an instance of it." if inspect.isclass(function) else ""
+        hint = " It is a class: specify a function, or an instance of the class." if inspect.isclass(function) else ""
         raise ConfigError(
             f"reward function '{name}' cannot be called as ({', '.join(ROLL_PARAMETERS)}{further}), nor as verl's "
-            f"({', '.join(VERL_PARAMETERS)}{further}), since its signature is {signature}: {problem}.{hint}"
+            f"({', '.join(VERL_PARAMETERS)}{further}), because its signature is {signature}: {problem}.{hint}"
         )
 
 

@@ -96,7 +96,7 @@ class EngineFleet:
         """
         if engine_id not in self._connections:
             raise ConfigError(
-                f"engine '{engine_id}' does not exist; the group has: {', '.join(self._connections) or 'no engines'}."
+                f"engine '{engine_id}' does not exist; available engines: {', '.join(self._connections) or 'none'}."
             )
         return self._connections[engine_id]
 
@@ -305,7 +305,7 @@ class EngineFleet:
         elif not self._fail_if_none_left():
             left = len(self._connections) - len(self._given_up)
             logger.error(
-                "engine %s failed %d times in a row and is not replaced any more; %d other engines continue",
+                "engine %s failed %d consecutive times and will not be replaced again; %d other engines continue",
                 engine_id,
                 MAX_FAILURES,
                 left,
@@ -317,6 +317,6 @@ class EngineFleet:
             return False
         engine_id, error = list(self._given_up.items())[-1]
         self.error = NoEngineError(
-            f"no inference engine is left: {engine_id} failed {MAX_FAILURES} times in a row; the last error: {error}"
+            f"no inference engine is left: {engine_id} failed {MAX_FAILURES} consecutive times; the last error: {error}"
         )
         return True

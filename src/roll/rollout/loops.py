@@ -119,7 +119,7 @@ def load_user_loop(path: str | None) -> RolloutLoop | None:
             place, cause = find_raise_location(error), one_line_error(error)
             raise CallbackError(f"rollout loop '{path}' failed at {place}: {cause}") from error
         if not isinstance(rollout, Rollout):
-            raise CallbackError(f"rollout loop '{path}' returned {type(rollout).__name__}, not a Rollout.")
+            raise CallbackError(f"rollout loop '{path}' must return a Rollout, got {type(rollout).__name__}.")
         return rollout
 
     return run_loop

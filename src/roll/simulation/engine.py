@@ -286,14 +286,14 @@ class SimulatedEngine:
     def _create_request(self, request: GenerationRequest) -> _LiveRequest:
         request_id, limit = request.request_id, request.sampling.max_new_tokens
         if request_id in self._live:
-            raise UserError(f"request id {request_id} is in use: give every request a unique id.")
+            raise UserError(f"request id {request_id} is already in use: use a unique id for every request.")
         wanted, num_prompt = max(1, self._count_answer_tokens(request)), len(request.token_ids)
         simulated = SimulatedRequest(request_id, num_prompt, min(wanted, limit), request.priority)
         if num_prompt + simulated.num_output > self.settings.limits.kv_capacity:
             raise UserError(
-                f"request {request_id} needs {num_prompt + simulated.num_output:,} tokens of KV cache, but engine "
-                f"{self.engine_id} has {self.settings.limits.kv_capacity:,}: raise inference.tensor_parallel, or lower "
-                "rollout.max_new_tokens."
+                f"request {request_id} requires {num_prompt + simulated.num_output:,} tokens of KV cache, but engine "
+                f"{self.engine_id} has {self.settings.limits.kv_capacity:,}: raise inference.tensor_parallel, or "
+                "lower rollout.max_new_tokens."
             )
         simulated.num_cached = self._prefixes.add_prompt(request.token_ids)
         live = _LiveRequest(simulated, self._loop.create_future(), "stop" if wanted <= limit else "length")

@@ -80,7 +80,7 @@ def _fit(spans: Sequence[EngineStepSpan], num_dropped: int) -> tuple[EngineFit, 
     num_steps = sum(span.num_steps for span in spans)
     if num_steps < MIN_STEPS:
         raise DataError(
-            f"a fit needs at least {MIN_STEPS} recorded engine steps, got {num_steps}: calibrate on a longer run."
+            f"a fit requires at least {MIN_STEPS} recorded engine steps, got {num_steps}: calibrate on a longer run."
         )
     steps = np.array([s.num_steps for s in spans], float)
     requests = np.array([s.num_decoding + s.num_started for s in spans], float)

@@ -25,7 +25,7 @@ __all__ = ["MODELS_FILE", "Device", "MeasuredEngine", "Model", "is_known_model",
 
 MODELS_FILE = Path(__file__).parent / "models.yaml"
 """File of the known models, which is part of ROLL."""
-MODEL_SOURCES = ", a config.json, a model directory or a hub id (owner/name)"
+MODEL_SOURCES = ", a config.json, a model directory or a Hub ID (owner/name)"
 
 
 class Tower(Section):

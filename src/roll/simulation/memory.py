@@ -101,12 +101,12 @@ def find_memory_problem(
     train, _ = estimate_memory(config, model, device, trainer)
     if train.bytes_each > MAX_TRAINER_MEMORY_FRACTION * device.memory_bytes:
         needed, available = train.bytes_each / 1e9, device.memory_bytes / 1e9
-        return f"a trainer rank needs {needed:.0f} GB, but {device.name} provides {available:.0f} GB"
+        return f"a trainer rank requires {needed:.0f} GB, but {device.name} provides {available:.0f} GB"
     engine = config.engine
     capacity = engine.kv_capacity
     if capacity is None:
         capacity = compute_kv_capacity(model, device, engine.tensor_parallel, engine.memory_share)
     num_tokens = config.rollout.max_new_tokens + RESERVED_PROMPT_TOKENS
     if capacity < num_tokens:
-        return f"an engine's KV cache holds {max(0, capacity):,} tokens, but one answer may need {num_tokens:,}"
+        return f"an engine's KV cache has {max(0, capacity):,} tokens, but one answer may require {num_tokens:,}"
     return ""

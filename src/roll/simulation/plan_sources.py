@@ -270,8 +270,8 @@ def _find_run_model(config: RunConfig, file: Path) -> tuple[str, list[Constant]]
         earlier = _find_producing_run(path, file.parent)
         if earlier is None or earlier in chain:
             raise ModelError(
-                f"model '{path}' does not exist{format_search_directory(path)}: train the run that writes the "
-                "model first, or name a model of the same sizes with model=NAME."
+                f"model '{path}' does not exist{format_search_directory(path)}: train the run that writes the model "
+                "first, or specify a model of the same size with model=NAME."
             )
         chain.append(earlier)
         path = earlier.model.path
@@ -321,7 +321,7 @@ def _choose_local_device() -> tuple[str, str]:
     """Return the name of the default device, and the origin of this choice."""
     if not inspect_machine().has_accelerators:
         return "cpu", "given: this machine has no accelerator; plan for others with --device h100 --devices 8"
-    return DEFAULT_DEVICE, "assumed: name the accelerator with --device"
+    return DEFAULT_DEVICE, "assumed: specify the accelerator with --device"
 
 
 def _list_update_constants(config: SimulationConfig, passes: str, overhead: str = "assumed") -> list[Constant]:

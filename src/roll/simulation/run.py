@@ -241,8 +241,8 @@ def _build_controller(
 def _check_recorded_training(config: SimulationConfig, workload: RecordedWorkload) -> None:
     if workload.work.train_s and config.rollout.scheduling.stream_training:
         raise ConfigError(
-            "rollout.scheduling.stream_training needs a training time that depends on the number of tokens, but "
-            "the recorded run has the times of whole steps: simulate a workload with answer_tokens."
+            "rollout.scheduling.stream_training requires a training time that depends on the number of tokens, but "
+            "the recorded run has only the times of whole steps: simulate a workload with answer_tokens."
         )
 
 

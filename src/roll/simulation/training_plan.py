@@ -43,9 +43,9 @@ def render_training_plan(source: PlanSource) -> str:
     if not fitting:
         least = tried[-1]
         raise ConfigError(
-            f"no plan for {model.name} fits {config.placement.num_devices} x {device.name}: a rank needs "
-            f"at least {sum(least.memory.values()) / 1e9:.1f} GB, but a device has {device.memory_bytes / 1e9:.0f} GB. "
-            "Use more or larger devices (--devices, --device), model.lora, or training.activation_checkpointing."
+            f"no plan for {model.name} fits {config.placement.num_devices} x {device.name}: a rank requires at least "
+            f"{sum(least.memory.values()) / 1e9:.1f} GB, but a device has {device.memory_bytes / 1e9:.0f} GB. Use "
+            "more or larger devices (--devices, --device), model.lora, or training.activation_checkpointing."
         )
     best = min(fitting, key=lambda trainer: trainer.step_s)
     rows = [("ranks", "step", "memory of a rank", "ep", "")]
@@ -61,7 +61,7 @@ def render_training_plan(source: PlanSource) -> str:
             f"{source.examples_per_step} examples a step; no engines",
             "",
             f"Plan: {best.ranks} trainer rank{'s' * (best.ranks > 1)}",
-            f"  a step takes {best.step_s:.4g} s; a rank needs {sum(best.memory.values()) / 1e9:.1f} GB ({parts})",
+            f"  a step takes {best.step_s:.4g} s; a rank requires {sum(best.memory.values()) / 1e9:.1f} GB ({parts})",
             *render_experts(experts),
             "",
             "Tried",

@@ -166,7 +166,7 @@ class Tracker:
         if rollout.reward is not None and rollout.reward.timed_out:
             if not self._num_timed_out:  # warn once per phase: a reward that hangs may hang for every answer
                 logger.warning(
-                    "verifying an answer to prompt '%s' took longer than the reward's time_limit_s: the reward is 0",
+                    "verifying an answer to prompt '%s' exceeded the reward's time_limit_s: the reward is 0",
                     rollout.prompt.uid,
                 )
             self._num_timed_out += 1
@@ -337,8 +337,8 @@ class Tracker:
         for sink in self._sinks:
             if sink.is_abandoned:
                 self.console.show(
-                    f"warning: tracking.{sink.name} did not end in time and was abandoned; the tracker may lack the "
-                    f"last values, which are in {self.run.metrics_path}"
+                    f"warning: tracking.{sink.name} did not finish in time and was abandoned; the tracker may be "
+                    f"missing the last values, which are in {self.run.metrics_path}"
                 )
 
     def _print_last_log_lines(self) -> None:

@@ -116,7 +116,7 @@ def compute_mesh_sizes(world_size: int, parallel: ParallelConfig) -> MeshSizes:
         PlacementError: The number of ranks does not fit the parallel sizes.
     """
     if misfit := parallel.find_layout_problem(world_size):
-        raise PlacementError(f"{misfit}: change them, or the devices that cluster.device_mapping gives to the trainer")
+        raise PlacementError(f"{misfit}: change the sizes, or the devices of the trainer in cluster.device_mapping")
     dp_shard = world_size // (parallel.pp * parallel.dp_replicate * parallel.ranks_per_micro_batch)
     return MeshSizes(parallel.pp, parallel.dp_replicate, dp_shard, parallel.cp, parallel.tp)
 
@@ -147,7 +147,7 @@ class Ranks:
         if not dist.is_initialized():
             if spec.init_method is None:
                 raise PlacementError(
-                    f"a trainer of {self.size} ranks needs a rendezvous of its ranks: set init_method in the spec"
+                    f"a trainer with {self.size} ranks requires a rendezvous: set init_method in the spec"
                 )
             dist.init_process_group(
                 # gloo as well: Python objects, and checkpoints copied to host memory, are exchanged between hosts.
@@ -323,8 +323,8 @@ def _apply_expert_parallel_to_models(network: Any, frozen: Iterable[Any], ranks:
     sharded = set(apply_expert_parallel(network.root, mesh).values())
     if not any(ranks.gather_stages(bool(sharded))):
         raise ModelError(
-            f"training.parallel.ep is {mesh.size()}, but {type(network.decoder).__name__} has no experts that "
-            "can be sharded: set training.parallel.ep to 1"
+            f"training.parallel.ep must be 1, because {type(network.decoder).__name__} has no experts that can be "
+            f"sharded, got {mesh.size()}"
         )
     return sharded.union(*(apply_expert_parallel(model, mesh).values() for model in frozen))
 

@@ -150,7 +150,7 @@ class PassRunner:
         batch = self._prepare(batch)
         if batch.num_loss_tokens == 0:
             if counts is None:
-                raise ValueError("a batch must have at least one token in the loss, but all its loss masks are 0")
+                raise ValueError("a batch must have at least one loss token, but all its loss masks are 0")
             return ForwardBackwardResult(loss=0.0, num_tokens=0, num_loss_tokens=0)
         counts = counts or batch.counts
         stage, routing = self._ranks.stage, self._routing
@@ -331,7 +331,7 @@ class PassRunner:
                     f"a trainer with role '{self._spec.role}' does not compute {name}: use a {_ROLES_WITH_OUTPUT[name]}"
                 )
         if "attention" in outputs and options.attention is None:
-            raise ValueError("attention statistics need a range of token distances: set `attention` in the options")
+            raise ValueError("attention statistics require a range of token distances: set `attention` in the options")
         if "top_logprobs" in outputs and (options.num_top is None or options.num_top < 1):
             raise ValueError(f"top_logprobs: num_top must be at least 1, got {options.num_top}")
 

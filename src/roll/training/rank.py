@@ -142,7 +142,7 @@ class TrainerRank(ABC, Generic[B, L]):
         """
         self._check_trained("does not support optim_step: use a policy or critic")
         if not self._has_gradients:
-            raise ValueError("optim_step needs a gradient: call forward_backward first")
+            raise ValueError("optim_step requires gradients: call forward_backward first")
         params = params or OptimParams()
         rate = (
             self.schedule.compute_learning_rate(self.num_steps)
@@ -291,11 +291,13 @@ class TrainerRank(ABC, Generic[B, L]):
             self.num_nonfinite = 0
             return
         self.num_nonfinite += 1
-        logger.warning("step skipped: loss %s, gradient norm %s (%d in a row)", loss, grad_norm, self.num_nonfinite)
+        logger.warning(
+            "step skipped: loss %s, gradient norm %s (%d consecutive steps)", loss, grad_norm, self.num_nonfinite
+        )
         if self.num_nonfinite >= self.spec.training.max_nonfinite_steps:
             raise TrainingDivergedError(
-                f"loss ({loss}) or gradient norm ({grad_norm}) was not finite in {self.num_nonfinite} steps in a row. "
-                "Lower training.learning_rate, or raise training.max_nonfinite_steps."
+                f"loss ({loss}) or gradient norm ({grad_norm}) was not finite in {self.num_nonfinite} consecutive "
+                "steps. Lower training.learning_rate, or raise training.max_nonfinite_steps."
             )
 
 

@@ -117,7 +117,7 @@ class LossInputs:
         """
         column = getattr(self, name)
         if column is None:
-            raise ValueError(f"this loss needs {name}, but the batch has none")
+            raise ValueError(f"this loss requires {name}, but the batch has none")
         return column
 
 

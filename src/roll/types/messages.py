@@ -88,17 +88,17 @@ class MediaPart:
         digest, grid = self.digest, self.grid
         if not isinstance(digest, str) or not 0 < len(digest) <= _MAX_DIGEST_LENGTH or not set(digest) <= _HEXADECIMAL:
             raise ValueError(
-                f"the digest of a part of kind '{self.kind}' must be lower-case hexadecimal, such as SHA-256, got "
+                f"the digest of a part of type '{self.kind}' must be lowercase hexadecimal, such as SHA-256, got "
                 f"{shorten(digest)}"
             )
         if not isinstance(self.source, str):
-            raise ValueError(f"the source of a part of kind '{self.kind}' must be a str, got {shorten(self.source)}")
+            raise ValueError(f"the source of a part of type '{self.kind}' must be a str, got {shorten(self.source)}")
         if grid is not None and not (
             isinstance(grid, tuple) and len(grid) == 3 and all(type(size) is int and 0 < size < 2**31 for size in grid)
         ):
             raise ValueError(
-                f"the grid of a part of kind '{self.kind}' must be 3 positive integers (frames, rows, columns), "
-                f"got {shorten(grid)}"
+                f"the grid of a part of type '{self.kind}' must be 3 positive integers (frames, rows, columns), got "
+                f"{shorten(grid)}"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -217,9 +217,7 @@ def get_text(content: Content) -> str:
         return content
     for part in list_media(content):
         location = f" (from {part.source})" if part.source else ""
-        raise UnsupportedError(
-            f"a message has a part of kind '{part.kind}'{location}, but only text is supported here."
-        )
+        raise UnsupportedError(f"a message has a part of type '{part.kind}'{location}, but only text is supported.")
     return "".join(part.text for part in content if isinstance(part, TextPart))
 
 

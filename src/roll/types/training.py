@@ -61,11 +61,11 @@ class Divergence:
     def __post_init__(self) -> None:
         if self.kind == "jsd" and not 0 < self.beta < 1:
             raise ValueError(
-                f"beta of the divergence `jsd` is {self.beta}, but must be above 0 and below 1: use the divergence "
-                "`forward` instead of 0, or `reverse` instead of 1"
+                f"beta of the divergence `jsd` must be > 0 and < 1, got {self.beta}: use the divergence `forward` "
+                "instead of 0, or `reverse` instead of 1"
             )
         if self.temperature is not None and self.temperature <= 0:
-            raise ValueError(f"the divergence's temperature must be above 0, not {self.temperature}")
+            raise ValueError(f"the divergence's temperature must be > 0, got {self.temperature}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -184,7 +184,7 @@ class AuthenticatedStore(dist.Store):
             self._connection.settimeout(None)
         except OSError as error:
             raise dist.DistNetworkError(
-                f"the store at {host}:{port} does not answer: {str(error) or type(error).__name__}"
+                f"the store at {host}:{port} does not respond: {str(error) or type(error).__name__}"
             ) from error
         if not hmac.compare_digest(proof, _compute_proof(secret, b"server", nonces)):
             raise dist.DistNetworkError(f"the process at {host}:{port} does not know the secret of this sync")
@@ -279,7 +279,7 @@ def _pack(fields: Sequence[bytes]) -> bytes:
 def _receive(connection: socket.socket) -> list[bytes]:
     (size,) = struct.unpack("<I", _receive_exactly(connection, 4))
     if size > _MAX_REQUEST_BYTES:
-        raise ValueError(f"a message of the store must have at most {_MAX_REQUEST_BYTES} bytes, got {size}")
+        raise ValueError(f"a message of the store must not exceed {_MAX_REQUEST_BYTES} bytes, got {size}")
     body, fields, place = _receive_exactly(connection, size), [], 0
     while place < size:
         (length,) = struct.unpack_from("<I", body, place)
@@ -295,6 +295,6 @@ def _receive_exactly(connection: socket.socket, size: int, deadline: float | Non
             connection.settimeout(max(0.001, deadline - time.monotonic()))
         more = connection.recv(size - len(data))
         if not more:
-            raise ConnectionResetError("the other end closed the connection")
+            raise ConnectionResetError("the peer closed the connection")
         data += more
     return data

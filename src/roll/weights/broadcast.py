@@ -95,7 +95,7 @@ def _join_rendezvous(
         )
     except dist.DistError as error:
         raise WeightSyncError(
-            f"{sync_name}: no trainer answers at {handle.host}:{handle.port}: check whether the trainer still runs."
+            f"{sync_name}: cannot reach the trainer at {handle.host}:{handle.port}: check that the trainer is running."
         ) from error
     members = tuple(
         BroadcastMember(engine, worker) for engine in handle.engine_ids for worker in range(location.num_workers)

@@ -85,7 +85,7 @@ def find_receipt_problem(
     unknown = [name for name in receipt.checksums if name not in sent]
     if unknown:
         return f"it received {_list_names(unknown)}, which the trainer did not send"
-    return find_checksum_problem(receipt.checksums, sent, "received other bytes than the trainer sent for")
+    return find_checksum_problem(receipt.checksums, sent, "received different bytes than the trainer sent for")
 
 
 def _describe_owner(adapter: str | None) -> str:

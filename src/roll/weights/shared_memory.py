@@ -124,7 +124,7 @@ class SharedMemorySender:
             if self._descriptor is None:
                 if not hasattr(os, "memfd_create"):
                     raise UnsupportedError(
-                        "weight_sync.transport=shared_memory needs Linux; use in_process or broadcast here."
+                        "weight_sync.transport=shared_memory requires Linux; use in_process or broadcast here."
                     )
                 self._descriptor = os.memfd_create("roll-weights")
             return os.dup(self._descriptor)

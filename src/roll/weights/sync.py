@@ -172,7 +172,7 @@ class WeightSync:
                 held = "the policy" if self._adapter is None else f"adapter '{self._adapter}'"
                 raise WeightSyncError(
                     f"engine '{engine.engine_id}' cannot be synced: {len(self.versions)} sets of weights were pushed; "
-                    f"the trainer holds only the weights of {held}. Resume the run, which pushes all of them."
+                    f"the trainer has only the weights of {held}. Resume the run, which pushes all of them."
                 )
             self._probed.pop(engine.engine_id, None)
             if self._probe_checker is not None:
@@ -277,7 +277,7 @@ class WeightSync:
             if held is not None:
                 count += len(held)
                 self._raise_if_problem(
-                    find_checksum_problem(held, sent, "computes with other bytes than it received for"),
+                    find_checksum_problem(held, sent, "uses different bytes than it received for"),
                     engine_id,
                     version,
                 )

@@ -199,7 +199,7 @@ def animated() -> str:
         ({"type": "image_url"}, "has no image data"),
         ({"type": "image_url", "image_url": [["deep"]]}, "has no image data"),
         ({"type": "image", "digest": "00ff"}, "is not in the run's media store"),
-        ({"type": "image", "digest": "../../etc/passwd"}, "must be lower-case hexadecimal"),
+        ({"type": "image", "digest": "../../etc/passwd"}, "must be lowercase hexadecimal"),
         ({"type": "input_image", "image_url": f"data:image/png;base64,{broken_png()}"}, "cannot be decoded"),
         ({"type": "input_image", "image_url": f"data:image/gif;base64,{animated()}"}, "is animated"),
         ({"type": "input_image", "image_url": "data:image/png;base64,PHN2Zy8+"}, "not an image in a supported format"),

@@ -115,7 +115,7 @@ async def test_agent_loop_without_an_answer_of_its_own_the_models_last_one_is_sc
     [
         ("await ask('a')\nraise KeyError('x')", {}, "KeyError"),
         ("await ask('a')\nawait asyncio.sleep(60)", {"time_s": 0.5}, "did not end within 0.5 s"),
-        ("return 'nothing asked'", {}, "before it received an answer"),
+        ("return 'nothing asked'", {}, "before it received a response"),
     ],
 )
 async def test_agent_loop_a_crash_a_hang_and_silence_are_failures_of_ours(
@@ -139,7 +139,7 @@ async def test_agent_loop_requests_beside_the_longest_conversation_are_not_train
                     rollout = await rollout_by(loop, Speaker(renderer, ["6", "42", "T" * 9]))
         assert [renderer.decode(rollout.token_ids[turn.start : turn.end]) for turn in rollout.turns] == expected
         assert rollout.text == "I say 42\n" and rollout.finish_reason == "stop"
-    [note] = [record.message for record in caplog.records if "outside the longest conversation" in record.message]
+    [note] = [record.message for record in caplog.records if "not part of its longest conversation" in record.message]
     assert "sent 1 requests" in note and "of 2 answers" in note and "Set rollout.agent.train to `all`" in note
 
 
@@ -305,8 +305,8 @@ raise SystemExit("API error")
             await rollout_by(loop, Speaker(renderer, []))
     assert str(raised.value) == (
         "the agent failed: the endpoint rejected /v1/chat/completions: 400 messages: List should have at least 1 item "
-        "after validation, not 0; /v1/responses: 400 tools: mcp cannot be offered, because only the vendor's models or "
-        "servers support it: disable the tool in the agent's settings, or give the agent a function with the same "
+        "after validation, not 0; /v1/responses: 400 unsupported tools: mcp. Only the vendor's models or "
+        "servers support them: disable the tool in the agent's settings, or give the agent a function with the same "
         "effect. "
         "The agent: exit code 1: API error"
     )
@@ -402,11 +402,11 @@ def test_agent_loop_what_an_agent_lacks_is_found_before_the_run(settings: dict[s
     [
         (
             {"function": "a.py:b", "directory": "fresh", "answer_file": "a"},
-            "directory and answer_file can be set only for a",
+            "directory and answer_file can be set only with a",
         ),
         ({"command": ["a"], "answer_file": "../a"}, "inside the agent's directory"),
         ({"command": ["a"], "answer_file": "/a"}, "inside the agent's directory"),
-        ({"command": ["a"], "answer_pattern": "("}, "is not a regular expression"),
+        ({"command": ["a"], "answer_pattern": "("}, "is not a valid regular expression"),
     ],
 )
 def test_agent_loop_settings_of_an_agent_that_cannot_be(settings: dict[str, Any], says: str) -> None:

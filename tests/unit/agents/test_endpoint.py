@@ -348,7 +348,7 @@ async def test_agent_endpoint_a_context_that_is_too_long_is_refused_in_openais_w
             assert status == 400 and said["error"]["code"] == "context_length_exceeded"
         tools = [{"type": "function", "function": {"name": "f", "description": "b c " * 1_000}}]
         status, said = await here.post("/chat/completions", {**CHAT, "tools": tools})
-        assert status == 400 and "bytes, more than fit into the model's context" in said["error"]["message"]
+        assert status == 400 and "bytes, which exceeds the model's context length" in said["error"]["message"]
         assert here.speaker.requests == []
 
 
@@ -381,7 +381,7 @@ async def test_agent_endpoint_an_answer_that_comes_as_the_session_ends_is_neithe
             return await speaker.generate(request)
 
         session._generate = late
-        with pytest.raises(RequestError, match="this session is over"):
+        with pytest.raises(RequestError, match="this session is closed"):
             await session.generate_answers(np.array([70], np.int32))
         assert len(speaker.generations) == 1 and session.calls == []
 

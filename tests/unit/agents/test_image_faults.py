@@ -44,7 +44,7 @@ async def test_agent_images_a_full_disk_fails_the_session_and_not_the_request(
     monkeypatch.setattr(MediaStore, "_write", fail)
     async with world.session() as (post, session):
         status, reply = await post(path, BODIES[path](lambda image: [image(picture(900, 30, 30))]))
-        assert status == 503 and "an image cannot be stored right now" in str(reply)
+        assert status == 503 and "an image cannot be stored" in str(reply)
         with pytest.raises(InfraError, match="No space left on device"):
             await session.failed
 

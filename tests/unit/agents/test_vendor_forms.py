@@ -136,8 +136,8 @@ async def test_agent_api_messages_pictures_in_results_are_told_in_words_with_one
             await here.post("/messages", max_tokens=99, messages=messages, tools=tools)
             assert here.seen().count(SHOWN) == 3 and here.num_chains == 1
     assert [record.message for record in caplog.records if "image" in record.message] == [
-        f"agents send message parts of the type 'image', which the policy does not support: it gets the text "
-        f"'{SHOWN}' instead."
+        f"agents send message parts of the type 'image', which the policy does not support: the policy "
+        f"receives the text '{SHOWN}' instead."
     ]
 
 
@@ -155,13 +155,13 @@ async def test_agent_api_messages_tools_of_the_vendor_are_left_out_with_one_note
                 await here.post("/messages", max_tokens=9, messages=ask, tools=[web, bash, mine, group])
             assert '"look"' in here.seen() and "web_search" not in here.seen() and "bash" not in here.seen()
             status, said = await here.try_post("/messages", max_tokens=9, messages=ask, tools=[web])
-            assert status == 400 and "web_search cannot be offered" in said["error"]["message"]
+            assert status == 400 and "unsupported tools: web_search" in said["error"]["message"]
             assert "disable the tool" in said["error"]["message"] and len(here.speaker.requests) == 2
             status, said = await here.try_post("/messages", max_tokens=9, messages=ask, tools=[{"name": "look"}])
             assert status == 400 and said["error"]["message"].startswith("tools[0].input_schema")
     notes = [record.message for record in caplog.records]
     assert [note.partition(",")[0] for note in notes] == [
-        f"agents offer the tool '{name}'" for name in ("web_search", "bash", "mcp_toolset")
+        f"agents send the tool '{name}'" for name in ("web_search", "bash", "mcp_toolset")
     ]
 
 

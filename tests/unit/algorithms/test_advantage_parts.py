@@ -339,7 +339,7 @@ def test_advantage_rewards_that_are_not_finite_are_refused(bad: float) -> None:
 
 def test_advantage_baselines_that_are_missing_are_named() -> None:
     alone = [Episode(group=7, reward=1.0, num_tokens=1)]
-    with pytest.raises(ValueError, match="greedy answer, but group 7 lacks it"):
+    with pytest.raises(ValueError, match="greedy answer, which group 7 does not have"):
         normalize_rewards(alone, np.ones(1), mean="greedy", std="none")
     with pytest.raises(ValueError, match="critic"):
         estimate_advantages(alone, np.ones(1), estimator="gae")

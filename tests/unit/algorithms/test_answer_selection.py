@@ -72,7 +72,7 @@ def test_selection_answers_with_an_id_that_their_teacher_lacks_are_left_out() ->
     choice = select_rollouts_per_group([group(0, 1.0, 0.0, 1.0, 0.5)], choose)
     assert [(r.draw_id, r.index) for r in choice.rollouts] == [(0, 0), (0, 1)]
     rollouts = group(1, 0.0, 0.0, 0.0).rollouts[2:]
-    reason = "every answer has a token with an id of 2 or more, which is not in its teacher's vocabulary"
+    reason = "every answer has a token id of 2 or more, which is not in its teacher's vocabulary"
     assert choose(rollouts) == reason
 
 
@@ -117,7 +117,7 @@ def test_selection_answers_of_the_same_tokens_are_no_pair_whatever_a_judge_says_
     better, worse, other = group(0, 1.0, 0.0, 0.5).rollouts
     worse = replace(worse, token_ids=better.token_ids)
     assert (
-        select_pairs([better, worse], pairing="best_worst") == "the better and the worse answers have the same tokens"
+        select_pairs([better, worse], pairing="best_worst") == "the chosen and rejected answers have identical tokens"
     )
     assert places(select_pairs([better, worse, other], pairing="all")) == [(0, 2), (2, 1)]
 

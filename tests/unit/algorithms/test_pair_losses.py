@@ -104,7 +104,7 @@ def test_preference_loss_what_does_not_come_is_named() -> None:
         (BradleyTerryLoss(), "values"),
     ):
         given = _scored(inputs) if isinstance(loss, RegressionLoss | BradleyTerryLoss) else inputs
-        with pytest.raises(ValueError, match=f"this loss needs {lacking}, but the batch has none"):
+        with pytest.raises(ValueError, match=f"this loss requires {lacking}, but the batch has none"):
             loss(replace(given, **{lacking: None}))
 
 

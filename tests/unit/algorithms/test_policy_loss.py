@@ -255,15 +255,15 @@ def test_policy_loss_a_loss_of_the_users_runs_by_its_path(tmp_path: Path) -> Non
     )
     inputs = inputs_of({"new": [0.5, 0.25], "advantages": [1.0, 2.0]})
     assert UserLoss(path=f"{file}:loss")(inputs).loss.item() == pytest.approx(5 * math.log(2) / 2)
-    with pytest.raises(LossError, match="returned float, not a LossOutputs"):
+    with pytest.raises(LossError, match="returned float; expected LossOutputs"):
         UserLoss(path=f"{file}:number")(inputs)
 
 
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        ("loss=0.5", "a loss that is float, not a tensor with one number"),
-        ("loss=inputs.logprobs", r"a loss that is a tensor of shape \(2,\), not a tensor with one number"),
+        ("loss=0.5", "a loss that is float; expected a scalar tensor"),
+        ("loss=inputs.logprobs", r"a loss that is a tensor of shape \(2,\); expected a scalar tensor"),
         ("loss=inputs.logprobs.detach().sum()", "a loss without a gradient: compute it from inputs.logprobs"),
         ("loss=inputs.logprobs.sum(), metrics={'own/x': 'high'}", "the metric 'own/x' as str, not a number"),
     ],

@@ -108,7 +108,7 @@ def test_cli_chat_a_conversation_that_is_too_long_is_refused_and_stays_as_it_was
         ("/temperature warm", "'warm' is not a number from 0 to 1,000,000"),
         ("/tokens 0", "'0' is not a number from 1 to 1,000,000"),
         ("/tokens nan", "'nan' is not a number from 1 to 1,000,000"),
-        ("/again", "the conversation has no message yet"),
+        ("/again", "the conversation is empty"),
     ],
 )
 def test_cli_chat_a_mistyped_command_gets_one_message_and_the_conversation_goes_on(
@@ -122,7 +122,7 @@ def test_cli_chat_a_mistyped_command_gets_one_message_and_the_conversation_goes_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["no-such-model"], "neither in the catalogue nor a directory"),
+        (["no-such-model"], "not a catalog name, a directory or a Hub ID"),
         (["{models}/first", "--base"], "is not a run"),
     ],
 )

@@ -54,7 +54,7 @@ def test_cli_check_a_run_that_can_start_is_described_and_0(place, capsys):
         "evaluation 2 times: 3 prompts x 2 = 6 samples",
         "arithmetic: 57 prompts to train on, 0.21 epochs in the run",
         "runs/trial/",
-        "the time of a step is known only after the first step",
+        "the step time can be measured only after the first step",
         "(correct) scores 1",
         "(wrong) scores 0",
     ):
@@ -73,7 +73,7 @@ def test_cli_check_a_judge_is_shown_with_its_place_and_its_memory_and_is_not_ask
     assert "judge        node 0 device 2; node 0 device 3  2 " in shown
     assert "the judge answers only during a run, so the reward of arithmetic is not tested." in shown
     assert run(["check", "config.yaml", *asking, "judge.max_context=9000"]) == 2
-    assert "judge.max_context 9000 exceeds the context length of the judge, 4096 tokens" in capsys.readouterr().err
+    assert "judge.max_context must be <= 4096, the context length of the judge, got 9000" in capsys.readouterr().err
 
 
 def test_cli_check_critics_and_a_reference_are_shown_with_what_they_need(place):
@@ -219,7 +219,7 @@ def test_cli_check_a_dry_run_says_what_ranks_hold_and_send_and_how_far_it_is(pla
 
 def test_cli_check_a_layout_that_does_not_divide_the_model_is_a_problem(place, capsys):
     assert run(["check", "config.yaml", *RANKS, "training.parallel.tp=4"]) == 2
-    assert "training.parallel.tp 4 does not divide this model's num_key_value_heads 2" in capsys.readouterr().err
+    assert "num_key_value_heads (2) must be divisible by training.parallel.tp (4)" in capsys.readouterr().err
 
 
 def test_cli_check_experts_that_are_not_there_are_one_problem(place, capsys):
@@ -266,7 +266,7 @@ BAD_ROWS = {
         "device_mapping.actor_train names device 2",
     ),
     "prompt longer than the context": (["inference.max_context=12"], "tokens, but the context leaves 4 for prompts"),
-    "context without room": (["inference.max_context=8"], "leaves no room for prompts"),
+    "context without room": (["inference.max_context=8"], "leaves no space for prompts"),
     "first turn that does not fit": (
         ["data=[{source: guess_number, max_number: 3}]", "inference.max_context=40"],
         "but the context leaves 32 for prompts",

@@ -113,13 +113,13 @@ def test_cli_env_a_check_names_rules_of_every_environment_in_a_file_and_fails_if
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["play", "guess_number", "secret"], "'secret' is not of the form KEY=VALUE"),
+        (["play", "guess_number", "secret"], "expected KEY=VALUE, for example size=5, got 'secret'"),
         (["rollout", "guess_number", "secret=[1"], "while parsing"),
         (["rollout", "guess_number", "colour=1"], "has no argument 'colour'"),
         (["rollout", "guess_number", "--policy=model"], "--policy model requires --model"),
         (["rollout", "guess_number", "--policy=openai", "--model=x"], "--policy openai requires --url"),
-        (["list", "sokobann"], "no environment has 'sokobann' in its name. Did you mean 'sokoban'?"),
-        (["play", "mazes.py"], "'mazes.py' is a file: give the class in the file, for example mazes.py:Maze"),
+        (["list", "sokobann"], "no environment name contains 'sokobann'. Did you mean 'sokoban'?"),
+        (["play", "mazes.py"], "'mazes.py' is a file: specify the class in the file, for example mazes.py:Maze"),
         (["check", "nowhere.py"], "'nowhere.py' cannot be read"),
         (["play", "game:Sokobann-v0-easy"], "Did you mean 'game:Sokoban-v0-easy'"),
     ],

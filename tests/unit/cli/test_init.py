@@ -118,11 +118,11 @@ def test_cli_init_asks_what_is_not_given(tmp_path, tiny_model, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--pipeline", "distill"], "--teacher is missing: Which model teaches?"),
+        (["--pipeline", "distill"], "--teacher is required: Which teacher model?"),
         (["--pipeline", "sft", "--reward", "math"], "the pipeline 'sft' does not support --reward"),
-        (["--data", "rows.jsonl"], "has the columns q, a, and none of these names is known for prompts"),
+        (["--data", "rows.jsonl"], "(columns: q, a): rename it to 'prompt'"),
         (["--data", "none.jsonl"], "cannot be read"),
-        (["--data", "rows.csv"], "is not a .jsonl or .parquet file"),
+        (["--data", "rows.csv"], "must be a .jsonl or .parquet file"),
         (["--data", "list.jsonl"], "must have one JSON object per line"),
         (["--examples", "--reward", "math"], "--reward cannot be combined with --examples"),
     ],
@@ -139,7 +139,7 @@ def test_cli_init_options_that_cannot_be_followed_write_nothing(options, words, 
 def test_cli_init_never_overwrites_a_configuration(tmp_path, capsys):
     (tmp_path / "config.yaml").write_text("mine")
     assert run(["init", str(tmp_path), "--yes"]) == 2
-    assert "config.yaml' exists: nothing was written" in capsys.readouterr().err
+    assert "config.yaml' already exists: nothing was written" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
     assert (tmp_path / "config.yaml").read_text() == "mine"
 

@@ -72,7 +72,7 @@ def test_cli_main_a_failure_of_the_run_is_a_message_and_a_log_and_1(capsys, run_
     [
         ({"eval/loss": 1.5}, 0, ""),
         ({"eval/loss": 1.5, "eval/num_answers": 2.0}, 0, ""),
-        ({"eval/num_answers": 0.0}, 1, "Error: there were no answers, so nothing was measured.\n"),
+        ({"eval/num_answers": 0.0}, 1, "Error: no answers were generated, so there are no metrics.\n"),
     ],
     ids=["examples", "examples-and-answers", "nothing"],
 )

@@ -49,4 +49,4 @@ def test_cli_migration_a_script_of_trl_is_converted_with_what_its_user_says_of_i
     assert load_config(tmp_path / "roll.yaml").training.learning_rate == 2e-6
     assert "assigned nowhere" not in err
     assert run(["config", "from-trl", str(tmp_path / "train.py"), "--set", "2e-6"]) == 2
-    assert "'2e-6' is not of the form KEY=VALUE" in capsys.readouterr().err
+    assert "expected KEY=VALUE, got '2e-6'" in capsys.readouterr().err

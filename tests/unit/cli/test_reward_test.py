@@ -113,7 +113,7 @@ def test_cli_reward_test_why_answers_were_not_scored_is_said_in_full(
     (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("not scored lines 1, 2: ")]
     assert "return a number, a bool" in said
     assert run(["reward", "test", path, "-r", f"{{type: python, function: '{mine}:Scorer'}}"]) == 2
-    assert "It is a class: name a function, or an instance of it." in capsys.readouterr().err
+    assert "It is a class: specify a function, or an instance of the class." in capsys.readouterr().err
 
 
 def configuration(tmp_path: Path, domains: list[str]) -> str:
@@ -168,10 +168,10 @@ def test_cli_reward_test_a_malformed_line_is_told_by_its_number(
     [
         ([], "exactly one of --config FILE"),
         (["-r", "math", "-c", "x.yaml"], "exactly one of --config FILE"),
-        (["-r", "math", "seed=1"], "'seed=1' overrides a configuration: it requires --config"),
-        (["-r", "mth"], "'mth' is not known. Did you mean 'math'?"),
+        (["-r", "math", "seed=1"], "the override 'seed=1' requires --config"),
+        (["-r", "mth"], "got 'mth'. Did you mean 'math'?"),
         (["-r", "{type: math, extrct: boxed}"], "extrct"),
-        (["-r", "{type: math"], "is not YAML"),
+        (["-r", "{type: math"], "is not valid YAML"),
         (["-r", "mine.py:reward"], "write \"{type: python, function: 'mine.py:reward'}\""),
         (["-c", "nowhere.yaml"], "nowhere.yaml"),
     ],
@@ -196,11 +196,11 @@ def test_cli_reward_test_files_that_cannot_be_used(tmp_path: Path, capsys: pytes
 def test_cli_reward_test_a_domain_must_be_named_where_there_are_several(tmp_path: Path) -> None:
     file = Path(write(tmp_path / "a.jsonl", [{"response": "7"}]))
     with pytest.raises(
-        DataError, match="the key 'domain' is missing, and there are several rewards: choose one of 'a', 'b'"
+        DataError, match="the key 'domain' is required because there are several rewards: choose from 'a', 'b'"
     ):
         list(read_answers(file, ["a", "b"], encode_words, None))
     file = Path(write(tmp_path / "b.jsonl", [{"response": "7", "domain": "sum"}]))
-    with pytest.raises(DataError, match=r"unknown domain 'sum'. Did you mean 'sums'\? Choose one of 'sums', 'b'"):
+    with pytest.raises(DataError, match=r"unknown domain 'sum'. Did you mean 'sums'\? Choose from 'sums', 'b'"):
         list(read_answers(file, ["sums", "b"], encode_words, None))
 
 

@@ -65,7 +65,7 @@ def test_device_mapping_devices_for_a_reference_that_is_the_policy_without_adapt
 
 
 def test_device_mapping_devices_for_a_reference_that_the_trainer_keeps_are_refused() -> None:
-    with pytest.raises(ValueError, match="the policy's trainer holds the reference"):
+    with pytest.raises(ValueError, match="the reference is in the policy's trainer"):
         config({"reference": 1}, algorithm={"kl": {"coefficient": 0.1, "estimator": "full"}})
 
 
@@ -85,5 +85,7 @@ def test_device_mapping_a_device_beyond_the_cluster_is_refused_with_its_number()
 
 
 def test_device_mapping_an_engine_across_machines_is_refused() -> None:
-    with pytest.raises(PlacementError, match=r"\[1, 2\] of one engine are on machines \[0, 1\]"):
+    with pytest.raises(
+        PlacementError, match=r"must not span machines, but its devices \[1, 2\] are on machines \[0, 1\]"
+    ):
         place(config({"actor_train": 0, "actor_infer": "1-2"}, nodes=2, tensor_parallel=2), 2)

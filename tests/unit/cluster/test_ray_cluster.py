@@ -19,12 +19,12 @@ from roll.errors import InfraError, PlacementError
         (
             None,
             InfraError,
-            r"^Ray did not start on this machine: raylet timed out\. Try again with fewer other programs running",
+            r"^Ray failed to start on this machine: raylet timed out\. Retry with fewer other programs running",
         ),
         (
             "auto",
             PlacementError,
-            r"^no Ray cluster can be joined at cluster\.address 'auto': raylet timed out\.",
+            r"^cannot connect to a Ray cluster at cluster\.address 'auto': raylet timed out\.",
         ),
     ],
     ids=["started here", "joined"],

@@ -1,4 +1,4 @@
-"""The `algorithm` section: presets under the user's keys, and settings that cannot work or would change nothing."""
+"""The `algorithm` section: presets under the user's keys, and settings that cannot work or have no effect."""
 
 from __future__ import annotations
 
@@ -101,57 +101,67 @@ def test_config_algorithm_presets_are_described() -> None:
 
 
 IMPOSSIBLE = {
-    "a discount without time": (["advantage.gamma=0.9"], "advantage.gamma 0.9 would change nothing", "outcome"),
-    "lambda without a critic": (["advantage.gae_lambda=0.5"], "gae_lambda 0.5 would change nothing", "outcome"),
-    "step weight without states": (["advantage.step_weight=0.5"], "step_weight 0.5 would change nothing", "outcome"),
+    "a discount without time": (["advantage.gamma=0.9"], "advantage.gamma 0.9 has no effect", "outcome"),
+    "lambda without a critic": (["advantage.gae_lambda=0.5"], "gae_lambda 0.5 has no effect", "outcome"),
+    "step weight without states": (["advantage.step_weight=0.5"], "step_weight 0.5 has no effect", "outcome"),
     "a critic's clip without one": (["critic.value_clip=0.5"], "no critic is used", "estimator to gae"),
     "a critic's rate without one": (["critic.learning_rate=1e-4"], "no critic is used", "estimator to gae"),
     "several critics without one": (["critic.num_critics=2"], "no critic is used", "estimator to gae"),
-    "agreement of one critic": (["type=ppo", "critic.drop_agreed=0.2"], "compare several critics", "num_critics to 2"),
-    "bonus by agreement of one": (["type=ppo", "entropy.drop_divergent=0.2"], "several critics", "not 1"),
-    "turns of tokens": (["advantage.estimator=token", "advantage.whiten=turn"], "not for turns", "to token"),
-    "turns of a critic": (["type=ppo", "advantage.whiten=turn"], "not for turns", "whiten to token"),
-    "states without groups": (["advantage.estimator=anchor_state", "advantage.mean=none"], "mean to group", "not none"),
+    "agreement of one critic": (
+        ["type=ppo", "critic.drop_agreed=0.2"], "drop_agreed and entropy.drop_divergent require", "num_critics >= 2",
+    ),
+    "bonus by agreement of one": (
+        ["type=ppo", "entropy.drop_divergent=0.2"], "drop_agreed and entropy.drop_divergent require", "got 1",
+    ),
+    "turns of tokens": (
+        ["advantage.estimator=token", "advantage.whiten=turn"], "whose advantages are per token", "to token",
+    ),
+    "turns of a critic": (["type=ppo", "advantage.whiten=turn"], "whose advantages are per token", "whiten to token"),
+    "states without groups": (
+        ["advantage.estimator=anchor_state", "advantage.mean=none"], "advantage.mean group", "got none",
+    ),
     "two corrections": (["ratio.against=rollout"], "correct for them twice", "correction.upper to null"),
-    "a product of one token": (["ratio.reduce=product"], "would change nothing", "chunk or sequence"),
-    "a limit before no mean": (["ratio.max_token_log_ratio=0.4"], "would change nothing", "set it to sequence"),
+    "a product of one token": (["ratio.reduce=product"], "has no effect", "chunk or sequence"),
+    "a limit before no mean": (["ratio.max_token_log_ratio=0.4"], "has no effect", "set it to sequence"),
     "a level without a ratio": (["type=rloo", "ratio.level=sequence"], "log_prob has no ratio", "ratio.level"),
     "a refill without a filter": (
-        ["filters.refill=true", "filters.skip_zero_variance=false"], "needs a filter", "skip_zero_variance: true",
+        ["filters.refill=true", "filters.skip_zero_variance=false"], "requires a filter", "skip_zero_variance: true",
     ),
     "a refill that never ends": (["filters.refill=true", "filters.top_variance=0.5"], "always drops", "default"),
     "no mean can pass": (["filters.min_mean=0.5", "filters.max_mean=0.5"], "no group would pass", "0.5"),
-    "no factor can pass": (["correction.mask_low=2", "correction.mask_high=1"], "token is masked out", "mask_low"),
-    "weights upside down": (["type=tis", "gate.lower=2"], "lower 2.0 exceeds upper 1.0", "gate"),
+    "no factor can pass": (
+        ["correction.mask_low=2", "correction.mask_high=1"], "token would be masked out", "mask_low",
+    ),
+    "weights upside down": (["type=tis", "gate.lower=2"], "lower must be <= upper, got 2.0 and 1.0", "gate"),
     "full divergence in the reward": (
         ["kl.coefficient=0.1", "kl.estimator=full", "kl.apply_to=reward"], "works only in the loss", "apply_to: loss",
     ),
-    "a target for no penalty": (["kl.target=0.1"], "which is 0", "such as 0.1"),
-    "groups of one": (["rollout.group_size=1"], "group_size of at least 2", "raise group_size"),
-    "leave one out of one": (["type=rloo", "rollout.group_size=1"], "leave_one_out", "group_size of at least 2"),
-    "the optimal baseline of one": (["type=opo", "rollout.group_size=1"], "length_weighted", "size of at least 2"),
+    "a target for no penalty": (["kl.target=0.1"], "above 0", "such as 0.1"),
+    "groups of one": (["rollout.group_size=1"], "group_size >= 2", "raise group_size"),
+    "leave one out of one": (["type=rloo", "rollout.group_size=1"], "leave_one_out", "group_size >= 2"),
+    "the optimal baseline of one": (["type=opo", "rollout.group_size=1"], "length_weighted", "size >= 2"),
     "variance of one": (
-        ["type=reinforce", "filters.skip_zero_variance=true", "rollout.group_size=1"], "every group of one", "false",
+        ["type=reinforce", "filters.skip_zero_variance=true", "rollout.group_size=1"], "every group if rollout.group_size is 1", "false",  # noqa: E501
     ),
     "critics without rollouts": (["type=asy_ppo", "rollout.group_size=1"], "learns from different rollouts", "raise"),
-    "states without turns": (["type=gi_gpo"], "no source under data has several turns", "guess_number"),
-    "parts of nothing": (["updates.num_minibatches=9"], "exceeds rollout.prompts_per_step 8", "whole group"),
-    "a buffer over the answer": (["reward.overlong_buffer=33"], "exceeds rollout.max_new_tokens 32", "lower"),
+    "states without turns": (["type=gi_gpo"], "requires a source under data with several turns", "guess_number"),
+    "parts of nothing": (["updates.num_minibatches=9"], "<= rollout.prompts_per_step", "got 9 and 8"),
+    "a buffer over the answer": (["reward.overlong_buffer=33"], "<= rollout.max_new_tokens, got 33 and 32", "lower"),
     "a horizon upside down": (["type=attention_credit", "credit.horizon_start=101"], "horizon", "101"),
     "a function that is no path": (["loss=my_loss"], "algorithm.loss", "my_loss"),
     "a shared critic of its own": (["type=asy_ppo", "critic.shared=true"], "critic.num_critics", "remove"),
     "a shared critic's own rate": (
-        ["type=ppo", "critic.shared=true", "critic.learning_rate=1e-4"], "for separate critics", "critic.learning_rate",
+        ["type=ppo", "critic.shared=true", "critic.learning_rate=1e-4"], "cannot be set with critic.shared", "critic.learning_rate",  # noqa: E501
     ),
     "a coefficient not shared": (["type=ppo", "critic.coefficient=0.5"], "critic.shared is false", "coefficient"),
     "a nucleus in a product": (
-        ["correction.level=sequence", "rollout.top_p=0.9"], "with rollout.top_p 0.9, old", "correction.level to token",
+        ["correction.level=sequence", "rollout.top_p=0.9"], "with rollout.top_p 0.9, the ratio old", "correction.level to token",  # noqa: E501
     ),
     "a top k in a ratio's product": (
-        ["type=topr", "ratio.level=sequence", "ratio.reduce=product", "rollout.top_k=50"], "answer's tokens", "reduce",
+        ["type=topr", "ratio.level=sequence", "ratio.reduce=product", "rollout.top_k=50"], "tokens of an answer", "reduce",  # noqa: E501
     ),
     "penalties in the run's moments": (
-        ["kl.coefficient=0.1", "kl.apply_to=reward", "advantage.std=running"], "running moments", "group or batch",
+        ["kl.coefficient=0.1", "kl.apply_to=reward", "advantage.std=running"], "running means and standard deviations", "group or batch",  # noqa: E501
     ),
     "imitation of nobody": (["imitation.weight=0.5"], "no source under data has demonstrations", "expert_key"),
     "a clip of nothing": (["advantage.clip=0"], "advantage.clip", "> 0"),
@@ -214,11 +224,11 @@ def test_config_algorithm_what_can_work_is_accepted_and_stays_as_it_was_said(ove
     [
         (
             ["rollout.top_p=0.9"],
-            "rollout.top_p 0.9: old/rollout is the probability mass that the engine kept, at least 0.9",
+            "rollout.top_p 0.9: the ratio old/rollout equals the probability mass that the engine kept (at least 0.9",
         ),
         (
             ["rollout.top_k=5", "algorithm.type=tis"],
-            "below 1 at every token, even if engine and trainer agree; the rat",
+            "below 1 for every token), even if engine and trainer agree; the rat",
         ),
         (["rollout.top_p=0.9", "algorithm.correction.upper=null"], ""),
         (["algorithm.type=tis"], ""),
@@ -253,7 +263,7 @@ def test_config_algorithm_truncated_sampling_is_refused_where_a_teacher_is_a_rew
         "data": [{"source": "arithmetic", "reward": "math"}], "rollout": rollout, "training": {"num_steps": 1},
     }  # fmt: skip
     if refused:
-        with pytest.raises(ValidationError, match=r"every advantage would be wrong .* set rollout\.top_p to 1"):
+        with pytest.raises(ValidationError, match=r"every advantage would be biased .* set rollout\.top_p to 1"):
             DistillConfig.model_validate(given)
     else:
         DistillConfig.model_validate(given)

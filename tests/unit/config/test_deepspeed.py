@@ -17,9 +17,9 @@ from roll.errors import ModelError
 
 def test_config_deepspeed_offloading_needs_a_stage_that_can() -> None:
     assert DeepSpeedConfig().zero_stage == 2
-    with pytest.raises(ValidationError, match="offload_optimizer needs zero_stage 1 or higher"):
+    with pytest.raises(ValidationError, match="offload_optimizer requires zero_stage >= 1"):
         DeepSpeedConfig(zero_stage=0, offload_optimizer=True)
-    with pytest.raises(ValidationError, match="offload_parameters needs zero_stage 3, not 2"):
+    with pytest.raises(ValidationError, match="offload_parameters requires zero_stage 3, got 2"):
         DeepSpeedConfig(zero_stage=2, offload_parameters=True)
     DeepSpeedConfig(zero_stage=3, offload_optimizer=True, offload_parameters=True)
 
@@ -27,7 +27,7 @@ def test_config_deepspeed_offloading_needs_a_stage_that_can() -> None:
 def test_config_deepspeed_settings_of_a_back_end_that_does_not_run_are_refused() -> None:
     settings = DeepSpeedConfig(zero_stage=3)
     TrainingConfig(num_steps=1, backend="deepspeed", deepspeed=settings)
-    with pytest.raises(ValidationError, match="only the deepspeed back-end uses this"):
+    with pytest.raises(ValidationError, match="supported only with the deepspeed back-end"):
         TrainingConfig(num_steps=1, deepspeed=settings)
     with pytest.raises(ValidationError, match="deepspeed back-end does not support training"):
         TrainingConfig(num_steps=1, backend="deepspeed", parallel=ParallelConfig(tp=2))

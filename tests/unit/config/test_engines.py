@@ -71,7 +71,7 @@ def test_config_engines_that_lack_a_capability_are_named_with_those_that_have_it
     with pytest.raises(ConfigError) as caught:
         check_engine("sleeper", [EngineRequirement(capability="lora", reason="an adapter", alternative="merge it")])
     assert str(caught.value) == (
-        "an adapter needs an engine that can generate with adapters (lora), but inference.engine is sleeper: set "
+        "an adapter requires an engine that can generate with LoRA adapters (lora), but inference.engine is sleeper: set "  # noqa: E501
         "inference.engine to nowhere, or merge it."
     )
     with pytest.raises(ConfigError, match=r"is sleeper\. No installed engine has this capability\.$"):
@@ -87,7 +87,7 @@ def test_config_engines_of_a_file_without_capabilities_have_the_defaults(
 
 
 def test_config_engines_whose_capabilities_are_no_capabilities_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"are of type dict: set them to an EngineCapabilities of roll\.inference"):
+    with pytest.raises(ConfigError, match=r"must be of type roll\.inference\.EngineCapabilities, got dict"):
         get_engine_capabilities(f"{__name__}:WRONG")
 
 

@@ -33,10 +33,10 @@ def test_config_episodes_a_history_is_what_the_loop_takes() -> None:
 
 
 def test_config_episodes_settings_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(ValidationError, match="`type: window` needs num_turns"):
+    with pytest.raises(ValidationError, match="`type: window` requires num_turns"):
         HistoryConfig(type="window")
-    with pytest.raises(ValidationError, match="only `type: window` uses it, and type is full"):
+    with pytest.raises(ValidationError, match="only with `type: window`, got type full"):
         HistoryConfig(num_turns=2)
-    with pytest.raises(ValidationError, match="restart` applies to interrupted answers, but `pause_mode: keep"):
+    with pytest.raises(ValidationError, match="restart` requires `pause_mode: abort`, got keep"):
         SchedulingConfig(interrupted_turns="restart")
     assert SchedulingConfig(interrupted_turns="restart", pause_mode="abort").interrupted_turns == "restart"

@@ -206,7 +206,7 @@ def test_config_estimate_every_critic_is_trained_in_full_but_has_no_logits():
     policy = memory_of()["actor_train"]
     assert critic.count == 1
     assert critic.parts == {
-        name: size for name, size in policy.parts.items() if name not in ("logits", "heap", "kernels of products")
+        name: size for name, size in policy.parts.items() if name not in ("logits", "heap", "matmul kernels")
     }
     assert memory_of("algorithm.type=asy_ppo")["critic"].bytes_total == 2 * critic.bytes_total
 
@@ -413,7 +413,7 @@ def test_config_estimate_a_step_trains_what_is_learnt_from_its_groups(share, per
 
 
 def test_config_estimate_an_eighth_of_what_is_alive_lies_free_in_a_heap_that_is_closed() -> None:
-    parts = {"weights": 3000, "activations": 1000, "kernels of products": 800}  # which leave no holes
+    parts = {"weights": 3000, "activations": 1000, "matmul kernels": 800}  # which leave no holes
     assert estimate_heap_bytes(parts, trimmed=True) == {"heap": 500}
     assert estimate_heap_bytes(parts, trimmed=False) == {"heap": 400}
 
@@ -438,7 +438,7 @@ def test_config_estimate_heaps_are_closed_where_less_memory_is_asked_for(overrid
     assert should_trim_heap(config.model, config.training, config.num_ranks) is is_closed
     parts = dict(memory_of(*overrides)["actor_train"].parts)
     free = parts.pop("heap")
-    alive = sum(parts.values()) - parts["kernels of products"]
+    alive = sum(parts.values()) - parts["matmul kernels"]
     assert free == round(alive / 8 if is_closed else 0.4 * parts["activations"])
 
 
@@ -575,9 +575,9 @@ def test_config_estimate_products_of_another_size_have_kernels_of_their_own(
         model = config.model.model_copy(update=changes)
         return estimate_kernel_bytes(model, training, sizes, micro_batches, on_accelerator=on_accelerator)
 
-    assert kernels() == {"kernels of products": round(0.57 * 2**20 * products)}
+    assert kernels() == {"matmul kernels": round(0.57 * 2**20 * products)}
     adapted = min(products + 3 * 5 * micro_batches, 1024)
-    assert kernels(lora=LoRAConfig(rank=4)) == {"kernels of products": round(0.57 * 2**20 * adapted)}
+    assert kernels(lora=LoRAConfig(rank=4)) == {"matmul kernels": round(0.57 * 2**20 * adapted)}
     assert kernels(dtype="float32") == {}
     assert kernels(on_accelerator=True) == {}
 

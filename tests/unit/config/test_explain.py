@@ -120,7 +120,7 @@ def test_config_explain_every_key_can_be_explained():
         ("lr", "'training.learning_rate'"),
         ("rollout.learning_rate", "belongs under 'training'"),
         ("zzzzzz", "lists all"),
-        ("anchors.share", "is a key of another pipeline: add --pipeline agentic."),
+        ("anchors.share", "is a key of another pipeline: pass --pipeline agentic."),
     ],
 )
 def test_config_explain_an_unknown_key_leads_to_the_nearest(name, nearest):

@@ -74,8 +74,8 @@ def test_config_python_objects_are_no_part_of_the_resolved_configuration_and_are
     ("given", "message"),
     [
         ({"data": ROWS}, "so reward= must be set as well"),
-        ({"held_out": ROWS}, "pass the training rows as data= as well"),
-        ({"reward": score}, "the configuration has none: pass the rows as data= as well"),
+        ({"held_out": ROWS}, "also pass the training rows as data="),
+        ({"reward": score}, "the configuration has none: also pass the rows as data="),
         (
             {"data": ROWS, "reward": 7},
             "reward= must be a function of (text, answer, metadata), a reward's type such as",
@@ -91,7 +91,7 @@ def test_config_python_objects_what_does_not_fit_is_refused_with_what_to_give(gi
 def test_config_python_objects_a_resumed_run_refuses_objects_that_it_has_no_place_for():
     with pytest.raises(ConfigError, match="this run does not read Python objects: remove data="):
         with_python_objects(load_config(ARITHMETIC), ROWS, None, None)
-    with pytest.raises(ConfigError, match=r"reward= has 1 functions, but 'arithmetic' has 0 rewards"):
+    with pytest.raises(ConfigError, match=r"reward= must have 0 functions for the rewards of 'arithmetic', got 1"):
         with_python_objects(load_config(ARITHMETIC), None, None, score)
 
 
@@ -114,5 +114,5 @@ def test_config_python_objects_examples_may_be_beside_others():
 
 
 def test_config_python_objects_a_pipeline_without_rewards_is_given_none():
-    with pytest.raises(ConfigError, match=r"reward= .*the pipeline sft learns from given examples"):
+    with pytest.raises(ConfigError, match=r"reward= .*the pipeline sft, which does not score answers"):
         load(SFT, data=CHATS, reward=score)

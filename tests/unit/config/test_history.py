@@ -126,7 +126,7 @@ def test_config_history_a_replay_begins_with_the_settings_that_were_recorded_fir
 @pytest.mark.parametrize("text", ["- from_step: one\n", "- {from_step: 1, changed: {name: x}}\n", "- 3\n"])
 def test_config_history_a_history_that_was_corrupted_is_named(run, text):
     (run.path / HISTORY_FILE).write_text(text)
-    with pytest.raises(RunDirectoryError, match=r"config_history\.yaml' is not a history of settings \(a change"):
+    with pytest.raises(RunDirectoryError, match=r"config_history\.yaml' is not a valid history of settings \(a change"):
         resume(run, 5)
 
 

@@ -52,7 +52,10 @@ def test_config_judge_engines_follow_from_devices(
     ("changes", "words"),
     [
         ({}, "data.0.reward.0 uses the run's judge, but no judge is configured: add a section `judge`"),
-        ({"judge": "m", "data": [{"source": "arithmetic", "reward": "math"}]}, "judge starts 'm', but no reward"),
+        (
+            {"judge": "m", "data": [{"source": "arithmetic", "reward": "math"}]},
+            "the judge 'm' is not used by any reward",
+        ),
         ({"judge": {"tensor_parallel": 2}}, "judge.tensor_parallel is 2, but cluster.type local has one device"),
         ({"judge": {"engine": "hf", "tensor_parallel": 2}}, "the hf engine supports only one device"),
         (

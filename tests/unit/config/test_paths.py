@@ -131,7 +131,7 @@ def test_config_path_that_no_file_can_have_are_refused(name: str) -> None:
 def test_config_path_with_an_empty_variable_are_refused(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """They would begin at the root of all files."""
     monkeypatch.setenv("EMPTY", "")
-    with pytest.raises(ConfigError, match=r"uses the variable \$\{?EMPTY\}?, which is empty"):
+    with pytest.raises(ConfigError, match=r"uses the environment variable \$\{?EMPTY\}?, which is empty"):
         load_config({**BASE, "output_dir": path})
 
 

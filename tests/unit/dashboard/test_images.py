@@ -113,12 +113,12 @@ def test_dashboard_images_that_are_large_are_scaled_down(
     [
         (ABSENT, "is not in the run's media store"),
         (ABSENT[:12], "is not in the run's media store"),
-        ("0f" * 5, "is not a digest"),
-        ("0F" * 32, "is not a digest"),
-        ("0f" * 33, "is not a digest"),
+        ("0f" * 5, "is not a valid digest"),
+        ("0F" * 32, "is not a valid digest"),
+        ("0f" * 33, "is not a valid digest"),
         ("..%2F..%2Fconfig.yaml", "Not Found"),
-        ("..%5Cconfig.yaml", "is not a digest"),
-        ("%00" * 12, "is not a digest"),
+        ("..%5Cconfig.yaml", "is not a valid digest"),
+        ("%00" * 12, "is not a valid digest"),
     ],
 )
 def test_dashboard_images_that_do_not_exist_are_refused(run: Path, name: str, error: str) -> None:

@@ -93,5 +93,5 @@ def test_data_arithmetic_impossible_splits_are_refused(changes: dict[str, Any], 
 
 
 def test_data_arithmetic_an_operation_named_twice_is_refused() -> None:
-    with pytest.raises(ValidationError, match="contains an operation twice"):
+    with pytest.raises(ValidationError, match="contains duplicate operations"):
         config(operations=["+", "+"])

@@ -106,5 +106,5 @@ def test_data_source_a_source_without_training_prompts_is_refused(
     path = tmp_path / "one.jsonl"
     path.write_text('{"prompt": "a", "answer": "1"}\n')
     entry = FileData(source="file", path=str(path), reward="math", held_out=0.999999)
-    with pytest.raises(DataError, match="data source 'file' leaves no prompt for training: lower its held_out"):
+    with pytest.raises(DataError, match="data source 'file' has no prompts for training: lower its held_out"):
         build_data([entry], tokenizer, 0)

@@ -68,7 +68,7 @@ def test_data_file_an_answer_pattern_takes_the_reference_out_of_its_column(tmp_p
     assert prompts(load(path, answer_pattern=r"#### (.+)")[0])[0].answer == "1,234"
     with pytest.raises(DataError, match="line 1: answer_pattern 'X: ' does not match"):
         load(path, answer_pattern="X: ")
-    with pytest.raises(ValidationError, match="is not a regular expression"):
+    with pytest.raises(ValidationError, match="is not a valid regular expression"):
         load(path, answer_pattern="(")
 
 
@@ -151,9 +151,9 @@ def _deep(depth: int) -> bytes:
         (b"\xff\xfe", "line 2: the line is not UTF-8"),
         (_deep(100_000), "line 2: the line is not valid JSON"),
         (b'{"prompt": "a", "answer": ' + b"1" * 5000 + b"}", "line 2: "),
-        (b'{"promt": "a", "answer": "b"}', r"line 2: there is no column 'prompt'. Did you mean 'promt'\?"),
-        (b'{"prompt": "a", "anwser": "b"}', r"no column 'answer'. Did you mean 'anwser'\?"),
-        (b"{}", "The columns are: none"),
+        (b'{"promt": "a", "answer": "b"}', r"line 2: column 'prompt' does not exist. Did you mean 'promt'\?"),
+        (b'{"prompt": "a", "anwser": "b"}', r"column 'answer' does not exist. Did you mean 'anwser'\?"),
+        (b"{}", "Available columns: none"),
         (b'{"prompt": "", "answer": "b"}', "must be a string or a list of chat messages"),
         (b'{"prompt": [], "answer": "b"}', "must be a string or a list of chat messages"),
         (b'{"prompt": 3, "answer": "b"}', "got 3"),
@@ -169,7 +169,7 @@ def _deep(depth: int) -> bytes:
         (b'{"prompt": "a", "answer": ["b"]}', "must be a string or a number"),
         (
             b'{"prompt": "a", "answer": " "}',
-            "line 2: the answer is empty, but the reward 'math' needs a reference answer",
+            "line 2: the answer is empty, but the reward 'math' requires a reference answer",
         ),
         (b'{"prompt": "a \\ud800", "answer": "b"}', "not valid Unicode text at character 2"),
         (b'{"prompt": "a", "answer": "\\udfff"}', "'answer' is not valid Unicode"),
@@ -192,9 +192,9 @@ def test_data_file_missing_empty_and_unknown_files_are_refused(tmp_path: Path) -
         "trian.jsonl": r"does not exist. Did you mean 'train.jsonl'\?",
         "no/where.jsonl": "nor does its directory",
         "empty.jsonl": "has no rows",
-        "data.csv": "neither .jsonl nor .parquet",
+        "data.csv": "must be a .jsonl or .parquet file",
         "bad.parquet": "not a readable Parquet file",
-        ".": "is a directory: name a file in it",
+        ".": "is a directory: specify a file in it",
     }.items():
         with pytest.raises(DataError, match=words):
             load(tmp_path / name)
@@ -215,7 +215,7 @@ def test_data_file_a_relative_path_says_where_it_was_looked_for(
 
 def test_data_file_a_missing_column_lists_the_others_as_they_are_called(tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", [{"question": "a", "answer": "b"}])
-    with pytest.raises(DataError, match=r"no column 'prompt'.* The columns are: 'question', 'answer'\."):
+    with pytest.raises(DataError, match=r"column 'prompt' does not exist.* Available columns: 'question', 'answer'\."):
         load(path)
 
 
@@ -230,7 +230,7 @@ def test_data_file_an_unreadable_file_is_refused(tmp_path: Path) -> None:
 
 def test_data_file_a_reward_that_compares_needs_an_answer_column(tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", [{"prompt": "a"}])
-    with pytest.raises(ValidationError, match="needs a reference answer, but answer_key is null"):
+    with pytest.raises(ValidationError, match="requires a reference answer, but answer_key is null"):
         load(path, answer_key=None)
     form = {"type": "regex", "pattern": "!$"}
     assert prompts(load(path, answer_key=None, reward=[form])[0])[0].answer == ""

@@ -46,7 +46,7 @@ def test_data_huggingface_a_split_saved_alone_serves_as_the_one_asked_for(tmp_pa
     rows(0, 5).save_to_disk(tmp_path / "one")
     training, _ = load(tmp_path / "one", limit=3)
     assert len(training) == 3
-    with pytest.raises(DataError, match=r"has no split 'test'.*It has: train"):
+    with pytest.raises(DataError, match=r"has no split 'test'.*Available splits: train"):
         load(tmp_path / "one", held_out_split="test")
 
 
@@ -99,9 +99,11 @@ def test_data_huggingface_of_very_many_files_some_are_looked_at_before_each_row(
 
 
 def test_data_huggingface_a_wrong_split_or_column_is_named_with_the_nearest(saved: Path) -> None:
-    with pytest.raises(DataError, match=r"has no split 'trian'. Did you mean 'train'\? It has: train, test"):
+    with pytest.raises(DataError, match=r"has no split 'trian'. Did you mean 'train'\? Available splits: train, test"):
         load(saved, split="trian")
-    with pytest.raises(DataError, match=r"split 'train', row 1: there is no column 'promt'. Did you mean 'prompt'\?"):
+    with pytest.raises(
+        DataError, match=r"split 'train', row 1: column 'promt' does not exist. Did you mean 'prompt'\?"
+    ):
         load(saved, prompt_key="promt")
 
 
@@ -113,6 +115,6 @@ def test_data_huggingface_what_cannot_be_loaded_is_a_data_error(
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "state.json").write_text("{")
     for path in (tmp_path / "empty", tmp_path / "broken", "nobody/has-this-dataset-here"):
-        with pytest.raises(DataError, match=r"cannot be loaded: .*Give a directory"):
+        with pytest.raises(DataError, match=r"cannot be loaded: .*Specify a directory"):
             load(path)
     assert not datasets.are_progress_bars_disabled()

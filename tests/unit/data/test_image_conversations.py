@@ -122,13 +122,13 @@ def test_pairs_of_equal_texts_with_other_images_have_other_prompts(world: Vision
         return [assistant("look"), user(image), assistant("b")]
 
     row = {"prompt": [user(1, "a")], "chosen": side(2), "rejected": side(3)}
-    with pytest.raises(DataError, match=r"line 1.*this user message: '\[image [0-9a-f]{12}\]'. Give two answers"):
+    with pytest.raises(DataError, match=r"line 1.*this user message: '\[image [0-9a-f]{12}\]'. Provide two answers"):
         read(world, row, "pair")
 
 
 def test_pairs_of_prompts_with_other_images_are_bad_rows(world: VisionWorld) -> None:
     row = {"chosen": [user(1, "a"), assistant("b")], "rejected": [user(2, "a"), assistant("c")]}
-    with pytest.raises(DataError, match=r"line 1.*Give two answers to the same prompt"):
+    with pytest.raises(DataError, match=r"line 1.*Provide two answers to the same prompt"):
         read(world, row, "pair")
 
 

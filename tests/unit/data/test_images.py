@@ -66,7 +66,7 @@ def test_image_reader_every_form_of_an_image_is_the_same_image(reader: MediaRead
     ("value", "reason"),
     [
         ("https://example.org/cat.png", "images are not downloaded"),
-        ("file:///etc/passwd", "give the path without"),
+        ("file:///etc/passwd", "use a path without"),
         ("missing.png", "'missing.png' is not a file in"),
         (b"", "is empty"),
         (b"<svg/>", "not an image in a supported format"),

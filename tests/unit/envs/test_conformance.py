@@ -159,11 +159,11 @@ BROKEN = {
     NotANumber: ("a reward must be a finite number", "return a float"),
     TextAsFlag: ("`terminated` must be True or False", "return `bool(terminated)`"),
     NoInfo: ("`step(action)` returns", "return `{}`"),
-    Fragile: ("`step(action)` returns", "an exception is a failure of the environment"),
-    WrongArgument: ("`reset(seed)` returns", "an exception is a failure of the environment"),
-    Leaves: ("`step(action)` returns", "an exception is a failure of the environment"),
-    GlobalRandom: ("equal seeds and actions give equal episodes", "do not use a global generator"),
-    Remembers: ("equal seeds and actions give equal episodes", "is created in `reset`"),
+    Fragile: ("`step(action)` returns", "an exception is treated as an infrastructure error"),
+    WrongArgument: ("`reset(seed)` returns", "an exception is treated as an infrastructure error"),
+    Leaves: ("`step(action)` returns", "an exception is treated as an infrastructure error"),
+    GlobalRandom: ("identical seeds and actions produce identical episodes", "do not use a global generator"),
+    Remembers: ("identical seeds and actions produce identical episodes", "is created in `reset`"),
     ForgetfulCopy: ("`spawn(same_state=True)` returns a copy in the same state", "copy.deepcopy"),
 }
 
@@ -215,7 +215,7 @@ def test_env_conformance_what_is_only_missing_is_advice() -> None:
     assert [finding.rule[:25] for finding in findings] == [
         "`sample_random_action()` ",
         '`info["state"]` names the',
-        "different seeds give diff",
+        "different seeds produce diff",
         "episodes end",
         "an environment can be sen",
     ]
@@ -271,7 +271,7 @@ def test_env_conformance_what_cannot_be_built_is_the_users_to_mend() -> None:
 
     ENVS["mine:Broken"] = ENVS["guess_number"].__class__(id="mine:Broken", entry_point=build, options={})
     try:
-        with pytest.raises(UserError, match="'mine:Broken' cannot be built: OSError: 'no such device'"):
+        with pytest.raises(UserError, match="'mine:Broken' cannot be created: OSError: 'no such device'"):
             check("mine:Broken")
     finally:
         ENVS.pop("mine:Broken")

@@ -39,7 +39,7 @@ def test_env_registration_a_users_class_or_function_in_a_file_is_an_environment(
 
 
 def test_env_registration_a_class_without_step_is_refused_with_the_way_out(own: str) -> None:
-    with pytest.raises(ConfigError, match=r"has no method 'step': give it `reset\(seed\)` and `step\(action\)`"):
+    with pytest.raises(ConfigError, match=r"has no method 'step': implement `reset\(seed\)` and `step\(action\)`"):
         make(f"{own}:Half")
 
 

@@ -107,7 +107,7 @@ def test_env_vector_seeds_are_those_of_building_then_none_or_those_given() -> No
     envs.reset(seed=3)
     envs.reset(seed=[5, None])
     assert [env.seeds for env in envs.envs] == [[7, None, 3, 5], [8, None, 4, None]]
-    with pytest.raises(DataError, match="1 seeds were given for 2"):
+    with pytest.raises(DataError, match="got 1 seeds for 2"):
         envs.reset(seed=[1])
 
 

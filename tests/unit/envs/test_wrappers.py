@@ -89,7 +89,7 @@ def test_env_wrappers_chat_templates_are_written_around_all_turns_or_the_first()
     env = ObservationHistory(Board(), chat="on_reset", tokenizer=Template())
     env.reset()
     assert env.step("up")[0] == "<user>Rules<assistant>\nup\ndid 1\n[1]"
-    with pytest.raises(ConfigError, match="needs the model's tokenizer"):
+    with pytest.raises(ConfigError, match="requires the model's tokenizer"):
         ObservationHistory(Board(), chat="always")
 
 

@@ -278,8 +278,8 @@ async def test_hf_engine_resume_calls_off_a_drain(tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (request("a", prompt(0, 90)), "context of 96"),
-        (request("a", np.array([260], np.int32)), "vocabulary of 260"),
+        (request("a", prompt(0, 90)), "context length 96"),
+        (request("a", np.array([260], np.int32)), "vocabulary size 260"),
         (request("a", np.array([], np.int32)), "0 prompt tokens"),
     ],
 )

@@ -118,7 +118,7 @@ def test_hf_requests_are_removed_wherever_they_wait() -> None:
         (request(prompt=0), "0 prompt tokens"),
         (request(max_new_tokens=0), "max_new_tokens=0"),
         (request(prompt=7, max_new_tokens=4), "7 \\+ 4 tokens.*context of 10"),
-        (request(prompt=6, max_new_tokens=4), "token 5, outside the model's vocabulary of 5"),
+        (request(prompt=6, max_new_tokens=4), "token id 5, which is out of range for the vocabulary size 5"),
     ],
 )
 def test_hf_requests_that_cannot_be_served_are_refused(bad: GenerationRequest, message: str) -> None:

@@ -179,7 +179,7 @@ async def test_hf_weights_a_layer_that_arrived_but_was_not_applied_is_caught(
 
     monkeypatch.setattr(hf_weights, "_list_model_tensors", with_a_stale_copy)
     async with running(tiny_model) as engine:
-        with pytest.raises(WeightSyncError, match=f"'{NAME}' of policy version 4 was received, but the model holds"):
+        with pytest.raises(WeightSyncError, match=f"'{NAME}' of policy version 4 was received, but the model contains"):
             await sync(engine, dict(QuantizedWeights(Weights(weights), "int8", linear)), 4)
 
 

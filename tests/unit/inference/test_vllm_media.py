@@ -53,5 +53,5 @@ def test_vllm_media_are_sent_or_refused(
 
 def test_vllm_media_a_thinker_alone_is_refused(inputs: dict[str, tuple[OmniWorld, MediaInputs]]) -> None:
     world, _ = inputs["qwen2.5-omni"]
-    with pytest.raises(ModelError, match="a thinker without the rest of its omni model"):
+    with pytest.raises(ModelError, match="only the thinker of an omni model"):
         launch(EngineSpec(engine_id="e", kind="vllm", model_path=str(world.model), max_context=64), "name")

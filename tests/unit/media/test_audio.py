@@ -105,8 +105,8 @@ def test_audio_that_cannot_be_read_is_reported(data: bytes, message: str) -> Non
 @pytest.mark.parametrize(
     ("array", "rate", "message"),
     [
-        (np.zeros(9), None, "sampling rate None"),
-        (np.zeros(9), 20, "sampling rate 20"),
+        (np.zeros(9), None, "to 1,000,000 Hz, got None"),
+        (np.zeros(9), 20, "to 1,000,000 Hz, got 20"),
         (np.zeros(9, np.int64), 16000, "array of int64"),
         (np.zeros((2, 3, 4)), 16000, r"shape \(2, 3, 4\)"),
         (np.zeros((40, 50)), 16000, "at most 32 channels"),

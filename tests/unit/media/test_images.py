@@ -195,7 +195,7 @@ def test_media_store_missing_and_changed_files_are_named(tmp_path: Path) -> None
         store.get("ab" * 32)
     digest = store.add_image(Image.new("RGB", (2, 2)))
     (tmp_path / digest[:2] / digest).write_bytes(encoded(Image.new("RGB", (2, 2), (9, 9, 9))))
-    with pytest.raises(DataError, match="the file was changed"):
+    with pytest.raises(DataError, match="the file was modified"):
         MediaStore(tmp_path).get(digest)
 
 

@@ -45,7 +45,7 @@ def test_media_store_a_replaced_file_is_never_returned(tmp_path: Path) -> None:
     store = MediaStore(tmp_path)
     one, two = store.add_image(draw(1)), store.add_image(draw(2))
     shutil.copyfile(store._get_path(two), store._get_path(one))
-    with pytest.raises(DataError, match="so the file was changed: restore it, or delete it and resume the run"):
+    with pytest.raises(DataError, match="so the file was modified: restore it, or delete it and resume the run"):
         MediaStore(tmp_path).get(one)
     store._get_path(one).unlink()
     MediaStore(tmp_path).add_image(draw(1))

@@ -219,7 +219,7 @@ def test_model_describe_a_size_that_no_model_has_is_named_with_its_value(
 ) -> None:
     copy = changed(tiny_model, tmp_path / "copy", {key: value})
     for read in (describe_model, load_tokenizer, lambda path: load_causal_lm(path, "float32")):
-        with pytest.raises(ModelError, match=rf"config.json' has {key}: {re.escape(repr(value)[:57])}"):
+        with pytest.raises(ModelError, match=rf"{key} in .*config.json' must be .* got {re.escape(repr(value)[:57])}"):
             read(copy)
 
 
@@ -229,7 +229,7 @@ def test_model_describe_a_token_goes_through_one_expert_or_more_of_those_that_th
 ) -> None:
     copy = changed(tiny_model, tmp_path / "copy", {"num_experts": 8, "num_experts_per_tok": chosen})
     with pytest.raises(
-        ModelError, match=f"num_experts_per_tok: {chosen}, but it must be from 1 to the number of experts, 8"
+        ModelError, match=rf"num_experts_per_tok in .* must be from 1 to the number of experts \(8\), got {chosen}"
     ):
         describe_model(copy)
 
@@ -265,7 +265,7 @@ def test_model_describe_an_index_names_files_of_its_own_directory(
 ) -> None:
     copy = changed(tiny_model, tmp_path / "copy", {})
     (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(ModelError, match=r"index\.json' (names the weight file '[./]|must have a 'weight_map')"):
+    with pytest.raises(ModelError, match=r"index\.json' (references the weight file '[./]|must have a 'weight_map')"):
         describe_model(copy)
 
 

@@ -90,7 +90,7 @@ def test_model_loading_a_corrupted_tokenizer_is_refused(model_copy: Path) -> Non
 
 def test_model_loading_a_tokenizer_with_a_length_that_is_no_number_is_refused(model_copy: Path) -> None:
     edit_json(model_copy / "tokenizer_config.json", model_max_length="long")
-    with pytest.raises(ModelError, match=r"has model_max_length: 'long', but it must be a number"):
+    with pytest.raises(ModelError, match=r"model_max_length in tokenizer_config.json must be a number, got 'long'"):
         load_tokenizer(model_copy)
 
 
@@ -104,7 +104,7 @@ def test_model_loading_what_a_library_quotes_of_a_file_is_cut_short(model_copy: 
 @pytest.mark.parametrize("named", ["2", 2.5, True, [None], [[2]], 2**31])
 def test_model_loading_stop_tokens_that_are_no_token_ids_are_refused(model_copy: Path, named: object) -> None:
     edit_json(model_copy / "generation_config.json", eos_token_id=named)
-    with pytest.raises(ModelError, match=r"generation_config.json' has eos_token_id: .*, but it must be a token ID"):
+    with pytest.raises(ModelError, match=r"generation_config.json' has an invalid eos_token_id: expected a token ID"):
         find_stop_token_ids(model_copy)
 
 

@@ -137,7 +137,7 @@ def test_model_resolve_an_unreachable_hub_gives_one_clear_message(tmp_path: Path
 
 def test_model_resolve_an_impossible_hub_id_is_refused(tmp_path: Path) -> None:
     done = resolve_with_hub("http://127.0.0.1:9", "own er/mo?del", tmp_path)
-    assert "is not a valid hub id" in done.stdout
+    assert "is not a valid Hub ID" in done.stdout
 
 
 def test_model_resolve_a_hub_model_is_downloaded_once_and_found_again_without_the_hub(

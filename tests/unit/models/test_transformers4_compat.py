@@ -119,7 +119,7 @@ def test_transformers4_compat_older_config_keys_that_this_version_reads_otherwis
     with caplog.at_level(logging.WARNING):
         write_transformers4_settings(tmp_path)
     assert (tmp_path / "config.json").read_bytes() == before
-    assert "transformers 4 cannot read the rotary embeddings" in caplog.text
+    assert "transformers 4 does not support the rotary embeddings" in caplog.text
 
 
 def test_transformers4_compat_older_tokenizer_keys_name_a_class_that_version_4_has():

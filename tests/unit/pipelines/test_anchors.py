@@ -483,9 +483,9 @@ def test_anchor_a_chain_that_chance_never_ends_is_learnt_from_one_demonstration_
 
 
 def test_anchors_that_could_not_be_are_refused() -> None:
-    with pytest.raises(ValueError, match="anchors are between turns, but every environment has num_turns 1"):
+    with pytest.raises(ValueError, match="anchors require num_turns >= 2, but every environment has num_turns 1"):
         chain_config(anchors={}, environments=[{"environment": "a"}])
-    with pytest.raises(ValueError, match=r"but rollout\.loop replaces it"):
+    with pytest.raises(ValueError, match=r"not supported with a custom rollout\.loop"):
         chain_config(anchors={}, rollout={"loop": "mine:loop"})
     with pytest.raises(ValueError, match=r"rollout\.agent generates whole rollouts, so no environment would be used"):
         chain_config(rollout={"agent": {"function": "mine.py:agent"}})

@@ -216,7 +216,7 @@ async def test_checkpoint_what_is_corrupted_is_refused_with_the_checkpoint_befor
 
     checkpointer = Checkpointer(run, CheckpointConfig(keep_last=2), FileTrainer())
     paths = [await checkpointer.save(RunState(step=step), ledger_of(0)) for step in (9, 10)]
-    ways = ["No checkpoint is older: if files are corrupted, begin a new run."]
+    ways = ["There is no older checkpoint: if files are corrupted, begin a new run."]
     ways += [f"If files are corrupted, move '{paths[1]}' away: `roll resume` then continues from 'step-000009'."]
     for path, way in zip(paths, ways, strict=True):
         with pytest.raises(CheckpointError) as caught:

@@ -87,18 +87,18 @@ def test_curriculum_draws_follow_the_shares_and_depend_on_nothing_else() -> None
 
 
 def test_curriculum_a_curriculum_that_contradicts_itself_is_refused() -> None:
-    with pytest.raises(ValueError, match="curriculum mixes environments, but only one is configured"):
+    with pytest.raises(ValueError, match="curriculum requires at least two environments"):
         config(environments=[{"environment": "a"}])
-    with pytest.raises(ValueError, match="domain_quotas fixes the mixture"):
+    with pytest.raises(ValueError, match="domain_quotas cannot be combined"):
         config(rollout={"prompts_per_step": 8, "scheduling": {"domain_quotas": True}})
-    with pytest.raises(ValueError, match="several environments have the names"):
+    with pytest.raises(ValueError, match="environment names must be unique"):
         config(environments=[{"environment": "a"}, {"environment": "a"}])
-    with pytest.raises(ValueError, match="does not support the pipeline agentic"):
+    with pytest.raises(ValueError, match="is not supported with the pipeline agentic"):
         config(tracking={"record_rollouts": True})
 
 
 def test_curriculum_what_hosts_need_is_checked() -> None:
-    with pytest.raises(ValueError, match="host http needs the url"):
+    with pytest.raises(ValueError, match="host http requires the url"):
         config(environments=[{"environment": "a", "host": "http"}, {"environment": "b"}])
-    with pytest.raises(ValueError, match="url needs host http, but host is loop"):
+    with pytest.raises(ValueError, match="url is supported only with host http, got host loop"):
         config(environments=[{"environment": "a", "host": "loop", "url": "http://x"}, {"environment": "b"}])

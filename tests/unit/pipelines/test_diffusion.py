@@ -224,7 +224,7 @@ def test_diffusion_export_and_evaluation_of_a_trained_model(world: Path) -> None
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"image": "0.png"}, "there is no column 'prompt'"),
+        ({"image": "0.png"}, "column 'prompt' does not exist"),
         ({"prompt": 3, "image": "0.png"}, "column 'prompt' must be a string, got 3"),
         ({"prompt": "x", "image": "none.png"}, r"the image '.*none.png' does not exist"),
         ({"prompt": "x", "image": "http://a/b.png"}, "is a URL"),
@@ -285,11 +285,11 @@ def read_image_rows(world: Path) -> Any:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rewards": []}, "learns from rewards: add `rewards`"),
-        ({"sampling": {"noise_level": 0.0}}, "needs SDE steps"),
+        ({"rewards": []}, "requires `rewards`"),
+        ({"sampling": {"noise_level": 0.0}}, "requires SDE steps"),
         ({"training": {"parallel": {"tp": 2}}}, "sharded with FSDP2 over all ranks"),
         ({"training": {"fp8": "rowwise"}}, "has no effect on diffusion models"),
-        ({"training": {"backend": "megatron"}}, "does not train diffusion models"),
+        ({"training": {"backend": "megatron"}}, "does not support diffusion models"),
         ({"model": {"path": "a.py:A", "lora": {"dropout": 0.1}}}, "lora.dropout is not supported"),
         ({"algorithm": {"turning_points": "some"}}, "must be one of 'none', 'loose', 'strict'"),
     ],
@@ -312,7 +312,7 @@ def test_diffusion_weights_of_another_model_are_refused(world: Path) -> None:
         roll.train(given)
     given["model"]["weights"] = str(world / "missing")
     (problem,) = roll.check(given).problems
-    assert "does not exist: give a run, a checkpoint, or the directory of an export" in problem
+    assert "does not exist: specify a run, a checkpoint, or the directory of an export" in problem
 
 
 def test_diffusion_weights_of_a_run_are_those_of_its_newest_checkpoint(world: Path) -> None:

@@ -174,9 +174,9 @@ def test_distill_offline_models_that_cannot_teach_are_refused_before_anything_st
 @pytest.mark.parametrize(
     ("teacher", "distillation", "message"),
     [
-        ("t", {"divergence": "reverse"}, "reverse needs whole distributions, but `mode: precomputed`"),
-        ("t", {"temperature": 2.0}, "temperature 2 needs whole distributions, but `mode: precomputed`"),
-        ("t", {"mode": "loss", "directory": "d"}, "directory is used only with `mode: precomputed`"),
+        ("t", {"divergence": "reverse"}, "reverse requires full distributions, but `mode: precomputed`"),
+        ("t", {"temperature": 2.0}, "temperature 2 requires full distributions, but `mode: precomputed`"),
+        ("t", {"mode": "loss", "directory": "d"}, "directory is supported only with `mode: precomputed`"),
         ({"model": "t", "backend": "engine"}, {}, "set teacher.backend to trainer"),
         ([{"model": "t", "domains": ["long"]}], {}, "'short' has no teacher"),
         ("t", {"weight": 0.0}, "greater than 0"),

@@ -153,7 +153,7 @@ def test_failures_retries_are_counted_and_the_first_of_a_step_is_said(caplog: py
         move(RolloutState.REWARDING, RolloutState.QUEUED, "boom")
         move(RolloutState.REWARDING, RolloutState.QUEUED, "boom")
         move(RolloutState.REWARDING, RolloutState.INFRA_ERROR, "boom")
-    assert [record.getMessage() for record in caplog.records] == ["an answer failed and is retried: boom"]
+    assert [record.getMessage() for record in caplog.records] == ["an answer failed and will be retried: boom"]
     assert retries.collect_metrics() == {"rollout/retries": 4}
     assert retries.collect_metrics() == {"rollout/retries": 0}
     move(RolloutState.REWARDING, RolloutState.INFRA_ERROR, "bang")

@@ -140,7 +140,7 @@ def test_hub_upload_what_cannot_work_is_refused_before_anything_is_written(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("model", "me/model/x", "me/mo del", ""):
-        with pytest.raises(HubError, match="is not the name of a repository on the hub: write owner/name"):
+        with pytest.raises(HubError, match="is not a valid Hub repository name: expected owner/name"):
             check_hub(name)
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     with pytest.raises(

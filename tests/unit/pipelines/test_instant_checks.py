@@ -59,7 +59,7 @@ def supervised(directory: Path, model: Path, **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["always", "kills"])
 async def test_check_fast_a_reward_that_always_fails_is_found_before_a_run(own: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="the reward of 'sums' does not work: "):
+    with pytest.raises(ConfigError, match="the reward of 'sums' failed: "):
         await check_rewards(SandboxConfig(), [(source(type="python", function=f"{own}:{name}"), PROMPT)])
 
 
@@ -135,8 +135,8 @@ def test_check_fast_a_disk_without_room_for_checkpoints_is_refused_before_a_run(
     monkeypatch.setattr("shutil.disk_usage", usage)
     assert roll.check(settings).problems == []
     free -= 1
-    assert any("must fit: free space" in problem for problem in roll.check(settings).problems)
-    with pytest.raises(RunDirectoryError, match=r"the disk has .* free, but .*must fit: free space"):
+    assert any("but the run needs space for" in problem for problem in roll.check(settings).problems)
+    with pytest.raises(RunDirectoryError, match=r"the disk has .* of free space, but the run needs .*: free space"):
         roll.train(settings)
     assert not (tmp_path / "run").exists()
 
@@ -151,9 +151,9 @@ def test_check_fast_a_run_that_saves_nothing_needs_no_room_for_checkpoints(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"algorithm": {"loss": "gone.py:loss"}}, "loss: there is no file 'gone.py'"),
+        ({"algorithm": {"loss": "gone.py:loss"}}, "loss: file 'gone.py' does not exist"),
         ({"algorithm": {"loss": "own_rewards.py:nothing"}}, "loss 'own_rewards.py:nothing' is called with (inputs)"),
-        ({"algorithm": {"gate": {"type": "python", "gate": "gone.py:G"}}}, "gate: there is no file 'gone.py'"),
+        ({"algorithm": {"gate": {"type": "python", "gate": "gone.py:G"}}}, "gate: file 'gone.py' does not exist"),
         ({"algorithm": {"advantage": {"function": "gone.py:f"}}}, "advantage function: there is no file 'gone.py'"),
         ({"training": {"num_steps": 1, "backend": "gone.py:B"}}, "training back-end: there is no file 'gone.py'"),
         (

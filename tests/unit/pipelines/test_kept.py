@@ -60,7 +60,7 @@ def test_teacher_output_store_corrupted_files_are_asked_for_again(
     path.write_bytes(content)
     read = OutputStore(tmp_path)
     assert read.find_missing([one, other]) == [one]
-    assert "computed again" in caplog.text
+    assert "recomputing the model outputs" in caplog.text
     read.add([one], [said(-1)])
     assert OutputStore(tmp_path).find_missing([one, other]) == []
 

@@ -334,7 +334,7 @@ def test_recording_a_hostile_line_stops_reading_and_cutting_back_with_its_place(
     [
         ("step.json", lambda facts: {**facts, "counters": ["x"]}, r"step\.json', counters: Input should be a valid"),
         ("step.json", lambda facts: {**facts, "step": 7}, r"step\.json' belongs to step 7"),
-        ("rollouts", lambda table: table.drop(["status"]), r"lacks the columns \['status'\]"),
+        ("rollouts", lambda table: table.drop(["status"]), r"is missing the columns \['status'\]"),
         ("rollouts", lambda table: table.set_column(5, "logprobs", pa.array([["x"]])), "column logprobs .* is of type"),
         ("rollouts", lambda table: table.set_column(1, "draw_id", pa.array([99])), "KeyError: 99"),
         (
@@ -375,7 +375,7 @@ def test_recording_another_format_a_gap_and_nothing_at_all_are_refused(tmp_path:
         Recording.open(tmp_path)
     index = directory / "index.jsonl"
     index.write_bytes(index.read_bytes().replace(b'"format":1', b'"format":99'))
-    with pytest.raises(DataError, match="has format 99, but this version of ROLL reads 1"):
+    with pytest.raises(DataError, match="has format 99, but this version of ROLL supports format 1"):
         Recording.open(tmp_path)
 
 

@@ -97,7 +97,7 @@ def test_resume_without_a_checkpoint_keeps_what_was_recorded(project: Path) -> N
     run = Path("runs/run")
     lose_checkpoints(run)
     recorded = (run / "metrics.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match="finished with step 2, but has no checkpoint"):
+    with pytest.raises(ConfigError, match="finished at step 2, but it has no checkpoint"):
         roll.resume(run)
     assert (run / "metrics.jsonl").read_bytes() == recorded
 

@@ -119,7 +119,7 @@ def test_reward_hacking_components_disagree_where_one_says_right_and_another_wro
             "hacking/repeated_text_share",
             0.6,
             "repeated_text_above",
-            "60% of longer answers were given to more than one prompt",
+            "60% of longer answers are identical to an answer to another prompt",
         ),
         ("hacking/shared_ngram_share", 0.6, "shared_ngrams_above", "60% of the 8-grams of answers"),
         ("hacking/self_repetition_share", 0.6, "self_repetition_above", "60% of answers consist mostly of repetitions"),
@@ -162,6 +162,6 @@ def test_reward_hacking_an_alarm_goes_off_once_it_lasted() -> None:
     counts, alarms = check_alarms(config, bad, {})
     assert alarms == []
     counts, alarms = check_alarms(config, bad, counts)
-    assert [type(alarm) for alarm in alarms] == [Alarm] and "2 steps in a row" in alarms[0].message
+    assert [type(alarm) for alarm in alarms] == [Alarm] and "2 consecutive steps" in alarms[0].message
     counts, alarms = check_alarms(config, bad, counts)
     assert alarms == [] and counts == {"repeated_text_above": 3}

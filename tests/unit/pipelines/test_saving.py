@@ -77,7 +77,7 @@ async def test_checkpoint_save_a_run_that_trained_nothing_saves_nothing_at_its_e
         async with run_session(made):
             pass
         assert made.checkpointer.saved == saved
-        assert ("nothing was trained, so no checkpoint is saved" in caplog.text) is not has_trained
+        assert ("no training step was completed, so no checkpoint is saved" in caplog.text) is not has_trained
         caplog.clear()
 
 

@@ -72,7 +72,7 @@ async def test_stop_work_that_is_cancelled_without_a_stop_was_not_interrupted() 
         work.cancel()
         await work
 
-    with pytest.raises(InfraError, match="canceled without a signal"):
+    with pytest.raises(InfraError, match="canceled, but not by a signal"):
         await StopRequest().run_unless_stopped(wait())
 
 

@@ -32,7 +32,7 @@ def test_supervised_examples_and_evaluations_are_as_long_as_they_may_be(tmp_path
     length = prepared.examples.report.longest
     assert length is not None
     prepare(config(tmp_path, tiny_model, training={"max_example_tokens": length}), "supervised")
-    with pytest.raises(DataError, match=f"has {length} tokens, but the context has room for {length - 1}"):
+    with pytest.raises(DataError, match=f"has {length} tokens, but the context length is {length - 1}"):
         prepare(config(tmp_path, tiny_model, training={"max_example_tokens": length - 1}), "supervised")
     few = config(tmp_path, tiny_model, evaluation={"num_examples": 2})
     assert build_held_out_batch(few, prepared.examples).num_units == 2

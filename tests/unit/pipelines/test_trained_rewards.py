@@ -258,7 +258,7 @@ def test_trained_rewards_a_rollout_that_is_not_trained_counts_in_the_baseline_wi
 
 
 def test_trained_rewards_moments_of_the_run_cannot_be_taken_of_penalised_rewards() -> None:
-    with pytest.raises(ValueError, match="running moments are those of rewards without the penalty: set kl"):
+    with pytest.raises(ValueError, match="which do not include the penalty: set kl"):
         algorithm_of("grpo", **PENALTY, advantage={"mean": "running"})
     algorithm_of("ppo", **PENALTY, advantage={"mean": "running"})  # whose penalty stays with its token
 

@@ -85,9 +85,7 @@ def test_preflight_model_size_check_says_why_sizes_of_a_hub_model_are_not_known(
     assert report.model is None and report.memory == []
     (note,) = report.notes
     assert "'owner/other' is not on this machine yet" in note
-    assert (
-        "The model's sizes, and the memory of roles, are not known: the config.json of 'owner/other' is not in" in note
-    )
+    assert "The model's sizes and the memory of roles are unknown: the config.json of 'owner/other' is not in" in note
     assert report.problems == []
 
 
@@ -114,7 +112,7 @@ def test_preflight_model_size_from_a_hub_that_does_not_answer_are_given_up(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("roll.models.hub_fetch.TIMEOUT_S", 0.0)
-    with pytest.raises(ModelError, match=r"the config\.json of 'owner/other' .*\(the hub did not answer within 0 s\)"):
+    with pytest.raises(ModelError, match=r"the config\.json of 'owner/other' .*\(the hub did not respond within 0 s\)"):
         read_model_sizes("owner/other")
 
 

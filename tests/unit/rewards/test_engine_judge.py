@@ -185,10 +185,10 @@ async def test_reward_engine_judge_a_judge_without_a_run_is_refused(pool: LocalW
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"model": "m"}, "`model` is used only with an endpoint: set `url`"),
-        ({"api_key_env": "KEY"}, "`api_key_env` is used only with an endpoint"),
-        ({"structured": "none"}, "`structured` is used only with an endpoint"),
-        ({"url": "http://host/v1"}, "needs the name of a model: set `model`"),
+        ({"model": "m"}, "`model` is supported only with an endpoint: set `url`"),
+        ({"api_key_env": "KEY"}, "`api_key_env` is supported only with an endpoint"),
+        ({"structured": "none"}, "`structured` is supported only with an endpoint"),
+        ({"url": "http://host/v1"}, "requires the name of a model: set `model`"),
         ({"scale": [0, 1000]}, "has 1,001 verdicts, but the run's judge supports at most 101"),
     ],
 )

@@ -109,12 +109,12 @@ async def test_reward_format_a_schema_that_is_none_is_refused_at_once(pool: Loca
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({}, "no format is required"),
-        ({"tags": ["a", "a"]}, "contains a tag twice"),
-        ({"tags": ["<a>"]}, "is not the name of a tag"),
-        ({"pattern": "x", "only_tags": True}, "need tags"),
-        ({"tags": ["a"], "json_schema": {}, "json_tag": "b"}, "json_tag 'b' needs"),
-        ({"pattern": "("}, "is not a regular expression"),
+        ({}, "at least one of tags, pattern and json_schema"),
+        ({"tags": ["a", "a"]}, "contains duplicate tags"),
+        ({"tags": ["<a>"]}, "is not a valid tag name"),
+        ({"pattern": "x", "only_tags": True}, "require tags"),
+        ({"tags": ["a"], "json_schema": {}, "json_tag": "b"}, "json_tag requires json_schema .* got 'b'"),
+        ({"pattern": "("}, "is not a valid regular expression"),
     ],
 )
 def test_reward_format_settings_that_ask_for_nothing_are_refused(settings: dict[str, Any], words: str) -> None:

@@ -107,7 +107,7 @@ async def test_reward_function_one_that_ends_its_thread_here_is_not_waited_for(p
 async def test_reward_function_a_large_captured_object_is_warned_of(pool, caplog):
     table = b"x" * (5 * 2**20)
     verifier(lambda text, answer, metadata: len(table), pool)
-    assert "captured 5 MiB, which are sent with every call" in caplog.text
+    assert "captures 5 MiB of data, which is sent with every call" in caplog.text
 
 
 async def test_reward_function_a_function_that_takes_other_arguments_is_refused_before_training(pool):

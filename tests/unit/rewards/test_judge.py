@@ -204,7 +204,7 @@ async def test_reward_judge_an_unreachable_judge_is_our_failure_never_a_reward(
     answers: dict[str, tuple[Any, str]] = {
         "refused": (None, "ClientConnectorError|Connect"),
         "status": (status(500), "status 500: busy"),
-        "slow": (slow, r"no reply within 0\.2 s"),
+        "slow": (slow, r"no response within 0\.2 s"),
         "cut off": (cut, "Disconnected|reset"),
         "no completion": (lambda body: web.json_response({"error": "?"}), "not a chat completion"),
         "empty": (lambda body: completion(""), "its reply is empty"),
@@ -213,7 +213,7 @@ async def test_reward_judge_an_unreachable_judge_is_our_failure_never_a_reward(
     server.answer = answer or server.answer
     settings = {"url": "http://127.0.0.1:9/v1"} if kind == "refused" else {}
     reward = build(server, pool, max_attempts=2, time_limit_s=0.2 if kind == "slow" else 60.0, **settings)
-    with pytest.raises(RewardInfraError, match=f"failed 2 times in a row; the last error: .*({words})"):
+    with pytest.raises(RewardInfraError, match=f"failed 2 consecutive times; the last error: .*({words})"):
         await reward(rollout("7", "7"))
     assert len(server.bodies) == (0 if kind == "refused" else 2)
     await reward.close()
@@ -343,7 +343,7 @@ async def test_reward_judge_a_key_that_is_not_set_is_told_before_training(
     server: JudgeServer, pool: LocalWorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MY_JUDGE_KEY", raising=False)
-    with pytest.raises(ConfigError, match="environment variable MY_JUDGE_KEY, which should hold the key"):
+    with pytest.raises(ConfigError, match="environment variable MY_JUDGE_KEY, which must contain the key"):
         build(server, pool, api_key_env="MY_JUDGE_KEY")
 
 
@@ -370,7 +370,7 @@ async def test_reward_judge_a_reply_that_cannot_be_read_is_asked_for_again_with_
     assert second[1]["content"].startswith("Your reply contains no JSON object.")
     assert third[1]["content"].startswith("Your score 11 is not between 1 and 10.")
     server.answer = lambda body: completion("no")
-    with pytest.raises(RewardInfraError, match="no readable verdict in 3 attempts; the last error: Your reply"):
+    with pytest.raises(RewardInfraError, match="no valid verdict in 3 attempts; the last error: Your reply"):
         await reward(rollout("8", "7"))
     await reward.close()
 
@@ -629,9 +629,9 @@ def test_reward_judge_equal_content_has_equal_keys() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"url": "host:8000"}, "is not a URL"),
-        ({"url": "http://me:secret@host/v1"}, "contains a password"),
-        ({"scale": [5, 1]}, "the first number must be below the second"),
+        ({"url": "host:8000"}, "is not a valid URL"),
+        ({"url": "http://me:secret@host/v1"}, "must not contain a password"),
+        ({"scale": [5, 1]}, "with lowest < highest"),
         ({"cache_dir": "x", "cache_size": 0}, "disables the cache"),
         ({"api_key_env": "sk-123"}, "String should match pattern"),
     ],

@@ -136,7 +136,7 @@ def test_reward_reasoning_is_kept_for_rewards_of_the_whole_text(kind: str) -> No
 
 @pytest.mark.parametrize("value", ["", "kep", "none", " "])
 def test_reward_reasoning_refuses_what_is_no_tag(value: str) -> None:
-    with pytest.raises(ValidationError, match="is not a closing tag"):
+    with pytest.raises(ValidationError, match="expected auto, keep or a closing tag"):
         TypeAdapter(RewardList).validate_python([{"type": "math", "reasoning": value}])
 
 

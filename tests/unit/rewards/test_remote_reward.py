@@ -115,7 +115,7 @@ async def test_remote_reward_an_invalid_reply_is_an_infrastructure_error(
     raw = GARBAGE[name].encode("utf-8", "surrogateescape")
     service.reply = lambda _: web.Response(body=raw, content_type="application/json")
     reward = make_reward(service, max_attempts=3)
-    with pytest.raises(RewardInfraError, match=r"failed 3 times in a row; the last error: .*reply"):
+    with pytest.raises(RewardInfraError, match=r"failed 3 consecutive times; the last error: .*reply"):
         await reward(rollout("answer"))
     assert len(service.bodies) == 3
     service.reply = score_length  # a later attempt of the rollout is scored, so the failure was not cached
@@ -129,7 +129,7 @@ async def test_remote_reward_a_failing_service_is_an_infrastructure_error_after_
 ) -> None:
     service.reply = send_raw("overloaded", status)
     scorer = make_scorer(service, max_attempts=4)
-    with pytest.raises(RewardInfraError, match=rf"failed 4 times in a row; the last error: status {status}: overl"):
+    with pytest.raises(RewardInfraError, match=rf"failed 4 consecutive times; the last error: status {status}: overl"):
         await scorer.judge(rollout("a"))
     assert len(service.bodies) == 4
     await scorer.close()
@@ -144,8 +144,8 @@ async def test_remote_reward_a_failing_service_is_an_infrastructure_error_after_
         (403, ConfigError, "lacks the permission"),
         (404, ConfigError, "the address does not exist"),
         (405, ConfigError, "does not accept POST"),
-        (302, ConfigError, "redirects requests"),
-        (308, ConfigError, "redirects requests"),
+        (302, ConfigError, "redirected the request"),
+        (308, ConfigError, "redirected the request"),
         (204, UnscorableError, "status 204"),
     ],
 )
@@ -174,11 +174,11 @@ async def test_remote_reward_connections_that_fail_are_infrastructure_errors(
 
     service.reply = drop
     scorer = make_scorer(service, max_attempts=2)
-    with pytest.raises(RewardInfraError, match="failed 2 times"):
+    with pytest.raises(RewardInfraError, match="failed 2 consecutive times"):
         await scorer.judge(rollout("a"))
     await scorer.close()
     nobody = RemoteScorer(RemoteReward(type="remote", url="http://127.0.0.1:9", max_attempts=2), sleep=_skip_wait)
-    with pytest.raises(RewardInfraError, match="failed 2 times in a row; the last error: Client"):
+    with pytest.raises(RewardInfraError, match="failed 2 consecutive times; the last error: Client"):
         await nobody.judge(rollout("a"))
     await nobody.close()
 
@@ -194,7 +194,7 @@ async def test_remote_reward_a_request_that_never_ends_is_bounded_in_time(
 
     service.reply = hang
     reward = make_reward(service, max_attempts=2, time_limit_s=0.05)
-    with pytest.raises(RewardInfraError, match=r"no reply within 0\.05 s"):  # never a reward of 0 for a timeout
+    with pytest.raises(RewardInfraError, match=r"no response within 0\.05 s"):  # never a reward of 0 for a timeout
         await reward(rollout("a"))
     never.set()
     await reward.close()
@@ -384,7 +384,7 @@ async def test_remote_reward_the_number_of_metrics_is_bounded(service: RewardSer
     scorer = make_scorer(service)
     for n in range(1, 5):
         assert len((await scorer.judge(rollout("x" * n))).parts) == 64
-    with pytest.raises(RewardInfraError, match="more than 256 different names"):
+    with pytest.raises(RewardInfraError, match="more than 256 distinct names"):
         await scorer.judge(rollout("xxxxx"))
     await scorer.close()
 
@@ -471,15 +471,15 @@ async def test_remote_reward_after_closing_no_answer_waits(service: RewardServic
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"url": "host:8600"}, "'host:8600' is not a URL: write one such as 'http://host:8600'"),
-        ({"url": "http://"}, "is not a URL"),
-        ({"url": "http://host:99999"}, "is not a URL"),
-        ({"url": "http://host:x"}, "is not a URL"),
-        ({"url": "http://[::1"}, "is not a URL"),
-        ({"url": "http://ho st"}, "is not a URL"),
-        ({"url": "http://host\r\nX: y"}, "is not a URL"),
-        ({"url": "http://me:secret@host"}, "contains a password"),
-        ({"url": "http://host?x=1"}, "has a query"),
+        ({"url": "host:8600"}, "'host:8600' is not a valid URL: expected, for example, 'http://host:8600'"),
+        ({"url": "http://"}, "is not a valid URL"),
+        ({"url": "http://host:99999"}, "is not a valid URL"),
+        ({"url": "http://host:x"}, "is not a valid URL"),
+        ({"url": "http://[::1"}, "is not a valid URL"),
+        ({"url": "http://ho st"}, "is not a valid URL"),
+        ({"url": "http://host\r\nX: y"}, "is not a valid URL"),
+        ({"url": "http://me:secret@host"}, "must not contain a password"),
+        ({"url": "http://host?x=1"}, "without query and fragment"),
         ({"url": "http://host", "solved_at": 1.0, "decides": False}, "has no effect"),
         ({"url": "http://host", "cache_size": 0, "cache_dir": "x"}, "disables the cache"),
         ({"url": "http://host", "batch_size": 0}, "greater than or equal to 1"),

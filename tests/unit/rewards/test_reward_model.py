@@ -114,7 +114,7 @@ async def test_reward_model_a_model_without_a_head_or_with_fewer_outputs_is_refu
     pool: LocalWorkerPool, rollout: MakeRollout, model_path: Path, tiny_model: Path
 ) -> None:
     plain, narrow = build(pool, tiny_model), build(pool, model_path, label=2)
-    with pytest.raises(UnscorableError, match=r"is not a reward model: it lacks the weights \['score.weight'\]"):
+    with pytest.raises(UnscorableError, match=r"is not a reward model: it is missing the weights \['score.weight'\]"):
         await plain(rollout("a"))
     with pytest.raises(UnscorableError, match="has 2 outputs, so `label` must be below 2, got 2"):
         await narrow(rollout("a"))

@@ -126,7 +126,7 @@ async def test_reward_serve_needs_tokens_for_rewards_of_lengths(pool: LocalWorke
     async with serve(pool, {"": length}) as server:
         settings: dict[str, Any] = {"type": "remote", "url": server.url, "decides": False}
         without = build_reward([RemoteReward.model_validate(settings)], pool)
-        with pytest.raises(UnscorableError, match="'length' needs `token_ids`: set `send_token_ids: true`"):
+        with pytest.raises(UnscorableError, match="'length' requires `token_ids`: set `send_token_ids: true`"):
             await without(rollout("a"))
         reward = build_reward([RemoteReward.model_validate({**settings, "send_token_ids": True})], pool)
         assert (await reward(rollout("a"))).value == 0.0

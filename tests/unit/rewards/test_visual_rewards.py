@@ -86,7 +86,7 @@ async def test_reward_visual_boxes_are_scored_by_their_iou(pool: LocalWorkerPool
     assert (await hits(answer)).value == 1.0
     assert (await reward(rollout("no box", "[0, 0, 10, 10]"))).value == 0.0
     for reference in ("", "a box", "[3, 3, 3, 9]"):
-        with pytest.raises(UnscorableError, match="not a box with an area"):
+        with pytest.raises(UnscorableError, match="must be a nonempty box"):
             await reward(rollout("[1, 2, 3, 4]", reference))
 
 

@@ -211,7 +211,7 @@ def test_episode_media_of_other_kinds_are_refused(
     world: VisionWorld, inputs: MediaInputs, shows: EnvironmentSettings, kind: str
 ) -> None:
     Shows.shown = [{"type": kind, "digest": "00ff"}]
-    with pytest.raises(DataError, match=f"'{kind}', but this model reads only text and images"):
+    with pytest.raises(DataError, match=f"'{kind}', but this model supports only text and images"):
         run_episode(world, inputs, shows)
 
 

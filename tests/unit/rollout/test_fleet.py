@@ -184,7 +184,7 @@ def test_engine_fleet_where_no_engine_is_left_everyone_who_waits_hears_why() -> 
         own.die()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(result) for result in results] == [NoEngineError] * 6
-        with pytest.raises(NoEngineError, match=r"a failed 6 times in a row; the last error: .*no machine"):
+        with pytest.raises(NoEngineError, match=r"a failed 6 consecutive times; the last error: .*no machine"):
             await proxy.generate(request("later"))
 
     within(main())

@@ -161,7 +161,7 @@ def test_rollout_loop_a_column_of_data_that_is_called_env_makes_no_game() -> Non
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("async def {}: return 3", r"returned int, not a Rollout\."),
+        ("async def {}: return 3", r"must return a Rollout, got int\."),
         ("def {}: return 3", r"failed at .*: TypeError: object int can't be used in 'await' expression"),
         ("async def {}: raise KeyError('a')", r"failed at .*load_own_loop\.py:1: KeyError: 'a'"),
         ("async def {}: raise SystemExit(3)", r"failed at .*load_own_loop\.py:1: SystemExit: 3"),

@@ -76,22 +76,22 @@ def test_simulation_commands_plan_prints_a_recommendation(tmp_path: Path, capsys
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rollout.scheduling.async_ratio": 1.0}, "and cannot overlap: set placement.training"),
+        ({"rollout.scheduling.async_ratio": 1.0}, "share devices, got "),
         ({"warmup_steps": 1}, "must be less than num_steps 1"),
         ({"engine.tensor_parallel": 3}, "must be a multiple of engine.tensor_parallel 3"),
-        ({"engine.max_batched_tokens": 4}, "leaves no space to prefill"),
+        ({"engine.max_batched_tokens": 4}, "to leave space for prefill"),
         ({"failures": [{"at_s": 1.0, "engine": 5}]}, "failures.engine 5 must be between 0 and 1"),
         ({"variants": {"a": {"rollout.group_sise": 2}}}, "unknown key 'rollout.group_sise'"),
         ({"variants": {"a": {"rollout.group_size": 0}}}, "group_size"),
         ({"variants": {"a": 3}}, "variant a must be a mapping of dotted keys to values, got 3"),
         (
             {"paper": [{"source": "s", "ratio": 2.0, "variant": "x", "baseline": "y"}]},
-            "names the variant 'x'",
+            "the variant 'x' in paper is not defined",
         ),
         ({"answer_tokens": {"type": "lognormal", "median": 5}}, "exactly one of p75 and sigma"),
-        ({"answer_tokens": {"type": "lognormal", "median": 5, "p75": 4}}, "p75 4 is below the median 5"),
+        ({"answer_tokens": {"type": "lognormal", "median": 5, "p75": 4}}, "p75 must be >= median, got 4 and 5"),
         ({"answer_tokens": {"type": "quantiles", "points": [[0.5, 3]]}}, "at least two points"),
-        ({"answer_tokens": {"type": "quantiles", "points": [[0.5, 3], [0.4, 4]]}}, "points must ascend"),
+        ({"answer_tokens": {"type": "quantiles", "points": [[0.5, 3], [0.4, 4]]}}, "points must be in ascending order"),
         ({"answer_tokens": {"type": "empirical"}}, "exactly one of values and file"),
     ],
 )

@@ -128,12 +128,12 @@ def test_simulation_distributions_correlated_draws_are_uniform_again_and_as_alik
     [
         (NormalDistribution, {"mean": -1000, "std": 1}, "never positive: raise its mean"),
         (LognormalDistribution, {"median": 5, "p75": 4, "sigma": 1}, "exactly one of p75 and sigma"),
-        (LognormalDistribution, {"median": 5, "p75": 4}, "below the median"),
+        (LognormalDistribution, {"median": 5, "p75": 4}, "must be >= median"),
         (EmpiricalDistribution, {}, "exactly one of values and file"),
-        (EmpiricalDistribution, {"values": [1, -2]}, "must not be negative"),
+        (EmpiricalDistribution, {"values": [1, -2]}, "values must be >= 0, got -2"),
         (QuantilesDistribution, {"points": [[0.5, 1]]}, "at least two points"),
         (QuantilesDistribution, {"points": [[0, 1], [0.5, 2]]}, "between 0 and 1"),
-        (QuantilesDistribution, {"points": [[0.1, 5], [0.5, 2]]}, "points must ascend"),
+        (QuantilesDistribution, {"points": [[0.1, 5], [0.5, 2]]}, "points must be in ascending order"),
         (QuantilesDistribution, {"points": [[0.1, 0], [0.5, 2]]}, "values must be positive"),
     ],
 )
@@ -149,7 +149,7 @@ def test_simulation_distributions_values_of_a_file_are_drawn_and_one_without_any
     file.write_text("3\n1\n")
     recorded = EmpiricalDistribution(file=str(file))
     assert [recorded.quantile_function()(u) for u in (0.1, 0.9)] == [1, 3]
-    for text, message in (("", "at least one value"), ("-1", "no value below 0"), ("many", "cannot be read")):
+    for text, message in (("", "at least one value"), ("-1", "every value must be >= 0"), ("many", "cannot be read")):
         file.write_text(text)
         with pytest.raises(ConfigError, match=message):
             recorded.quantile_function()

@@ -195,7 +195,7 @@ def test_simulation_engine_what_can_never_fit_and_an_id_in_use_are_refused() -> 
             await engine.generate(request("big", prompt=900, wanted=101))
         task = asyncio.create_task(engine.generate(request("same")))
         await asyncio.sleep(0)
-        with pytest.raises(UserError, match="id same is in use"):
+        with pytest.raises(UserError, match="id same is already in use"):
             await engine.generate(request("same"))
         await task
 

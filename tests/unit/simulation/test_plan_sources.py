@@ -61,7 +61,7 @@ def test_plan_sources_plan_gives_up_a_hub_that_does_not_answer(
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         monkeypatch.setattr("roll.models.hub_fetch.TIMEOUT_S", 0.5)
-        with pytest.raises(ModelError, match=r"'no-such/model' .* \(the hub did not answer within 0\.5 s\): copy the"):
+        with pytest.raises(ModelError, match=r"'no-such/model' .* \(the hub did not respond within 0\.5 s\): copy the"):
             load_model_sizes("no-such/model")
     assert capfd.readouterr() == ("", "")
     assert TIMEOUT_S <= 10
@@ -144,7 +144,7 @@ def test_plan_sources_plan_refuses_what_is_neither_a_file_nor_a_model(capsys: py
 
 def test_plan_sources_plan_refuses_a_config_that_transformers_cannot_build(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "nonsense", "hidden_size": 8}')
-    with pytest.raises(ModelError, match=r"transformers cannot build .*'nonsense'"):
+    with pytest.raises(ModelError, match=r"transformers cannot create .*'nonsense'"):
         read_plan_source(str(tmp_path))
 
 

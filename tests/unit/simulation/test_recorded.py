@@ -120,5 +120,5 @@ def test_simulation_recorded_a_recording_that_is_not_there_and_turns_said_twice_
     with pytest.raises(DataError, match="has no recording"):
         simulate(config(tmp_path / "none"))
     turns = {"num_turns": 2, "latency": {"type": "fixed", "value": 1}}
-    with pytest.raises(ValueError, match="environment both define the turns"):
+    with pytest.raises(ValueError, match="environment cannot be combined"):
         config(record(tmp_path), environment=turns)

@@ -52,7 +52,7 @@ def test_callbacks_an_interrupt_inside_a_callback_is_its_failure_so_that_the_run
 def test_callbacks_what_cannot_be_called_between_steps_is_refused_at_once():
     async def on_step(step, metrics): ...
 
-    with pytest.raises(ConfigError, match="on_step is a coroutine function: pass an ordinary function"):
+    with pytest.raises(ConfigError, match="on_step must be an ordinary function, got a coroutine function"):
         Callbacks(on_step=on_step)
     with pytest.raises(ConfigError, match="on_evaluation is of type int: pass a function"):
         Callbacks(on_evaluation=3)

@@ -500,7 +500,7 @@ def test_tracker_who_was_left_behind_is_said_and_the_process_may_end(
         demo.step(tracker, 1)
     blocked.free.set()
     said = " ".join(capfd.readouterr().out.split())
-    assert "tracking.slow did not end in time and was abandoned" in said
+    assert "tracking.slow did not finish in time and was abandoned" in said
     assert [row["step"] for row in read_metrics(run.metrics_path)] == [1]
 
     ends: list[int] = []

@@ -201,5 +201,5 @@ def test_tracker_the_first_time_out_of_a_phase_is_said_at_once(
             tracker.on_rollout(late)
         said = [message for message in caplog.messages if "time_limit_s" in message]
     assert said == [
-        "verifying an answer to prompt 'arithmetic/1+1' took longer than the reward's time_limit_s: the reward is 0"
+        "verifying an answer to prompt 'arithmetic/1+1' exceeded the reward's time_limit_s: the reward is 0"
     ]

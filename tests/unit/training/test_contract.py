@@ -205,7 +205,7 @@ def test_train_backend_a_step_that_is_not_finite_changes_nothing(
     mine, other = found["not_finite"], expected["not_finite"]
     assert mine["skipped"] == [False, False]
     assert mine["unchanged"] == [True, True]
-    assert "2 steps in a row" in mine["raised"]
+    assert "2 consecutive steps" in mine["raised"]
     same_steps(mine["results"], other["results"])
     same_weights(mine["weights"], other["weights"])
 

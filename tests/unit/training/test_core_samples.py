@@ -120,14 +120,14 @@ def test_core_samples_texts_are_learned(tiny_model: Path) -> None:
 
 
 def test_core_samples_a_column_that_a_loss_needs_is_named(tiny_model: Path) -> None:
-    with pytest.raises(ValueError, match="this loss needs advantages, but the batch has none"):
+    with pytest.raises(ValueError, match="this loss requires advantages, but the batch has none"):
         TorchBackend(make_spec(tiny_model)).train_step(core_batch(), PolicyLoss())
 
 
 def test_core_samples_a_column_that_some_samples_lack_is_named_whatever_they_are_packed_with(tiny_model: Path) -> None:
     first, *others = core_batch().samples
     mixed = TrainingBatch(samples=(replace(first, advantages=np.ones(len(first), np.float32)), *others))
-    with pytest.raises(ValueError, match="some samples of the batch have `advantages` and others do not"):
+    with pytest.raises(ValueError, match="`advantages` must be set for all samples of the batch or for none"):
         TorchBackend(make_spec(tiny_model, max_tokens_per_micro_batch=1)).train_step(mixed, CrossEntropy())
 
 

@@ -251,9 +251,9 @@ def test_critic_each_role_refuses_what_it_does_not_have(tiny_model: Path) -> Non
         logprobs_of(critic, batch)
     with pytest.raises(UnsupportedError, match="role 'policy' does not compute values: use a critic"):
         values_of(policy, batch)
-    with pytest.raises(ValueError, match="this loss needs returns"):
+    with pytest.raises(ValueError, match="this loss requires returns"):
         critic.train_step(make_batch(), VALUE_LOSS)
-    with pytest.raises(ValueError, match="this loss needs values"):
+    with pytest.raises(ValueError, match="this loss requires values"):
         policy.train_step(batch, VALUE_LOSS)
 
 
@@ -261,8 +261,8 @@ def test_critic_some_samples_without_targets_are_refused(tiny_model: Path) -> No
     batch = valued(make_batch())
     critic = TorchBackend(critic_spec(tiny_model))
     for name, message in (
-        ("returns", "some samples of the batch have `returns`"),
-        ("old_values", "some samples of the batch have `old"),
+        ("returns", "`returns` must be set for all samples"),
+        ("old_values", "`old"),
     ):
         first = dataclasses.replace(batch.samples[0], **{name: None})
         mixed = dataclasses.replace(batch, samples=(first, *batch.samples[1:]))

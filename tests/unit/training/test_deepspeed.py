@@ -57,7 +57,7 @@ def test_deepspeed_bfloat16_gradients_are_added_up_in_float32_and_move_float32_m
 
 
 def test_deepspeed_stage_0_is_for_float32_alone(tiny_model: Path) -> None:
-    with pytest.raises(ModelError, match=r"zero_stage 0 supports float32 only, but .* is 'bfloat16'"):
+    with pytest.raises(ModelError, match=r"zero_stage 0 supports only float32, got .* 'bfloat16'"):
         built(tiny_model, 0, dtype="bfloat16")
 
 

@@ -271,7 +271,7 @@ def test_fp8_layers_of_other_sizes_stay_and_are_counted(tiny_model: Path, caplog
     model: Any = load_causal_lm(tiny_model, torch.bfloat16)  # keys and values are 16 wide, all others 32 or 64
     with caplog.at_level(logging.WARNING):
         assert fp8.use_fp8(model, "rowwise", tp=2) == 2 * 5
-    assert "10 of 14 linear layers of the decoder are computed in 8 bits" in caplog.text
+    assert "10 of 14 linear layers of the decoder use FP8" in caplog.text
     assert "multiples of 16 x training.parallel.tp 2" in caplog.text
     with pytest.raises(ModelError, match=r"none of the 14 linear layers .* multiples of 16 x training.parallel.tp 4"):
         fp8.use_fp8(model, "rowwise", tp=4)
@@ -279,7 +279,7 @@ def test_fp8_layers_of_other_sizes_stay_and_are_counted(tiny_model: Path, caplog
 
 def test_fp8_what_cannot_be_is_refused() -> None:
     for changes, said in (
-        (["model.dtype=float32"], r"model.dtype is 'float32': set training.fp8 to none"),
+        (["model.dtype=float32"], r"model.dtype bfloat16, got 'float32': set training.fp8 to none"),
         (["training.backend=deepspeed"], "the deepspeed back-end does not support this key"),
         (["training.backend=megatron"], "the megatron back-end does not support this key"),
         (["model.lora.base=nf4"], r"4-bit weights \(model.lora.base\)"),

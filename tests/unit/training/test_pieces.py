@@ -80,7 +80,7 @@ DAMAGES: dict[str, tuple[dict[str, Any], Callable[[bytearray], object], str]] = 
     "cut short": ({}, lambda data: data.__delitem__(slice(-9, None)), "not fully covered"),
     "empty": ({}, bytearray.clear, "header too small"),
     "no header": ({}, lambda data: data.__setitem__(slice(0, 8), b"\xff" * 8), "header too large"),
-    "a weight missing": ({UP: None}, len, f"lacks 1 of its weights, for example '{UP}'"),
+    "a weight missing": ({UP: None}, len, f"is missing 1 of its weights, for example '{UP}'"),
     "a weight of another shape": ({UP: torch.ones(3, 5)}, len, rf"for example '{UP}': got \(3, 5\), expected"),
 }
 

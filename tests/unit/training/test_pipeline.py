@@ -349,7 +349,7 @@ def test_pipeline_parallel_layers_that_need_more_than_hidden_states_are_refused(
     kept: list[torch.Tensor] = []
     first.register_forward_hook(lambda layer, args, output: kept.append(args[0]))
     last.register_forward_hook(lambda layer, args, output: output + kept[-1])
-    with pytest.raises(ModelError, match="a later layer needs more than hidden states from earlier layers"):
+    with pytest.raises(ModelError, match="a later layer requires more than hidden states from earlier layers"):
         check_stages(model.model, [1])
 
 

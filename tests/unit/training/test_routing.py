@@ -201,8 +201,8 @@ def test_router_replay_tokens_of_unknown_experts_choose_their_own(tiny_model: Pa
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda own: own[:, :1], r"shape \[tokens, layers, experts\] is \["),
-        (lambda own: own[..., :1], r"shape \[tokens, layers, experts\] is \["),
+        (lambda own: own[:, :1], r"shape \[tokens, layers, experts\] must be \["),
+        (lambda own: own[..., :1], r"shape \[tokens, layers, experts\] must be \["),
         (lambda own: np.where(np.arange(own.shape[-1]) == 1, 99, own), r"token 0 has \[.*99\] in layer 0, not"),
         (lambda own: np.zeros_like(own), r"token 0 has \[0, 0.*\] in layer 0, not"),
         (lambda own: np.where(np.arange(own.shape[-1]) == 1, -1, own), r"token 0 has \[.*-1\] in layer 0, not"),
@@ -246,7 +246,7 @@ def test_router_replay_the_pass_before_several_updates_is_asked_for_experts(repl
 
 
 def test_router_replay_is_refused_where_nothing_chooses_experts(tiny_model: Path) -> None:
-    with pytest.raises(ModelError, match="router_replay is 'old'"):
+    with pytest.raises(ModelError, match="router_replay 'old'"):
         TorchBackend(make_spec(tiny_model, router_replay="old"))
 
 

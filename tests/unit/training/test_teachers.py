@@ -213,7 +213,7 @@ def test_teacher_what_is_missing_is_named(tiny_model: Path, teachers: tuple[Path
     batch = make_batch(8)
     with pytest.raises(ValueError, match=r"has teacher index 0 .counted from 0., but the number of teachers is 0"):
         build(tiny_model, ()).train_step(batch, DistillationLoss())
-    with pytest.raises(ValueError, match="the loss needs teacher_top for every sample"):
+    with pytest.raises(ValueError, match="the loss requires teacher_top for every sample"):
         build(tiny_model, ()).train_step(batch, TopKDistillationLoss())
     foreign = TopLogprobs(token_ids=np.full((99, 2), 260, np.int32), logprobs=np.zeros((99, 2), np.float32))
     given = dataclasses.replace(
@@ -226,7 +226,7 @@ def test_teacher_what_is_missing_is_named(tiny_model: Path, teachers: tuple[Path
     different = SummedLoss(
         parts=((1.0, DistillationLoss()), (1.0, DistillationLoss(divergence=Divergence(kind="forward"))))
     )
-    with pytest.raises(ValueError, match="need different variants of divergence"):
+    with pytest.raises(ValueError, match=r"require conflicting values of LossRequirements\.divergence"):
         build(tiny_model, teachers).train_step(batch, different)
 
 

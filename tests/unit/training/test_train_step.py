@@ -157,14 +157,14 @@ def test_train_step_non_finite_gradients_move_nothing_and_stop_the_run_at_the_li
         assert all(torch.equal(a, b) for a, b in zip(found.values(), moments[name], strict=True))
     assert backend.train_step(batch, PolicyLoss()).stepped  # the row of failures ends
     assert not backend.train_step(batch, nan_loss).stepped
-    with pytest.raises(TrainingDivergedError, match="2 steps in a row"):
+    with pytest.raises(TrainingDivergedError, match="2 consecutive steps"):
         backend.train_step(batch, nan_loss)
 
 
 def test_train_step_a_batch_without_loss_tokens_is_refused(tiny_model: Path) -> None:
     batch = make_batch()
     silent = tuple(dataclasses.replace(s, loss_mask=np.zeros_like(s.loss_mask)) for s in batch.samples)
-    with pytest.raises(ValueError, match="at least one token"):
+    with pytest.raises(ValueError, match="at least one loss token"):
         TorchBackend(make_spec(tiny_model)).train_step(TrainingBatch(samples=silent), PolicyLoss())
 
 

@@ -108,7 +108,7 @@ LAYERS = "Choose from down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_p
         ({"target_modules": []}, "target_modules is empty: choose from down_proj"),
         (
             {"rank": 10**12},
-            "model.lora.rank is 1000000000000, but the linear layers of .* have at most rank 32: lower model.lora.rank",
+            "model.lora.rank must be <= 32, the largest possible rank for .*, got 1000000000000: lower model.lora.rank",
         ),
     ],
 )

@@ -103,7 +103,7 @@ def test_messages_parts_of_other_kinds_are_never_equal() -> None:
 
 @pytest.mark.parametrize("digest", ["", "0X12", "ABCDEF", "g0", "../a.png", 7, "0" * 10_000])
 def test_messages_a_digest_that_is_no_hexadecimal_is_refused(digest: Any) -> None:
-    with pytest.raises(ValueError, match="must be lower-case hexadecimal"):
+    with pytest.raises(ValueError, match="must be lowercase hexadecimal"):
         ImagePart(digest=digest)
 
 

@@ -299,8 +299,11 @@ async def test_store_sync_that_is_canceled_is_followed_by_a_full_copy(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"transport": "store"}, "transport is store, but store is not set: set store to a directory"),
-        ({"store": "/mnt/x"}, "store is '/mnt/x', but transport is auto: set transport to store, or remove store"),
+        ({"transport": "store"}, "transport store requires the key store: set it to a directory"),
+        (
+            {"store": "/mnt/x"},
+            "store is supported only with transport store, got transport auto: set transport to store, or remove store",
+        ),
         ({"transport": "store", "store": "/mnt/x", "full_copy_every_num_syncs": 0}, "greater than or equal to 1"),
     ],
 )

@@ -447,7 +447,7 @@ def test_store_check_accepts_a_new_directory_and_leaves_nothing(tmp_path: Path):
     ("url", "message"),
     [
         ("xyz://host/path", "has the scheme 'xyz', which fsspec cannot open"),
-        ("s3://bucket/path", "needs a package that is not installed .*s3fs"),
+        ("s3://bucket/path", "requires a package that is not installed .*s3fs"),
         ("/proc/weights", "cannot be written: .*Choose a directory or URL"),
     ],
 )
@@ -458,7 +458,7 @@ def test_store_check_rejects_a_store_with_the_key_the_value_and_the_remedy(url: 
 
 def test_store_check_names_fsspec_if_it_is_missing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
-    with pytest.raises(ConfigError, match="needs the package fsspec: install it with `pip install fsspec`"):
+    with pytest.raises(ConfigError, match="requires the package fsspec: install it with `pip install fsspec`"):
         check_store("memory://weights")
 
 

@@ -345,7 +345,7 @@ async def test_weight_sync_in_bfloat16_such_a_layer_hides_in_rounding_and_only_r
     assert not isinstance(blind.engines.engines[0], SupportsReadback)
     missed = await blind.step()
     assert missed.probe["engine-0"].mean_abs < missed.probe["engine-0"].tolerance, "the limit that the docs state"
-    with pytest.raises(WeightSyncError, match=r"computes with other bytes than it received for .*'model\.layers\.1\."):
+    with pytest.raises(WeightSyncError, match=r"uses different bytes than it received for .*'model\.layers\.1\."):
         await seeing.step()
 
 
@@ -493,7 +493,7 @@ async def test_weight_sync_keeps_a_version_of_every_adapter(open_bench: Callable
     assert bench.sync.versions == {None: 0, "judge": 3}
     assert bench.engines.engines[0].held == {None: 0, "judge": 3}
     with pytest.raises(
-        WeightSyncError, match="2 sets of weights were pushed; the trainer holds only the weights of adapter"
+        WeightSyncError, match="2 sets of weights were pushed; the trainer has only the weights of adapter"
     ):
         await bench.sync.push_to(bench.engines.engines[0])
     assert (await bench.sync.push(1)).probe

@@ -173,7 +173,7 @@ class Sandbox:
         if job.has_closed_session:
             if Limit.PROCESSES in result.limits_hit:
                 raise SandboxSessionError(
-                    "the sandbox has reached its limit of processes: end a session or a program first"
+                    "the sandbox has reached its process limit: close a session or stop a program first"
                 )
             location = f" in {cwd!r}" if cwd else ""
             raise SandboxSessionError(
@@ -313,7 +313,7 @@ class Session:
             SandboxError: the sandbox failed, or the session has already ended.
         """
         if "\0" in command:
-            raise ValueError("a command must not contain a zero byte")
+            raise ValueError("a command must not contain a null byte")
         async with self._lock:
             if self._last is not None:
                 await self._last.wait()

@@ -65,7 +65,9 @@ _IMAGE_CAPABILITIES = ["--cap-add", "CAP_SYS_CHROOT", "--cap-add", "CAP_DAC_OVER
 _AGENT_ARGUMENTS = ["-SsPB", "-c", AGENT_READER]
 _PYTHON = [str(find_interpreter()), *_AGENT_ARGUMENTS]
 _CLOSED_MESSAGE = "the bubblewrap runtime was not started, or is closed"
-_NO_ZYGOTE_WARNING = "sandboxes cannot be forked from a zygote, so bwrap starts every sandbox, which takes longer: %s"
+_NO_ZYGOTE_WARNING = (
+    "cannot fork sandboxes from a zygote; every sandbox is started with bwrap instead, which is slower: %s"
+)
 _CLOSE_DELAY_S = 1.0
 """Seconds to wait for the last output of a sandbox that has ended."""
 INSTALL_HINT = "Install it (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap)."
@@ -110,11 +112,11 @@ class BubblewrapRuntime:
         self._bwrap = shutil.which("bwrap") or ""
         if not self._bwrap:
             raise SandboxUnavailableError(
-                f"the bubblewrap runtime needs the program 'bwrap', which is not in PATH. {INSTALL_HINT}"
+                f"the bubblewrap runtime requires the program 'bwrap', which is not in PATH. {INSTALL_HINT}"
             )
         if os.uname().machine not in SUPPORTED_ARCHITECTURES:
             raise SandboxUnavailableError(
-                f"the architecture '{os.uname().machine}' is not supported: system-call filters exist for "
+                f"the architecture '{os.uname().machine}' is not supported; supported architectures: "
                 f"{', '.join(SUPPORTED_ARCHITECTURES)}."
             )
         self._filter = make_seccomp_filter()
@@ -125,7 +127,7 @@ class BubblewrapRuntime:
         self._spawner = await self._start_spawner()
         facts = self._spawner.facts
         if not facts["groups"]:
-            _log.info("cgroups cannot be created here, so the agent samples the memory of sandboxes instead")
+            _log.info("cannot create cgroups; the agent samples the memory usage of sandboxes instead")
         self._limit_flags = {
             "counts_cpu": facts["cpu"],
             "limit_processes": not facts["groups"],
@@ -136,7 +138,7 @@ class BubblewrapRuntime:
             await self._run_test_sandbox()
         except SandboxError as error:
             raise SandboxUnavailableError(
-                f"bubblewrap is installed but does not start a sandbox here: {error}. It needs unprivileged user "
+                f"bubblewrap is installed but cannot start a sandbox: {error}. It requires unprivileged user "
                 "namespaces (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces>0; on Ubuntu 24.04 "
                 "also kernel.apparmor_restrict_unprivileged_userns=0; in a container: --security-opt "
                 "seccomp=unconfined)."
@@ -254,7 +256,7 @@ class BubblewrapRuntime:
             except SandboxError as error:
                 self._supports_overlays = False
                 _log.warning(
-                    "sandboxes cannot mount overlays here, so images are merged into one layer and read-only: %s",
+                    "cannot mount overlays in sandboxes; images are merged into one read-only layer: %s",
                     error,
                 )
             finally:
@@ -292,7 +294,7 @@ class BubblewrapRuntime:
         """
         async with self._spawner_lock:
             if self._spawner is lost_spawner:
-                _log.warning("the process that starts sandboxes was killed, with all sandboxes: starting it again")
+                _log.warning("the spawner process was killed together with all sandboxes; restarting it")
                 await lost_spawner.close()
                 try:
                     spawner = await self._start_spawner()

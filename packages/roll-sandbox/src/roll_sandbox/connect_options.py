@@ -37,7 +37,9 @@ def make_token_header(token: str) -> dict[str, str]:
     word = (token or "").strip()
     if not word or not word.isprintable() or " " in word:
         problem = "contains whitespace or control characters" if word else "is empty"
-        raise ConfigError(f"the token for the sandbox service {problem}: `roll-sandbox token create OWNER` prints one.")
+        raise ConfigError(
+            f"the token for the sandbox service {problem}: `roll-sandbox token create OWNER` creates a token."
+        )
     return {"Authorization": f"Bearer {word}"}
 
 
@@ -52,7 +54,7 @@ def load_tls_context(ca_file: str | None) -> ssl.SSLContext | bool:
     try:
         return ssl.create_default_context(cafile=os.path.expanduser(ca_file))
     except OSError as error:
-        reason = "it has no certificate in PEM format" if isinstance(error, ssl.SSLError) else error.strerror
+        reason = "it contains no certificate in PEM format" if isinstance(error, ssl.SSLError) else error.strerror
         raise ConfigError(f"the CA file '{ca_file}' cannot be loaded: {reason}.") from None
 
 
@@ -61,15 +63,17 @@ def make_unreachable_error(url: str, error: Exception) -> SandboxUnavailableErro
     import aiohttp
 
     inner = getattr(error, "os_error", None) or getattr(error, "certificate_error", None)
-    advice = "start one with `roll-sandbox serve`"
+    advice = "start a service with `roll-sandbox serve`"
     reason = str(error) or "timeout"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         reason = getattr(inner, "verify_message", "") or str(inner)
         advice = "set the path of the CA certificate: `--ca-file`, `ca_file`, or sandbox.ca_file"
     elif isinstance(error, aiohttp.ClientConnectorSSLError):
-        reason, advice = "the server does not use TLS", "the address may begin with http://"
+        reason, advice = "the server does not use TLS", "use http:// instead of https://"
     elif isinstance(error, aiohttp.ServerDisconnectedError) and url.startswith("http:"):
-        reason, advice = "the server closed the connection", "the address may begin with https://"
+        reason, advice = "the server closed the connection", "use https:// if the server uses TLS"
     elif isinstance(inner, OSError) and inner.errno is not None:
         reason = os.strerror(inner.errno) if inner.errno > 0 else str(inner.strerror)
-    return SandboxUnavailableError(f"no sandbox service answers at '{url}' ({reason}){describe_proxy(url)}: {advice}.")
+    return SandboxUnavailableError(
+        f"cannot reach a sandbox service at '{url}' ({reason}){describe_proxy(url)}: {advice}."
+    )

@@ -209,7 +209,7 @@ class AgentConnection(asyncio.Protocol):
                 end = json.loads(payload)
             except (ValueError, RecursionError):
                 end = None
-            job.finish(end if is_valid_end_report(end) else {"error": "the agent's answer is malformed"})
+            job.finish(end if is_valid_end_report(end) else {"error": "the agent sent a malformed response"})
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Finish all jobs with an error; called by the event loop."""

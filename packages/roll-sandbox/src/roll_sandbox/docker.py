@@ -75,7 +75,9 @@ class DockerRuntime:
             if machine in SUPPORTED_ARCHITECTURES:
                 self._filter = make_seccomp_filter(machine)
             else:
-                _log.warning("no system-call filter for '%s' exists: only the engine's own filter applies", machine)
+                _log.warning(
+                    "no system-call filter is available for '%s'; only Docker's default filter applies", machine
+                )
 
     def resolve(self, spec: SandboxSpec) -> SandboxSpec:
         """Return the spec unchanged: the engine resolves image names."""
@@ -220,8 +222,8 @@ def _detach_socket(attached: Any) -> socket.socket:
     if not isinstance(raw, socket.socket) or isinstance(raw, ssl.SSLSocket):
         attached.close()
         raise SandboxUnavailableError(
-            "the docker runtime needs a plain socket to the engine, but the engine's address uses TLS or SSH: "
-            "forward it to a local socket (ssh -L /tmp/docker.sock:/var/run/docker.sock HOST) and set "
+            "the docker runtime requires an unencrypted connection to the Docker engine, but DOCKER_HOST uses TLS or "
+            "SSH: forward it to a local socket (ssh -L /tmp/docker.sock:/var/run/docker.sock HOST) and set "
             "DOCKER_HOST=unix:///tmp/docker.sock."
         )
     duplicate = raw.dup()
@@ -243,7 +245,8 @@ def _explain_start_error(error: Exception, image: str, spec: SandboxSpec) -> Exc
         )
     if "executable file not found" in text or '"python3"' in text:
         return SandboxUnavailableError(
-            f"the Docker image '{image}' has no python3 (3.9 or newer), which the sandbox's agent needs: {text}"
+            f"the Docker image '{image}' does not contain python3 (3.9 or newer), which the sandbox agent requires: "
+            f"{text}"
         )
     if "bind source path does not exist" in text or "invalid mount config" in text:
         mounts = ", ".join(f"'{mount.source}' at '{mount.target}'" for mount in spec.mounts)
@@ -259,14 +262,15 @@ def _connect() -> tuple[DockerClient, str]:
         import docker
     except ImportError as error:
         raise SandboxUnavailableError(
-            f"the docker runtime needs the Docker SDK: {get_install_command('docker')} (or set runtime 'bubblewrap')."
+            f"the docker runtime requires the Docker SDK: run `{get_install_command('docker')}`, or use the "
+            "bubblewrap runtime."
         ) from error
     try:
         client = docker.from_env()
         machine = str(client.info().get("Architecture"))
     except (docker.errors.DockerException, OSError) as error:
         raise SandboxUnavailableError(
-            f"cannot connect to the Docker engine ({error}): start it, set DOCKER_HOST or use the runtime 'bubblewrap'."
+            f"cannot connect to the Docker engine ({error}): start it, set DOCKER_HOST, or use the bubblewrap runtime."
         ) from error
     return client, machine
 

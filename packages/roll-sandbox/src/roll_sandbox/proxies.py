@@ -115,7 +115,7 @@ def describe_proxy(url: str) -> str:
         return ""
     parts = urllib.parse.urlsplit(proxy)
     port = f":{parts.port}" if parts.port else ""
-    return f" (through the proxy {parts.hostname}{port}; NO_PROXY lists hosts that are reached without one)"
+    return f" (through the proxy {parts.hostname}{port}; to bypass it, add the host to NO_PROXY)"
 
 
 def exclude_local_host_from_proxy(environment: Mapping[str, str] | None = None) -> dict[str, str]:

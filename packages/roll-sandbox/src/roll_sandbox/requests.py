@@ -49,7 +49,7 @@ def make_run_request(program: Program, limits: Limits, *, alone: bool, fresh: bo
 
     Raises:
         TypeError: `program` is not a program, or its input or a file is not bytes.
-        ValueError: a string has a zero byte, or a limit is not a positive number.
+        ValueError: a string has a null byte, or a limit is not a positive number.
         OversizedUploadError: the files or the input do not fit into the sandbox.
     """
     _check_types(program)
@@ -71,7 +71,8 @@ def make_run_request(program: Program, limits: Limits, *, alone: bool, fresh: bo
     if program.terminal is not None:
         if alone:
             raise ValueError(
-                "a program with a terminal needs a sandbox of its own: call `create`, then `start` the program there."
+                "a program with a terminal requires its own sandbox: call `create`, then `start` the program in that "
+                "sandbox."
             )
         request["output_bytes"] = program.output_bytes or _UNLIMITED_BYTES
     check_strings(request)
@@ -80,16 +81,16 @@ def make_run_request(program: Program, limits: Limits, *, alone: bool, fresh: bo
 
 
 def check_strings(request: dict[str, Any]) -> None:
-    """Check that the arguments, variables and paths in a request have no zero bytes.
+    """Check that the arguments, variables and paths in a request have no null bytes.
 
     Raises:
-        ValueError: an argument, a variable or a path has a zero byte.
+        ValueError: an argument, a variable or a path has a null byte.
     """
     texts = [*request.get("argv", ()), *request["env"], *request["env"].values(), *request.get("files", ())]
     texts += [request["cwd"]] if request["cwd"] else []
     for text in texts:
         if "\0" in text:
-            raise ValueError(f"arguments, variables and paths must not contain a zero byte, got {text[:80]!r}.")
+            raise ValueError(f"arguments, variables and paths must not contain a null byte, got {text[:80]!r}.")
 
 
 def _check_types(program: Program) -> None:
@@ -120,6 +121,7 @@ def _check_size(program: Program, limits: Limits) -> None:
     ):
         if size > most:
             raise OversizedUploadError(
-                f"the {part} of a program must have at most {most:,} bytes, got {size:,}: raise the limit "
-                f"({'disk_bytes' if part == 'files' else 'memory_bytes; input may fill a quarter of it'}) or send less."
+                f"the size of a program's {part} must not exceed {most:,} bytes, got {size:,}: increase the limit "
+                f"({'disk_bytes' if part == 'files' else 'memory_bytes; input may fill a quarter of it'}) or send "
+                "less."
             )

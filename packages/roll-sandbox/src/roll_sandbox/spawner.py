@@ -23,7 +23,7 @@ START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 10.0
 _MESSAGE_BYTES = 1 << 17
 _NOT_RUNNING_MESSAGE = "the spawner is not running"
-_START_FAILED_MESSAGE = "the spawner does not start"
+_START_FAILED_MESSAGE = "the spawner failed to start"
 
 
 @dataclass(kw_only=True)
@@ -65,7 +65,7 @@ class SpawnerClient:
         """Start the spawner's process, and return a client once the spawner is ready.
 
         Raises:
-            SandboxUnavailableError: the spawner does not start.
+            SandboxUnavailableError: the spawner failed to start.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # A message must fit into the send buffer (EMSGSIZE), and the plan of a file system may be long.
@@ -92,7 +92,7 @@ class SpawnerClient:
         except BaseException as error:
             await client.close()
             if isinstance(error, TimeoutError):
-                reason = f"it did not answer within {START_TIMEOUT_S:g} s; the machine may be overloaded"
+                reason = f"it did not respond within {START_TIMEOUT_S:g} s; the machine may be overloaded"
             elif isinstance(error, SandboxError):
                 reason = f"it exited {_describe_exit(client._process.returncode)}; see its messages on standard error"
             else:

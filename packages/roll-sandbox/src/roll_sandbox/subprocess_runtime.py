@@ -59,7 +59,9 @@ class SubprocessRuntime:
                 "runtime, or set SandboxSpec(trust='trusted') for code that you wrote yourself."
             )
         if spec.mounts or spec.image:
-            raise UntrustedCodeError("the subprocess runtime has no mounts and images: use bubblewrap or docker.")
+            raise UntrustedCodeError(
+                "the subprocess runtime does not support mounts and images: use the bubblewrap or docker runtime."
+            )
         directory = tempfile.mkdtemp(prefix=_PREFIX)
         ours, theirs = socket.socketpair()
         with theirs:

@@ -119,12 +119,12 @@ def resolve_mounts(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
         plain = os.path.normpath(mount.target) == mount.target and not mount.target.startswith("//")
         if not os.path.exists(mount.source) or not mount.source.startswith("/"):
             raise SandboxUnavailableError(
-                f"sandbox mount of '{mount.source}': the source must exist and be an absolute path."
+                f"invalid mount source '{mount.source}': it must be an existing absolute path."
             )
         if not mount.target.startswith("/") or mount.target == "/" or not plain:
             raise SandboxUnavailableError(
-                f"sandbox mount of '{mount.source}' at '{mount.target}': the target must be an absolute path other "
-                "than '/', without '..'."
+                f"invalid mount target '{mount.target}' of '{mount.source}': it must be an absolute path other than "
+                "'/', without '..'."
             )
     return tuple(Mount(source=os.path.realpath(mount.source), target=mount.target) for mount in mounts)
 

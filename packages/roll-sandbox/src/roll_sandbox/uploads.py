@@ -52,8 +52,8 @@ def read_directory(directory: str | os.PathLike[str]) -> dict[str, bytes]:
         num_bytes += path.stat().st_size
         if num_bytes > MAX_BYTES or len(content) >= _MAX_FILES:
             raise OversizedUploadError(
-                f"the directory '{directory}' has more than {MAX_BYTES:,} bytes or {_MAX_FILES:,} files, the "
-                "limits of an upload: mount a smaller directory, or start the service with `--mounts`."
+                f"the directory '{directory}' exceeds the upload limits ({MAX_BYTES:,} bytes, {_MAX_FILES:,} files): "
+                "mount a smaller directory, or start the service with `--mounts`."
             )
         content[path.relative_to(directory).as_posix()] = path.read_bytes()
     return content
@@ -84,7 +84,9 @@ def _check_files(digest: str, files: object) -> dict[str, bytes]:
         SandboxRequestError: a name or the content of a file is invalid, or the digest does not match.
     """
     if not isinstance(files, dict) or len(files) > _MAX_FILES:
-        raise SandboxRequestError(f"an uploaded directory must map at most {_MAX_FILES:,} names to contents.")
+        raise SandboxRequestError(
+            f"an uploaded directory must be a mapping of at most {_MAX_FILES:,} file names to contents."
+        )
     for name, data in files.items():
         plain = isinstance(name, str) and 0 < len(name) < 1024 and "\0" not in name and name.isprintable()
         if not plain or not isinstance(data, bytes) or any(part in ("", ".", "..") for part in name.split("/")):
@@ -126,7 +128,7 @@ class UploadStore:
         num_bytes = sum(len(name) + len(data) for each in (*uploads.values(), checked) for name, data in each.items())
         if num_bytes > MAX_BYTES:
             raise SandboxQuotaError(
-                f"the uploads of '{owner}' must have at most {MAX_BYTES:,} bytes together, got {num_bytes:,}."
+                f"the total upload size of '{owner}' must not exceed {MAX_BYTES:,} bytes, got {num_bytes:,}."
             )
         uploads[digest] = checked
 
@@ -184,7 +186,9 @@ class UploadDirectories:
             directory.rename(place)
         except (FileExistsError, NotADirectoryError, IsADirectoryError):
             shutil.rmtree(directory, ignore_errors=True)
-            raise SandboxRequestError("an uploaded directory uses one name for a file and a directory.") from None
+            raise SandboxRequestError(
+                "an uploaded directory contains a file and a directory with the same name."
+            ) from None
 
     def resolve_mount(self, mount: Mount) -> Mount | None:
         """Return the mount with the written directory as its source; `None` if `mount` does not refer to an uploaded

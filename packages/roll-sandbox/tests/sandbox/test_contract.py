@@ -267,7 +267,7 @@ async def test_sandbox_a_session_that_does_not_open_says_why_and_the_sandbox_goe
             await sandbox.session(cwd="/no/such")
         shells = [await sandbox.session()]
         if "subprocess" not in request.node.name:  # which counts processes while a program runs
-            with pytest.raises(SandboxSessionError, match="end a session or a program"):
+            with pytest.raises(SandboxSessionError, match="close a session or stop a program"):
                 shells += [await sandbox.session() for _ in range(12)]
         await shells[0].run("exit")
         assert (await (await sandbox.session()).run("echo new")).stdout == b"new\n"
@@ -353,7 +353,7 @@ async def test_sandbox_programs_that_are_kept_end_what_they_started(sandboxes: S
 
 
 async def test_sandbox_what_cannot_be_passed_on_is_refused_by_name(sandboxes: SandboxManager) -> None:
-    with pytest.raises(ValueError, match="zero byte"):
+    with pytest.raises(ValueError, match="null byte"):
         await sandboxes.execute(Command(argv=("echo", "a\0b")))
 
 
@@ -412,11 +412,11 @@ async def test_sandbox_a_program_that_is_talked_to_ends_with_its_block(sandboxes
 async def test_sandbox_an_oversized_upload_is_refused_and_says_which_limit(sandboxes: SandboxManager) -> None:
     size = LIMITS.disk_bytes + 1
     with pytest.raises(
-        OversizedUploadError, match=f"the files of a program must have at most .* got {size:,}: .*disk_bytes"
+        OversizedUploadError, match=f"the size of a program's files must not exceed .* got {size:,}: .*disk_bytes"
     ):
         await sandboxes.execute(PythonCode(source="", files={"x": bytes(size)}))
     with pytest.raises(
-        OversizedUploadError, match=r"standard input and source .* at most 33,554,432 bytes, .*memory_bytes"
+        OversizedUploadError, match=r"standard input and source must not exceed 33,554,432 bytes, .*memory_bytes"
     ):
         await sandboxes.execute(PythonCode(source="", stdin=bytes(2**25 + 1)))
     assert (await sandboxes.execute(PythonCode(source="print(1)"))).ok

@@ -58,14 +58,14 @@ def test_sandbox_user_error_certificates_that_cannot_be_read_are_named(tmp_path:
     with pytest.raises(ConfigError, match=r"nope\.pem' cannot be loaded: No such file"):
         load_tls_context(str(tmp_path / "nope.pem"))
     (tmp_path / "empty.pem").touch()
-    with pytest.raises(ConfigError, match="it has no certificate in PEM format"):
+    with pytest.raises(ConfigError, match="it contains no certificate in PEM format"):
         load_tls_context(str(tmp_path / "empty.pem"))
     assert load_tls_context(None) is True
 
 
 def test_sandbox_user_error_why_nothing_answers_says_what_to_do() -> None:
-    assert "may begin with https://" in str(make_unreachable_error("http://a:1", ServerDisconnectedError()))
-    assert "(timeout): start one with `roll-sandbox serve`." in str(
+    assert "use https:// if the server uses TLS" in str(make_unreachable_error("http://a:1", ServerDisconnectedError()))
+    assert "(timeout): start a service with `roll-sandbox serve`." in str(
         make_unreachable_error("http://a:1", TimeoutError())
     )
 
@@ -73,7 +73,9 @@ def test_sandbox_user_error_why_nothing_answers_says_what_to_do() -> None:
 @pytest.mark.asyncio
 async def test_sandbox_user_error_nobody_at_a_port_is_said_in_the_systems_words(unused_tcp_port: int) -> None:
     manager = connect(f"http://127.0.0.1:{unused_tcp_port}", "token")
-    with pytest.raises(SandboxUnavailableError, match=r"\(Connection refused\): start one with `roll-sandbox serve`"):
+    with pytest.raises(
+        SandboxUnavailableError, match=r"\(Connection refused\): start a service with `roll-sandbox serve`"
+    ):
         await manager.start()
 
 
@@ -109,9 +111,12 @@ async def test_sandbox_user_error_a_worker_that_reaches_nobody_says_so_once(
         ({"mounts": ("/no/such/directory",)}, "--mounts: directory '/no/such/directory' does not exist"),
         ({"lifetime_s": float("nan")}, "--lifetime must be a positive, finite number of seconds, got nan"),
         ({"quota": Quota(lifetime_s=-5)}, "--owner-lifetime must be a positive, finite number of seconds, got -5"),
-        ({"audit": Path("/")}, "--audit: '/' is a directory"),
-        ({"database": "nonsense"}, "'nonsense' is not a valid database URL: write, for example, sqlite:////a/file.db"),
-        ({"database": "sqlite://"}, "is in memory and would be lost"),
+        ({"audit": Path("/")}, "--audit must be a file, got the directory '/'"),
+        (
+            {"database": "nonsense"},
+            "'nonsense' is not a valid database URL: expected, for example, sqlite:////a/file.db",
+        ),
+        ({"database": "sqlite://"}, "in-memory databases are not supported"),
     ],
 )
 def test_sandbox_user_error_a_service_refuses_its_settings_before_it_listens(
@@ -125,7 +130,7 @@ def test_sandbox_user_error_a_service_refuses_its_settings_before_it_listens(
 def test_sandbox_user_error_a_certificate_that_is_none_is_refused_in_a_line(tmp_path: Path) -> None:
     file = tmp_path / "cert.pem"
     file.write_text("no certificate")
-    with pytest.raises(ConfigError, match="are not a certificate and its key"):
+    with pytest.raises(ConfigError, match="cannot load the TLS certificate"):
         serve(Settings(), "127.0.0.1", 0, certificate=file, key=file, print_line=print)
 
 
@@ -139,7 +144,7 @@ def test_sandbox_user_error_a_token_is_good_for_a_time_that_a_calendar_has(tmp_p
     store = Store(f"sqlite:///{tmp_path}/s.db")
     store.migrate()
     for days in (-1.0, 0.0, float("nan"), 1e12):
-        with pytest.raises(ConfigError, match=r"a token's lifetime must be above 0 and at most 36,500"):
+        with pytest.raises(ConfigError, match=r"a token lifetime must be above 0 and at most 36,500"):
             TokenStore(store).create("ann", lifetime_s=days * 86_400)
 
 
@@ -175,7 +180,7 @@ def test_sandbox_user_error_a_link_in_an_archive_is_not_called_compression() -> 
 
 
 def test_sandbox_user_error_an_image_is_not_made_of_an_empty_directory_or_a_text(tmp_path: Path) -> None:
-    with pytest.raises(BadImageError, match="is empty: it must be a root directory or an OCI layout"):
+    with pytest.raises(BadImageError, match="is empty: expected a root file system or an OCI layout"):
         open_source(tmp_path)
     text = tmp_path / "text"
     text.write_text("not an image archive" * 100)

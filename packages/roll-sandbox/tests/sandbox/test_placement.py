@@ -44,7 +44,7 @@ def test_sandbox_placement_memory_must_be_there() -> None:
     starved.report = WorkerReport(**low)
     roomy = worker("roomy", held=9)
     assert choose_worker([full, starved, roomy], SPEC) is roomy
-    with pytest.raises(SandboxUnavailableError, match="none of 2 workers has room"):
+    with pytest.raises(SandboxUnavailableError, match="none of 2 workers has capacity"):
         choose_worker([full, starved], SPEC)
 
 
@@ -59,7 +59,7 @@ def test_sandbox_placement_the_last_place_is_given_and_no_more() -> None:
         if fits.num_placed:
             fits.report = full.report = WorkerReport(**free)
         assert choose_worker([fits], SPEC) is fits
-        with pytest.raises(SandboxUnavailableError, match="none of 1 workers has room"):
+        with pytest.raises(SandboxUnavailableError, match="none of 1 workers has capacity"):
             choose_worker([full], SPEC)
 
 

@@ -117,7 +117,8 @@ async def test_sandbox_service_connection_a_greeting_that_is_none_is_named_with_
     app.router.add_get("/v1/line", line)
     async with TestServer(app) as server:
         with pytest.raises(
-            SandboxUnavailableError, match=r"http://127\.0\.0\.1:\d+ did not send the greeting of a sandbox service"
+            SandboxUnavailableError,
+            match=r"http://127\.0\.0\.1:\d+ is not a sandbox service: it sent no valid greeting",
         ):
             async with connect(str(server.make_url("/")), "token", warm=0):
                 pass

@@ -323,7 +323,7 @@ async def test_sandbox_agent_a_line_that_cannot_go_on_ends_what_waits_for_it(mon
         await runtime.start()
     await runtime.start()
     assert not runtime._closed  # so that it would dial again
-    with pytest.raises(SandboxError, match="failed and is not reopened"):
+    with pytest.raises(SandboxError, match="failed and cannot be reopened"):
         await asyncio.wait_for(runtime.launch(SandboxSpec()), 5)
     await runtime.close()
 
@@ -397,8 +397,8 @@ async def test_sandbox_agent_a_worker_outlives_a_line_that_breaks_at_once_and_sa
         await until(lambda: len(dialled) > 3)
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
-    assert [record.getMessage() for record in caplog.records if "refuses" in record.message] == [
-        "the sandbox service at http://nowhere refuses this worker: another worker is connected as 'worker-a' "
+    assert [record.getMessage() for record in caplog.records if "rejected" in record.message] == [
+        "the sandbox service at http://nowhere rejected this worker: another worker is connected as 'worker-a' "
         "Reconnecting."
     ]
 

@@ -210,7 +210,7 @@ async def test_sandbox_service_two_machines_draining_by_command(
     spec = await machines.affinity_to("worker-a")
     old = await machines.sandboxes.create(spec)
     assert await command("drain", "worker-a") == 0
-    assert "worker-a gets no new sandboxes; sandboxes that still run there: 1." in capsys.readouterr().out
+    assert "worker-a receives no new sandboxes; sandboxes still running: 1." in capsys.readouterr().out
     async with await machines.sandboxes.create(spec) as new:
         assert await machines.where(new.name) == "worker-b"
         assert (await old.execute(PythonCode(source="print(1)"))).stdout == b"1\n"
@@ -220,7 +220,7 @@ async def test_sandbox_service_two_machines_draining_by_command(
         assert row.split()[1:3] == ["draining", "1/512"]
         await old.close()
         assert await waiting == 0
-        assert "still run there: 0." in capsys.readouterr().out
+        assert "still running: 0." in capsys.readouterr().out
     assert await command("undrain", "worker-a") == 0
     async with await machines.sandboxes.create(spec) as again:
         assert await machines.where(again.name) == "worker-a"

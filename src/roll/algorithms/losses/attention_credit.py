@@ -56,7 +56,7 @@ class AttentionCreditLoss:
             ValueError: The attention statistics are missing.
         """
         if inputs.attention is None:
-            raise ValueError("attention credit needs LossInputs.attention, but the trainer did not compute it")
+            raise ValueError("attention credit requires LossInputs.attention, but the trainer did not compute it")
         factors = torch.from_numpy(np.concatenate([self._compute_factors(*own) for own in inputs.attention]))
         advantages = inputs.require("advantages")
         factors = factors.to(advantages)

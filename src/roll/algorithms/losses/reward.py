@@ -84,7 +84,7 @@ def _collect_scores(inputs: LossInputs) -> Tensor:
     values = inputs.require("values")
     if len(values) != len(inputs.sequence_lengths):
         raise ValueError(
-            "a reward model needs exactly one loss token per sample, at the end of the text, but the micro-batch has "
-            f"{len(values)} loss tokens in {len(inputs.sequence_lengths)} samples"
+            f"a reward model requires exactly one loss token per sample (the last token), got {len(values)} loss "
+            f"tokens in {len(inputs.sequence_lengths)} samples"
         )
     return values

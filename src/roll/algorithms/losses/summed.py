@@ -51,7 +51,7 @@ def _merge_requirements(needs: Iterable[LossRequirements]) -> LossRequirements:
             value = getattr(own, name)
             if value and together.setdefault(name, value) != value:
                 raise ValueError(
-                    f"the summed losses need different variants of {name}, but only one can be computed: "
-                    f"{together[name]} or {value}"
+                    f"the summed losses require conflicting values of LossRequirements.{name}: {together[name]} and "
+                    f"{value}"
                 )
     return LossRequirements(**together)

@@ -38,7 +38,7 @@ class UserLoss:
         check_call(load_function(self.path, "loss"), f"loss '{self.path}'", "inputs")
         if not isinstance(self.needs, LossRequirements):
             raise ConfigError(
-                f"loss '{self.path}': `needs` must be of type LossRequirements, not {type(self.needs).__name__}."
+                f"loss '{self.path}': `needs` must be of type LossRequirements, got {type(self.needs).__name__}."
             )
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
@@ -65,16 +65,16 @@ class UserLoss:
 def _find_problem(outputs: object, inputs: LossInputs) -> str | None:
     """Return the problem with the return value of a loss; `None` if it is valid."""
     if not isinstance(outputs, LossOutputs):
-        return f"{type(outputs).__name__}, not a LossOutputs"
+        return f"{type(outputs).__name__}; expected LossOutputs"
     if not isinstance(outputs.loss, Tensor) or outputs.loss.ndim:
         shape = getattr(outputs.loss, "shape", None)
         what = type(outputs.loss).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
-        return f"a loss that is {what}, not a tensor with one number"
+        return f"a loss that is {what}; expected a scalar tensor"
     if inputs.logprobs is not None and inputs.logprobs.requires_grad and not outputs.loss.requires_grad:
         return "a loss without a gradient: compute it from inputs.logprobs, without `detach` or `item`"
     for name, value in {**outputs.metrics, **outputs.maxima}.items():
         if not isinstance(value, float | int | Tensor) or (isinstance(value, Tensor) and value.ndim):
-            return f"the metric '{name}' as {type(value).__name__}, not a number"
+            return f"the metric '{name}' as {type(value).__name__}; expected a number"
     return None
 
 

@@ -14,7 +14,7 @@ __all__ = ["from_trl", "from_verl"]
 
 _file_argument = click.argument("file", metavar="FILE")
 _rows_option = click.option(
-    "--rows", type=click.IntRange(min=1), metavar="N", help="Number of rows of the data set; needed to convert epochs."
+    "--rows", type=click.IntRange(min=1), metavar="N", help="Number of rows of the dataset; required to convert epochs."
 )
 _output_option = click.option(
     "--output", "-o", metavar="PATH", help="Write the configuration to PATH, which must not exist yet."
@@ -49,7 +49,7 @@ def _write(converted: ConvertedConfig, output: str | None) -> None:
     default=1,
     show_default=True,
     metavar="N",
-    help="Number of processes of the TRL run; they multiply the batch.",
+    help="Number of processes of the TRL run; the global batch size is proportional to it.",
 )
 @click.option(
     "--set",
@@ -82,7 +82,7 @@ def _parse_key_and_value(text: str) -> tuple[str, Any]:
 
     key, separator, value = text.partition("=")
     if not (separator and key.strip().isidentifier()):
-        raise click.BadParameter(f"'{text}' is not of the form KEY=VALUE.", param_hint="--set")
+        raise click.BadParameter(f"expected KEY=VALUE, got '{text}'.", param_hint="--set")
     return key.strip(), parse(value, f"--set {text}")[0]
 
 

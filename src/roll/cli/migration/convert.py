@@ -192,7 +192,7 @@ def _find_wrong_types(rules: Sequence[Rule], file_values: Mapping[str, Any]) -> 
         try:
             float(value if not isinstance(value, bool) else "")
         except (TypeError, ValueError):
-            found.append(f"'{rule.key}' is {format_value(value)}: it must be a number.")
+            found.append(f"'{rule.key}' must be a number, got {format_value(value)}.")
     return found
 
 
@@ -205,7 +205,7 @@ def _describe_problems(source: str, problems: Sequence[str], unreadable: Sequenc
     if unreadable:
         advice = "write constants in the script, or use `--set KEY=VALUE`"
         lines += [
-            f"Not read, because the script is not run, or not converted ({advice}):",
+            f"Not converted, or not readable without running the script ({advice}):",
             *(_to_one_line(f"  {result.key}: {result.text}") for result in unreadable),
         ]
     return "\n".join(lines)
@@ -270,7 +270,7 @@ def _report_unknown_keys(rules: Sequence[Rule], state: _ConversionState) -> list
             value=state.values[key],
             in_file=True,
             outcome="unsupported",
-            text=f"the key is not known to this version.{did_you_mean(key, names)}",
+            text=f"this version does not know the key.{did_you_mean(key, names)}",
         )
         for key in sorted(state.file_keys)
         if not any(rule.covers(key) for rule in rules)

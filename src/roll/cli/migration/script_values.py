@@ -112,7 +112,7 @@ class SyntaxTree:
         if only.value is None:
             raise NotConstantError(f"`{name.id}` is {only.kind} (line {only.line})")
         if only.is_conditional:
-            raise NotConstantError(f"`{name.id}` is assigned under a condition, or in a loop (line {only.line})")
+            raise NotConstantError(f"`{name.id}` is assigned conditionally or in a loop (line {only.line})")
         if later := [line for line in self._stars if line >= only.line]:
             raise NotConstantError(f"`{name.id}` may be replaced by `import *` on line {later[0]}")
         return only.value
@@ -139,7 +139,7 @@ class SyntaxTree:
         """
         self._num_read += 1
         if self._num_read > _MAX_EXPRESSIONS:
-            raise NotConstantError(f"the script has more than {_MAX_EXPRESSIONS:,} expressions to read")
+            raise NotConstantError(f"the script has more than {_MAX_EXPRESSIONS:,} expressions")
         if node in self.known:
             return self.known[node]
         match node:
@@ -165,7 +165,7 @@ class SyntaxTree:
                 return self._evaluate_lookup(node)
             case ast.Attribute(value=ast.Name(id="torch"), attr=name) if name in _NUMBER_TYPES:
                 return name
-        raise NotConstantError(f"the value of `{format_source(node)}` is known only when the script runs")
+        raise NotConstantError(f"the value of `{format_source(node)}` is known only at run time")
 
     def _evaluate_dictionary(self, node: ast.Dict) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -191,11 +191,11 @@ class SyntaxTree:
     def _evaluate_arithmetic(self, node: ast.BinOp) -> Any:
         compute = _ARITHMETIC.get(type(node.op))
         if compute is None:
-            raise NotConstantError(f"the value of `{format_source(node)}` is known only when the script runs")
+            raise NotConstantError(f"the value of `{format_source(node)}` is known only at run time")
         left, right = self.evaluate(node.left), self.evaluate(node.right)
         is_text = isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add)
         if not is_text and not (_is_number(left) and _is_number(right)):
-            raise NotConstantError(f"the value of `{format_source(node)}` is known only when the script runs")
+            raise NotConstantError(f"the value of `{format_source(node)}` is known only at run time")
         try:
             found = compute(left, right)
         except ArithmeticError as error:
@@ -213,7 +213,7 @@ class SyntaxTree:
         if isinstance(node, ast.FormattedValue):
             value = self.evaluate(node.value)
             if node.conversion != -1 or node.format_spec is not None or not isinstance(value, str | int):
-                raise NotConstantError(f"`{format_source(node.value)}` is formatted when the script runs")
+                raise NotConstantError(f"`{format_source(node.value)}` is formatted at run time")
             return str(value)
         return str(self.evaluate(node))
 

@@ -62,7 +62,9 @@ def from_trl(
     file_values, older = _rename_older_keys(script.values | extra_values)
     chosen = trainer or script.trainer or _guess_trainer(file_values, str(path))
     if script.trainer and chosen != script.trainer:
-        raise ConfigError(f"{path} creates a trainer of the kind {script.trainer}, not {chosen}: remove --trainer.")
+        raise ConfigError(
+            f"{path} creates a trainer of type {script.trainer}, but --trainer is {chosen}: remove --trainer."
+        )
     caller_values: dict[str, Any] = {"processes": processes, "rows": rows, "updates_per_step": lambda values: 1}
     caller_values["total_steps"] = trl_examples.count_steps
     if chosen == "grpo":
@@ -98,5 +100,7 @@ def _guess_trainer(file_values: Mapping[str, Any], name: str) -> str:
     }
     found = [trainer for trainer in TRAINERS if own[trainer] & set(file_values)]
     if len(found) != 1:
-        raise ConfigError(f"{name}: the keys do not determine the trainer. Set --trainer to grpo, sft, dpo or reward.")
+        raise ConfigError(
+            f"{name}: cannot determine the trainer from the keys: set --trainer to grpo, sft, dpo or reward."
+        )
     return found[0]

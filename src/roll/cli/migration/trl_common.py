@@ -49,8 +49,8 @@ def compute_generation_sizes(values: LibraryValues) -> tuple[int, int]:
     accumulated = int(values.gradient_accumulation_steps)
     if steps % accumulated:
         raise UnsupportedValueError(
-            f"steps_per_generation {steps} is not a multiple of gradient_accumulation_steps {accumulated}, so updates "
-            "would mix two generations; ROLL makes one update from each generation"
+            f"steps_per_generation ({steps}) is not divisible by gradient_accumulation_steps ({accumulated}), so an "
+            "update would mix two generation batches; ROLL performs one update per generation batch"
         )
     return batch * steps, steps // accumulated
 
@@ -64,7 +64,7 @@ def count_epoch_rows(values: LibraryValues) -> float:
     if values.rows is None:
         raise ConfigError(
             "the length is given in epochs (max_steps is not set), but ROLL counts the steps of a run with rollouts: "
-            "set --rows to the number of rows of the data set."
+            "set --rows to the number of rows of the dataset."
         )
     return float(values.num_train_epochs) * int(values.rows)
 
@@ -87,7 +87,9 @@ def _convert_directory(values: LibraryValues) -> Mapping[str, Any]:
 
 def _convert_dtype(_: Any, values: LibraryValues) -> str:
     if values.fp16:
-        raise UnsupportedValueError("training in float16 is not supported; use bfloat16, which needs no loss scaling")
+        raise UnsupportedValueError(
+            "float16 training is not supported; use bfloat16, which does not require loss scaling"
+        )
     return "float32" if values.bf16 is False else "bfloat16"
 
 
@@ -105,9 +107,7 @@ def _convert_optimizer(value: str, _: LibraryValues) -> str:
     if name.startswith(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")):
         return "adamw_8bit"
     if not name.startswith(("adamw", "paged_adamw")):
-        raise UnsupportedValueError(
-            f"{value} is not supported; ROLL trains with AdamW, with moments in float32 or 8 bits"
-        )
+        raise UnsupportedValueError(f"{value} is not supported; ROLL supports only AdamW, with float32 or 8-bit states")
     return "adamw"
 
 
@@ -184,7 +184,7 @@ _TRAINER_RULES: list[Rule] = [
     renamed_key_rule(
         "bf16", None, "model.dtype", _convert_dtype, "even if it is not set, as in TRL's own configurations"
     ),
-    unsupported_key_rule("fp16", False, "training in float16 is not supported", equivalent_values=(None,)),
+    unsupported_key_rule("fp16", False, "float16 training is not supported", equivalent_values=(None,)),
     renamed_key_rule("gradient_checkpointing", True, "training.activation_checkpointing", lambda value, _: bool(value)),
     renamed_key_rule("seed", 42, "seed"),
     renamed_key_rule(
@@ -205,7 +205,7 @@ _TRAINER_RULES: list[Rule] = [
     companion_rule("project", "huggingface", ["tracking.wandb", "tracking.swanlab"], "with report_to"),
     unsupported_key_rule("label_smoothing_factor", 0.0, "the SFT loss has no label smoothing"),
     unsupported_key_rule("neftune_noise_alpha", None, "noise on embeddings is not supported"),
-    unsupported_key_rule("data_seed", None, "one seed determines all random numbers"),
+    unsupported_key_rule("data_seed", None, "a single seed is used for all random number generators"),
     unsupported_key_rule("batch_eval_metrics", False, "the pipeline determines the metrics of an evaluation"),
     unsupported_key_rule("resume_from_checkpoint", None, "`roll resume RUN` continues from ROLL's own checkpoints"),
     unsupported_key_rule("deepspeed", None, "set training.backend: deepspeed and training.deepspeed.zero_stage"),

@@ -36,7 +36,7 @@ def _convert_tables(values: LibraryValues) -> list[dict[str, Any]]:
             odd = sorted(set(one) - {"path", "name", "split"})
             if odd:
                 raise UnsupportedValueError(
-                    f"the keys {', '.join(odd)} of a data set are not supported: prepare the rows in a file"
+                    f"the keys {', '.join(odd)} of a dataset are not supported: prepare the rows in a file"
                 )
             entry = _convert_table(one["path"], one.get("name"), one.get("split", "train"))
             entries.append(entry | ({"domain": f"set-{number}"} if len(values.datasets) > 1 else {}))

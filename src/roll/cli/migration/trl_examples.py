@@ -103,7 +103,7 @@ def _convert_assistant_only(values: LibraryValues) -> Mapping[str, Any]:
 
 def _convert_completion_only(values: LibraryValues) -> Mapping[str, Any]:
     if values.completion_only_loss is False:
-        raise UnsupportedValueError("prompts are not trained; use rows with `text` to train on every token")
+        raise UnsupportedValueError("ROLL does not train on prompts; use rows with `text` to train on every token")
     return {}
 
 

@@ -50,7 +50,10 @@ def _convert_batch(values: LibraryValues) -> Mapping[str, Any]:
     completions, minibatches = compute_generation_sizes(values)
     group = int(values.num_generations)
     if completions % group:
-        raise ConfigError(f"{completions} completions of a generation are not a multiple of num_generations {group}.")
+        raise ConfigError(
+            f"the number of completions per generation batch ({completions}) must be divisible by num_generations "
+            f"({group})."
+        )
     return {
         "rollout.prompts_per_step": completions // group,
         "rollout.group_size": group,
@@ -278,7 +281,7 @@ GRPO_RULES: list[Rule] = [
             (
                 "vllm_structured_outputs_regex",
                 None,
-                "training needs samples of the policy's own distribution; a reward of type format checks answers",
+                "training requires samples from the policy's own distribution; a reward of type format checks answers",
             ),
             ("sync_ref_model", False, "the reference is always the initial policy"),
             ("top_entropy_quantile", 1.0, "all tokens of an answer are trained"),

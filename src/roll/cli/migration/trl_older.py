@@ -27,7 +27,7 @@ def _convert_warmup(values: LibraryValues) -> Mapping[str, Any]:
     if not share or values.warmup_steps:
         return {}
     if not 0 <= float(share) <= 1:
-        raise ValueError("it is a fraction of all steps, and must be between 0 and 1")
+        raise ValueError("it is a fraction of all steps and must be between 0 and 1")
     total = values.total_steps(values)
     if total is None:
         raise UnsupportedValueError(
@@ -37,8 +37,8 @@ def _convert_warmup(values: LibraryValues) -> Mapping[str, Any]:
 
 
 _PROMPTS = (
-    "prompts are never truncated: TRL kept the last tokens of a longer prompt, ROLL trains on the whole prompt. Remove "
-    "longer prompts from the file; inference.max_context limits prompt and answer together"
+    "prompts are never truncated: TRL kept the last tokens of a longer prompt, ROLL trains on the whole prompt. "
+    "Remove longer prompts from the file; inference.max_context limits the total length of prompt and answer"
 )
 OLDER_KEY_RULES: list[Rule] = [
     conversion_rule(

@@ -71,7 +71,7 @@ def read_script(path: str | Path) -> ParsedScript:
         with Path(path).open("rb") as file:
             text = file.read(_MAX_FILE_BYTES + 1)
         if len(text) > _MAX_FILE_BYTES:
-            raise ConfigError(f"{path} has more than {_MAX_FILE_BYTES:,} bytes, too many for a script.")
+            raise ConfigError(f"{path} exceeds {_MAX_FILE_BYTES:,} bytes, the maximum size of a script.")
         tree = ast.parse(text)  # bytes, so that the parser handles encoding declarations
     except ConfigError:
         raise
@@ -122,17 +122,21 @@ class _Reader:
                 name = self._syntax.imported.get(name, name)
                 if name in _TRAINERS and isinstance(node, ast.ClassDef):
                     yield node.name, name
-                    self._report(node.name, node, "the methods of the script's own class are not converted", name)
+                    self._report(
+                        node.name, node, "the methods of a class defined in the script are not converted", name
+                    )
 
     def _report_lookalike_classes(self) -> None:
         """Report classes that have the name of a TRL class but another module; their defaults may differ."""
         for node in self._syntax.nodes:
             if isinstance(node, ast.ClassDef) and node.name in (*_CONFIGS, *_TRAINERS):
-                self._report(node.name, node, "the script's own class is read as TRL's", node.name)
+                self._report(node.name, node, "the class defined in the script is treated as TRL's class", node.name)
             elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] != "trl":
                 for one in node.names:
                     if one.name in (*_CONFIGS, *_TRAINERS):
-                        self._report(one.name, node, f"imported from `{node.module}`, and read as TRL's", one.name)
+                        self._report(
+                            one.name, node, f"imported from `{node.module}` and treated as TRL's class", one.name
+                        )
 
     def _find_trainer_name(self, call: ast.Call, subclasses: Mapping[str, str]) -> str:
         name = self._syntax.get_called_name(call)
@@ -206,7 +210,7 @@ class _Reader:
             if name in _READ_ARGUMENTS:
                 getattr(self, f"_read_{name}")(node)
             else:
-                self._report(name, node, f"the trainer's argument `{name}` has no counterpart in a file of ROLL")
+                self._report(name, node, f"the trainer's argument `{name}` has no counterpart in ROLL")
 
     def _read_args(self, node: ast.expr) -> None:
         try:
@@ -273,7 +277,7 @@ class _Reader:
             elif name in MODEL_KEYS:
                 self._read_value(MODEL_KEYS[name], value)
             elif name not in IGNORED_MODEL_ARGUMENTS:
-                self._report(name, value, "an argument of from_pretrained without a counterpart in a file of ROLL")
+                self._report(name, value, "an argument of from_pretrained without a counterpart in ROLL")
 
     def _read_reward_funcs(self, node: ast.expr) -> None:
         entries = [node]
@@ -348,7 +352,7 @@ class _Reader:
         if rows.path == self._script.values.get("dataset_name") and rows.split is not None:
             self._script.values["dataset_test_split"] = rows.split
         else:
-            self._report("eval_dataset", node, "held-out rows of another data set: set data.0.held_out_path")
+            self._report("eval_dataset", node, "held-out rows of another dataset: set data.0.held_out_path")
 
     def _read_peft_config(self, node: ast.expr) -> None:
         try:
@@ -368,7 +372,7 @@ class _Reader:
                     del self._script.values[key]
                 self._read_value(key, value)
             elif not (name == "bias" and isinstance(value, ast.Constant) and value.value == "none"):
-                self._report(name, value, "an argument of LoraConfig without a counterpart in a file of ROLL")
+                self._report(name, value, "an argument of LoraConfig without a counterpart in ROLL")
 
     def _read_processing_class(self, node: ast.expr) -> None:
         try:

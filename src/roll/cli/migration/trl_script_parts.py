@@ -136,5 +136,5 @@ def _read_load_call(syntax: SyntaxTree, call: ast.Call) -> ScriptDataset:
     if path in _FILE_FORMATS and isinstance(files, str) and files.endswith((".jsonl", ".parquet")):
         path, files = files, None
     if files is not None or not isinstance(path, str) or not isinstance(split, str | None):
-        raise NotConstantError(f"`{format_source(call)}` does not load one file or one data set, with one split")
+        raise NotConstantError(f"`{format_source(call)}` does not load exactly one file or dataset, with one split")
     return ScriptDataset(path=path, name=name, split=split)

@@ -41,5 +41,8 @@ def from_verl(path: str | Path, *, rows: int | None = None) -> ConvertedConfig:
 
 
 def _report_unset(key: str, value: Any, names: list[str]) -> KeyResult:
-    text = f"only a shell can resolve {', '.join(names)}, so verl's default is used: write the value, and convert again"
+    text = (
+        f"only a shell can resolve {', '.join(names)}, so verl's default is used: replace it with its value and "
+        "convert again"
+    )
     return KeyResult(key=key, value=value, in_file=True, outcome="unsupported", text=text)

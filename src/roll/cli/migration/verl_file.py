@@ -53,7 +53,7 @@ def read_keys(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"'{path}' cannot be read: {reason}.") from None
     if len(content) > _MAX_FILE_BYTES:
         raise ConfigError(
-            f"'{path}' is larger than {_MAX_FILE_BYTES / 2**20:g} MiB, too large for a configuration of verl."
+            f"'{path}' exceeds {_MAX_FILE_BYTES / 2**20:g} MiB, the maximum size of a verl configuration."
         )
     if Path(path).suffix in (".yaml", ".yml", ".json"):
         tree, _ = parse(text, str(path))
@@ -129,7 +129,7 @@ def _substitute_variables(text: str, variables: Mapping[str, str], name: str) ->
         nonlocal left
         left -= len(found)
         if left < 0:
-            raise ConfigError(f"{name}: a value has more than {_MAX_LENGTH} characters, too many for a script of verl.")
+            raise ConfigError(f"{name}: a value exceeds {_MAX_LENGTH} characters, the maximum for a verl script.")
         return found
 
     def replace_sum(match: re.Match[str]) -> str:

@@ -35,7 +35,7 @@ def _convert_name(values: LibraryValues) -> Mapping[str, Any]:
 def _convert_batch(values: LibraryValues) -> Mapping[str, Any]:
     prompts, part = int(values.data.train_batch_size), int(values[f"{_ACTOR}.ppo_mini_batch_size"])
     if prompts % part and part < prompts:
-        raise ConfigError(f"train_batch_size {prompts} is not a multiple of ppo_mini_batch_size {part}.")
+        raise ConfigError(f"train_batch_size ({prompts}) must be divisible by ppo_mini_batch_size ({part}).")
     return {"rollout.prompts_per_step": prompts, "algorithm.updates.num_minibatches": max(1, prompts // part)}
 
 
@@ -45,7 +45,7 @@ def _convert_steps(value: Any, values: LibraryValues) -> int:
     if values.rows is None:
         raise ConfigError(
             "the length is given in epochs (trainer.total_epochs), but ROLL counts the steps of a run with rollouts: "
-            "set --rows to the number of rows of the data set."
+            "set --rows to the number of rows of the dataset."
         )
     return max(1, int(values.rows) // int(values.data.train_batch_size) * int(values.trainer.total_epochs))
 
@@ -160,7 +160,8 @@ def _convert_temperature(_: Any, values: LibraryValues) -> float:
 def _convert_quantization(value: str | None, _: LibraryValues) -> str:
     if value not in (None, "fp8"):
         raise UnsupportedValueError(
-            f"quantization {value} is not supported, only fp8; engines get the trainer's weights, unquantized"
+            f"quantization {value} is not supported (supported: fp8); engines use the trainer's weights without "
+            "quantization"
         )
     return value or "none"
 

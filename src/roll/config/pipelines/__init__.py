@@ -60,10 +60,12 @@ def _build_user_pipeline(path: str) -> Any:
         pipeline = factory()
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"pipeline '{path}' cannot be built ({find_raise_location(error)}): {one_line_error(error)}"
+            f"pipeline '{path}' cannot be created ({find_raise_location(error)}): {one_line_error(error)}"
         ) from error
     if missing := [part for part in ("config", "state", *_FUNCTION_ARGUMENTS) if not hasattr(pipeline, part)]:
-        raise ConfigError(f"pipeline '{path}' lacks {', '.join(missing)}: docs/python.md describes each member.")
+        raise ConfigError(
+            f"pipeline '{path}' does not define {', '.join(missing)}: docs/python.md describes each member."
+        )
     if not (isinstance(pipeline.config, type) and issubclass(pipeline.config, RunConfig)):
         raise ConfigError(f"pipeline '{path}': its `config` must be a subclass of roll.config.run.RunConfig.")
     for part, arguments in _FUNCTION_ARGUMENTS.items():

@@ -101,15 +101,18 @@ class AgenticConfig(ReinforcementRunConfig):
         entries = [entry.model_copy(update={"domain": name}) for entry, name in zip(entries, names, strict=True)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"several environments have the names {twice}: set a different `domain` for each")
+            raise ValueError(
+                f"environment names must be unique, got duplicates: {twice}. Set a different `domain` for each "
+                "environment"
+            )
         return entries
 
     @model_validator(mode="after")
     def _reject_unsupported_keys(self) -> Self:
         if self.tracking.record_rollouts:
             raise ValueError(
-                "tracking.record_rollouts records rollouts for `roll replay`, which does not support the pipeline "
-                "agentic: set record_rollouts to false"
+                "tracking.record_rollouts is not supported with the pipeline agentic, because `roll replay` does not "
+                "support this pipeline: set record_rollouts to false"
             )
         if self.rollout.agent is not None:
             raise ValueError(
@@ -119,12 +122,12 @@ class AgenticConfig(ReinforcementRunConfig):
         if self.curriculum is not None:
             if self.rollout.scheduling.domain_quotas:
                 raise ValueError(
-                    "curriculum changes how environments are mixed, but rollout.scheduling.domain_quotas fixes the "
-                    "mixture: remove one of the two"
+                    "curriculum and rollout.scheduling.domain_quotas cannot be combined, because quotas fix the "
+                    "mixture of environments: remove one of the two"
                 )
             if len(self.environments) == 1:
                 raise ValueError(
-                    "curriculum mixes environments, but only one is configured: remove curriculum, or add environments"
+                    "curriculum requires at least two environments, got one: remove curriculum, or add environments"
                 )
         return self
 
@@ -134,12 +137,11 @@ class AgenticConfig(ReinforcementRunConfig):
             return self
         if all(entry.num_turns == 1 for entry in self.environments):
             raise ValueError(
-                "anchors are between turns, but every environment has num_turns 1: raise num_turns, or remove anchors"
+                "anchors require num_turns >= 2, but every environment has num_turns 1: raise num_turns, or remove "
+                "anchors"
             )
         if self.rollout.loop:
-            raise ValueError(
-                "anchors need ROLL's own rollout loop, but rollout.loop replaces it: remove anchors, or rollout.loop"
-            )
+            raise ValueError("anchors are not supported with a custom rollout.loop: remove anchors, or rollout.loop")
         return self
 
     @property

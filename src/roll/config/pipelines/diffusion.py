@@ -54,9 +54,7 @@ class DiffusionConfig(RunConfig):
     def _check_method(self) -> Self:
         algorithm = self.algorithm
         if isinstance(algorithm, OnlineAlgorithmConfig) and not any(reward.weight for reward in self.rewards):
-            raise ValueError(
-                f"algorithm.type {algorithm.type} learns from rewards: add `rewards`, with a weight other than 0"
-            )
+            raise ValueError(f"algorithm.type {algorithm.type} requires `rewards` with a nonzero weight")
         if isinstance(algorithm, FlowMatchingConfig | DPOConfig | RewardGradientConfig) and self.rewards:
             raise ValueError(
                 f"algorithm.type {algorithm.type} does not use `rewards`: move them to evaluation.rewards, which only "
@@ -64,14 +62,12 @@ class DiffusionConfig(RunConfig):
             )
         domains = [entry.domain for entry in self.data]
         if twice := sorted({domain for domain in domains if domains.count(domain) > 1}):
-            raise ValueError(f"several sources have the name '{twice[0]}': set a different `domain` for each")
+            raise ValueError(f"duplicate source name '{twice[0]}': set a different `domain` for each source")
         labels = [reward.label for reward in (*self.rewards, *self.evaluation.rewards)]
         if twice := sorted({label for label in labels if labels.count(label) > 1}):
-            raise ValueError(f"several rewards have the name '{twice[0]}': set a different `name` for each")
+            raise ValueError(f"duplicate reward name '{twice[0]}': set a different `name` for each reward")
         if self.uses_log_probs and self.sampling.noise_level == 0:
-            raise ValueError(
-                f"algorithm.type {algorithm.type} needs SDE steps, which explore: set sampling.noise_level above 0"
-            )
+            raise ValueError(f"algorithm.type {algorithm.type} requires SDE steps: set sampling.noise_level above 0")
         return self
 
     @property

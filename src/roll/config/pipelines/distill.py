@@ -43,33 +43,31 @@ class DistillConfig(DistillationBase, OnlineConfig):
     def _check_teachers(self) -> DistillConfig:
         backends = {teacher.backend for teacher in self.teacher}
         if len(backends) > 1:
-            raise ValueError(
-                "some teachers are in trainers and others in engines: set the same backend for all teachers"
-            )
+            raise ValueError("all teachers must have the same backend, got trainer and engine")
         if self.distillation.mode == "loss" and "engine" in backends:
             raise ValueError(
-                "teacher.backend is engine, which returns only the log-probs of sampled tokens, but distillation.mode "
-                "loss compares whole distributions: set teacher.backend to trainer, or distillation.mode to reward"
+                "distillation.mode loss is not supported with teacher.backend engine, which returns only the "
+                "log-probs of sampled tokens: set teacher.backend to trainer, or distillation.mode to reward"
             )
         if "engine" in backends and self.rollout.temperature != 1.0:
             raise ValueError(
-                f"rollout.temperature is {self.rollout.temperature:g}, but engines return a teacher's log-probs at "
-                "temperature 1: set rollout.temperature to 1, or teacher.backend to trainer"
+                f"teacher.backend engine requires rollout.temperature 1, got {self.rollout.temperature:g}: set "
+                "rollout.temperature to 1, or teacher.backend to trainer"
             )
         needed, width = len(self.teacher), self.inference.tensor_parallel
         if "engine" in backends and self.cluster.type == "ray" and self.roles["teacher"].count != needed:
             found = len(self.roles["teacher"].devices)
             raise ValueError(
-                f"{needed} teachers in engines need {needed * width} devices, {width} each, but there are {found}: set "
-                "cluster.device_mapping.teacher"
+                f"{needed} teachers in engines require {needed * width} devices ({width} each), but only {found} are "
+                "available: set cluster.device_mapping.teacher"
             )
         problem = find_distillation_truncation_problem(self.distillation, self.rollout)
         if problem:
             raise ValueError(problem)
         if self.distillation.reward_weight and self.rollout.group_size == 1:
             raise ValueError(
-                f"distillation.reward_weight {self.distillation.reward_weight:g} compares the rewards of a group, but "
-                "rollout.group_size is 1: raise group_size, or set reward_weight to 0"
+                f"distillation.reward_weight {self.distillation.reward_weight:g} requires rollout.group_size >= 2, "
+                "got 1: raise group_size, or set reward_weight to 0"
             )
         return self
 
@@ -90,7 +88,7 @@ class DistillConfig(DistillationBase, OnlineConfig):
     def describe_missing_role(self, role: str) -> str:
         """Describe why this run does not have a role that the device mapping names, and a remedy."""
         if role == "teacher":
-            return "with `distillation.mode: loss` the student's trainer holds the teachers: remove the key"
+            return "with `distillation.mode: loss`, the teachers are in the student's trainer: remove the key"
         return super().describe_missing_role(role)
 
     @property

@@ -23,8 +23,8 @@ class DistillOfflineConfig(DistillationBase, SupervisedConfig):
     def _check_teachers(self) -> Self:
         if any(teacher.backend == "engine" for teacher in self.teacher):
             raise ValueError(
-                "teacher.backend is engine, which returns only the log-probs of given tokens, but offline distillation "
-                "needs top-k tokens or whole distributions: set teacher.backend to trainer"
+                "teacher.backend engine is not supported for offline distillation, which requires top-k log-probs or "
+                "full distributions: set teacher.backend to trainer"
             )
         return self
 

@@ -23,12 +23,13 @@ class PreferenceConfig(SupervisedConfig):
     def _check_reference(self) -> Self:
         if self.preference.reference == "adapters" and self.model.lora is None:
             raise ValueError(
-                "`preference.reference: adapters` needs adapters: set model.lora, or preference.reference to "
+                "`preference.reference: adapters` requires LoRA adapters: set model.lora, or preference.reference to "
                 "`precomputed`"
             )
         if not self.preference.method.compares_pairs and self.training.examples_per_step < 2:
             raise ValueError(
-                "kto needs answers to other prompts in every batch: set training.examples_per_step to 2 or more"
+                "kto requires training.examples_per_step >= 2, because every batch must contain answers to different "
+                "prompts"
             )
         return self
 

@@ -36,14 +36,11 @@ class PreferenceOnlineConfig(OnlineConfig):
     def _check_pairs(self) -> Self:
         if not self.preference.method.compares_pairs:
             raise ValueError(
-                f"preference.type {self.preference.type} learns from single answers, but rollouts are compared in "
-                "pairs: use dpo, or another method for pairs"
+                f"preference.type {self.preference.type} is not supported, because it learns from single answers "
+                "instead of pairs: use dpo or another pairwise method"
             )
         if self.rollout.group_size < 2:
-            raise ValueError(
-                f"rollout.group_size is {self.rollout.group_size}, but a pair needs two rollouts of a prompt: "
-                "raise group_size"
-            )
+            raise ValueError(f"rollout.group_size must be >= 2 to form pairs, got {self.rollout.group_size}")
         return self
 
     def describe_missing_role(self, role: str) -> str:
@@ -51,7 +48,7 @@ class PreferenceOnlineConfig(OnlineConfig):
         if role == "reference":
             if not self.preference.method.uses_reference:
                 return f"preference.type {self.preference.type} does not use a reference: remove the key"
-            return "with model.lora the reference is the policy without its adapters: remove the key"
+            return "with model.lora, the reference is the policy without its adapters: remove the key"
         return super().describe_missing_role(role)
 
     @property

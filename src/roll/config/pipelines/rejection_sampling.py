@@ -32,7 +32,7 @@ class RejectionSamplingConfig(OnlineConfig):
     def _check_keep(self) -> RejectionSamplingConfig:
         if self.rejection.keep > self.rollout.group_size:
             raise ValueError(
-                f"rejection.keep {self.rejection.keep} exceeds rollout.group_size {self.rollout.group_size}: lower "
-                "keep, or raise group_size"
+                f"rejection.keep must be <= rollout.group_size, got {self.rejection.keep} and "
+                f"{self.rollout.group_size}: lower keep, or raise group_size"
             )
         return self

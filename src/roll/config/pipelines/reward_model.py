@@ -40,5 +40,5 @@ class RewardModelConfig(SupervisedConfig):
                 "reward_model.centering has no effect with `loss: regression`: remove it, or set loss to bradley_terry"
             )
         if self.evaluation.answers is not None:
-            raise ValueError("a reward model does not generate answers: remove evaluation.answers")
+            raise ValueError("evaluation.answers is not supported with the pipeline reward_model: remove it")
         return self

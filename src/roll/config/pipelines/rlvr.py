@@ -24,7 +24,7 @@ class RLVRConfig(PromptRunConfig, ReinforcementRunConfig):
     def _check_recording(self) -> RLVRConfig:
         if self.replay is not None and self.tracking.record_rollouts:
             raise ValueError(
-                "tracking.record_rollouts would record batches that replay.run already recorded: set "
+                "tracking.record_rollouts is not supported in a replay, whose batches are already recorded: set "
                 "tracking.record_rollouts to false"
             )
         return self

@@ -58,7 +58,7 @@ class PooledReward(RewardSection):
         limit = self.adaptive_limit
         if limit is not None and limit.min_cpu_s >= self.time_limit_s:
             raise ValueError(
-                f"adaptive_limit has no effect, since its min_cpu_s {limit.min_cpu_s:g} is not below time_limit_s "
+                f"adaptive_limit requires min_cpu_s < time_limit_s, got {limit.min_cpu_s:g} and "
                 f"{self.time_limit_s:g}: raise time_limit_s, for example to 30, or lower min_cpu_s"
             )
         return self

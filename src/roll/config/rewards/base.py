@@ -58,7 +58,7 @@ class RewardSection(Section):
     @classmethod
     def _check_reasoning(cls, value: str) -> str:
         if value not in (AUTO_REASONING, KEEP_REASONING) and (not value.strip() or value.strip().isalnum()):
-            raise ValueError(f"'{value}' is not a closing tag: write auto, keep, or a tag such as </reasoning>")
+            raise ValueError(f"expected auto, keep or a closing tag such as </reasoning>, got '{value}'")
         return value
 
     @property
@@ -102,7 +102,7 @@ def check_pattern(pattern: str) -> str:
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+        raise ValueError(f"{pattern!r} is not a valid regular expression: {error}") from None
     return pattern
 
 
@@ -117,11 +117,13 @@ def check_url(url: str, example: str) -> str:
         parts = urlsplit(url)
         has_host = bool(parts.hostname) and parts.port != 0
     except ValueError as error:  # an invalid port, or an unclosed bracket
-        raise ValueError(f"'{url}' is not a URL ({error}): write one such as '{example}'") from None
+        raise ValueError(f"'{url}' is not a valid URL ({error}): expected, for example, '{example}'") from None
     if parts.scheme not in ("http", "https") or not has_host or any(c.isspace() or ord(c) < 32 for c in url):
-        raise ValueError(f"'{url}' is not a URL: write one such as '{example}'")
+        raise ValueError(f"'{url}' is not a valid URL: expected, for example, '{example}'")
     if parts.username or parts.password:
-        raise ValueError("the URL contains a password: set api_key_env to the variable with the key instead")
+        raise ValueError(
+            "the URL must not contain a password: set api_key_env to the environment variable with the key instead"
+        )
     if parts.query or parts.fragment:
-        raise ValueError(f"'{url}' has a query or a fragment: write the base URL, such as '{example}'")
+        raise ValueError(f"'{url}' must be a base URL without query and fragment, such as '{example}'")
     return url.rstrip("/")

@@ -83,7 +83,7 @@ class CodeReward(RewardSection):
     @model_validator(mode="after")
     def _check_cpu_limits(self) -> CodeReward:
         if self.max_cpu_s < self.min_cpu_s:
-            raise ValueError(f"max_cpu_s {self.max_cpu_s} is below min_cpu_s {self.min_cpu_s}")
+            raise ValueError(f"max_cpu_s must be >= min_cpu_s, got {self.max_cpu_s} and {self.min_cpu_s}")
         return self
 
     @property

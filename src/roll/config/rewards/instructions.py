@@ -73,9 +73,9 @@ class FormatReward(PooledReward):
     def _check_tags(cls, value: list[str]) -> list[str]:
         for tag in value:
             if not tag or not tag.replace("_", "").replace("-", "").isalnum():
-                raise ValueError(f"'{tag}' is not the name of a tag: write the name without brackets, such as 'answer'")
+                raise ValueError(f"'{tag}' is not a valid tag name: expected a name without brackets, such as 'answer'")
         if len(set(value)) < len(value):
-            raise ValueError(f"{value} contains a tag twice: list each tag once")
+            raise ValueError(f"{value} contains duplicate tags: list each tag once")
         return value
 
     @field_validator("pattern")
@@ -86,9 +86,11 @@ class FormatReward(PooledReward):
     @model_validator(mode="after")
     def _check_requirements(self) -> FormatReward:
         if not self.tags and self.pattern is None and self.json_schema is None:
-            raise ValueError("no format is required: set tags, pattern or json_schema")
+            raise ValueError("at least one of tags, pattern and json_schema must be set")
         if (self.only_tags or self.first_tag_open) and not self.tags:
-            raise ValueError("only_tags and first_tag_open need tags: set tags")
+            raise ValueError("only_tags and first_tag_open require tags: set tags")
         if self.json_tag is not None and (self.json_schema is None or self.json_tag not in self.tags):
-            raise ValueError(f"json_tag '{self.json_tag}' needs json_schema, and must be one of the tags {self.tags}")
+            raise ValueError(
+                f"json_tag requires json_schema and must be one of the tags {self.tags}, got '{self.json_tag}'"
+            )
         return self

@@ -115,15 +115,15 @@ class JudgeReward(RewardSection):
     @model_validator(mode="after")
     def _check_combinations(self) -> JudgeReward:
         if self.scale[0] >= self.scale[1]:
-            raise ValueError(f"scale {self.scale}: the first number must be below the second")
+            raise ValueError(f"scale must be [lowest, highest] with lowest < highest, got {self.scale}")
         if self.url is not None and self.model is None:
-            raise ValueError(f"the endpoint at {self.url} needs the name of a model: set `model`")
+            raise ValueError(f"the endpoint at {self.url} requires the name of a model: set `model`")
         if self.url is None:
             for name in ("model", "api_key_env", "structured", "options"):
                 if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
                     raise ValueError(
-                        f"`{name}` is used only with an endpoint: set `url`, or remove `{name}` (the "
-                        "run's own judge is configured in the section `judge`)"
+                        f"`{name}` is supported only with an endpoint: set `url`, or remove `{name}` (the run's judge "
+                        "is configured in the section `judge`)"
                     )
         verdicts = self.scale[1] - self.scale[0] + 1
         if self.url is None and verdicts > MAX_VERDICTS:
@@ -131,9 +131,7 @@ class JudgeReward(RewardSection):
                 f"scale {self.scale} has {verdicts:,} verdicts, but the run's judge supports at most {MAX_VERDICTS}"
             )
         if self.cache_dir is not None and not self.cache_size:
-            raise ValueError(
-                "cache_dir is set, but cache_size 0 disables the cache: remove cache_dir, or raise cache_size"
-            )
+            raise ValueError("cache_dir requires cache_size > 0, got 0: remove cache_dir, or raise cache_size")
         return self
 
     @property

@@ -85,7 +85,5 @@ class RemoteReward(RewardSection):
                 f"solved_at {self.solved_at} has no effect with `decides: false`: remove one of the two keys"
             )
         if self.cache_dir is not None and not self.cache_size:
-            raise ValueError(
-                "cache_dir is set, but cache_size 0 disables the cache: remove cache_dir, or raise cache_size"
-            )
+            raise ValueError("cache_dir requires cache_size > 0, got 0: remove cache_dir, or raise cache_size")
         return self

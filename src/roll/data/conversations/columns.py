@@ -102,8 +102,8 @@ class RowContext:
         if not self.is_empty:
             raise BadRow(
                 "text with a system message or tools",
-                f"{location}: plain text is trained on as it is, so the row must not have a system message, tools, "
-                "history or chat template arguments: write them into the text, or give `messages` instead of text.",
+                f"{location}: a row with plain text must not have a system message, tools, history or chat template "
+                "arguments, because the text is not rendered: write them into the text, or provide `messages` instead.",
             )
 
 
@@ -310,6 +310,7 @@ def _read_template_kwargs(row: RowView, config: ConversationColumns, location: s
     if reserved is not None:
         raise BadRow(
             "argument of the chat template",
-            f"{location}: column '{name}' sets {shorten(reserved)}, an argument that a row must not set: remove it.",
+            f"{location}: column '{name}' sets {shorten(reserved)}, a reserved argument of the chat template: "
+            "remove it.",
         )
     return found

@@ -75,8 +75,8 @@ class ParsedMessages:
         if marked is not None:
             raise BadRow(
                 "prompt marked for training",
-                f"{location}: message {marked + 1} of the prompt is marked for training, but prompts are not trained: "
-                "give the conversation as `messages`, or remove the mark.",
+                f"{location}: message {marked + 1} of the prompt is marked for training, but prompts are not trained "
+                "on: provide the conversation as `messages`, or remove the mark.",
             )
         return self.messages
 
@@ -241,8 +241,7 @@ def _read_train_flag(fields: UnreadFields, role: str, location: str) -> bool | N
     if mark and role != "assistant":
         raise BadRow(
             "message of another role marked for training",
-            f"{location}: the {role}'s message is marked for training, but only an assistant's message can be trained "
-            "on.",
+            f"{location}: the {role} message is marked for training, but only assistant messages can be trained on.",
         )
     return mark
 
@@ -294,13 +293,13 @@ def check_order(messages: Sequence[Message], location: str, *, ends_with_answer:
     spoken = roles[1:] if roles[0] == "system" else roles
     problem = None
     if "system" in spoken:
-        problem = "a system message may only be the first"
+        problem = "only the first message can be a system message"
     elif not spoken or spoken[0] != "user":
-        problem = "the first message, after a system message, must be the user's"
+        problem = "the first message after the system message must be a user message"
     elif any(role == "tool" and before == "user" for before, role in pairwise(spoken)):
-        problem = "a tool's message must follow the assistant's"
+        problem = "a tool message must follow an assistant message"
     elif ends_with_answer and spoken[-1] != "assistant":
-        problem = "the last message must be an answer of the assistant"
+        problem = "the last message must be an assistant message"
     elif not ends_with_answer and (messages[-1].tool_calls or messages[-1].reasoning):
         problem = "the start of an answer (prefill) must be plain text: write its reasoning or tool call into `content`"
     if problem is not None:

@@ -113,7 +113,7 @@ def _read_part(
         raise UnsupportedMedia(
             "images, audio or video",
             f"{location}: a part of `content` is of type {kind!r}",
-            "Leave such rows out.",
+            "Remove such rows.",
         )
     else:
         raise BadRow(

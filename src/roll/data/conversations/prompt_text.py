@@ -68,8 +68,8 @@ def apply_prompt_template(
     if not indices or (not last and len(indices) > 1):
         raise BadRow(
             "prompt template",
-            f"{location}: `prompt_template` applies to a single user message, but this conversation has "
-            f"{len(indices)}: write the template into the rows, and leave prompt_template out.",
+            f"{location}: `prompt_template` requires exactly one user message, got {len(indices)}: write the template "
+            "into the rows, and remove prompt_template.",
         )
     index = indices[-1]
     user = replace(messages[index], content=fill_placeholder(template, "{prompt}", messages[index].content))

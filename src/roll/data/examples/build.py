@@ -186,8 +186,8 @@ def _load_sources(
             sides = build_arithmetic_examples(config, domain, seed)
         else:
             raise DataError(
-                f"data source '{domain}' generates sums with one answer each, but this pipeline needs other columns, "
-                "such as two answers or a score: use a source whose rows have these columns."
+                f"data source '{domain}' generates sums with one answer each, but this pipeline requires other "
+                "columns, such as two answers or a score: use a source whose rows have these columns."
             )
         bad.num_rows = len(sides[0]) + len(sides[1]) + bad.counts.total()
         yield _LoadedSource(
@@ -218,6 +218,6 @@ def _report_bad_rows(loaded: Sequence[_LoadedSource]) -> None:
         if not len(entry.training):
             lost = f"all but {entry.bad.num_rows - entry.bad.counts.total():,} of its rows are skipped"
             raise DataError(
-                f"data source '{entry.domain}' leaves no example for training: "
+                f"data source '{entry.domain}' has no examples for training: "
                 + (f"{lost}." if entry.bad.counts else f"lower its held_out ({entry.config.held_out}).")
             )

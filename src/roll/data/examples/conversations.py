@@ -92,10 +92,10 @@ class RowParser:
                 columns = ", ".join(shorten(name) for name in list(self._row)[:20])
                 raise BadRow(
                     "missing column",
-                    f"{self._where}: there is no column '{self._config.prompt_key}', and '{key}' is a string but not a "
-                    f"dialog of `Human:` and `Assistant:`. The columns are: {columns}. Set prompt_key to the prompt's "
-                    "column, give whole conversations, or set prompt_key to null if both answers of a pair are strings "
-                    "that begin with the prompt.",
+                    f"{self._where}: column '{self._config.prompt_key}' does not exist, and '{key}' is a string but "
+                    f"not a dialog of `Human:` and `Assistant:`. Available columns: {columns}. Set prompt_key to the "
+                    "prompt's column, provide whole conversations, or set prompt_key to null if both answers of a "
+                    "pair are strings that begin with the prompt.",
                 )
             answer = ParsedMessages(messages=(Message(role="assistant", content=text),))
         else:
@@ -173,7 +173,7 @@ class RowParser:
                 return self._read_instruction()
         value = read_column(row, name, location, "prompt_key")
         if is_null(value):
-            raise BadRow("empty prompt", f"{location}: column '{name}' is null: fill it in, or leave the row out.")
+            raise BadRow("empty prompt", f"{location}: column '{name}' is null: fill it in, or remove the row.")
         if not isinstance(value, str):
             return self._read_message_list(value, name)
         text = self._check_text_cell(value, name, label="prompt")
@@ -206,7 +206,7 @@ class RowParser:
         if not isinstance(value, str):
             raise BadRow("wrong type", f"{self._where}: column '{key}' must be a string, got {shorten(value)}.")
         if not value.strip():
-            raise BadRow(f"empty {label}", f"{self._where}: column '{key}' is empty: fill it in, or leave the row out.")
+            raise BadRow(f"empty {label}", f"{self._where}: column '{key}' is empty: fill it in, or remove the row.")
         check_text(value, key, self._where)
         return value
 
@@ -224,7 +224,7 @@ class RowParser:
             if key is None or key not in row:
                 continue
             if is_null(row.peek(key)):
-                raise BadRow("empty answer", f"{location}: column '{key}' is null: fill it in, or leave the row out.")
+                raise BadRow("empty answer", f"{location}: column '{key}' is null: fill it in, or remove the row.")
             if key in (config.messages_key, config.conversations_key):
                 self._reader.read(row[key], key, location)  # raises with the required form
             if key == config.completion_key:
@@ -241,6 +241,6 @@ class RowParser:
             read_column(row, config.completion_key, location, "completion_key")  # raises with the missing column
         raise BadRow(
             "missing column",
-            f"{location}: no column has the text to train on. The columns are: {columns}. A row has `messages`, or "
+            f"{location}: no column contains text to train on. Available columns: {columns}. Expected `messages`, or "
             "`prompt` and `completion`, or `text`: set messages_key, completion_key or text_key to the column's name.",
         )

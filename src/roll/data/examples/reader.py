@@ -112,7 +112,7 @@ class ExampleReader:
             kind = media[0].kind
             raise BadRow(
                 kind,
-                f"{location}: the row has {kind}, which needs messages, but its prompt is plain text: provide "
+                f"{location}: the row has {kind}, which requires messages, but its prompt is plain text: provide "
                 "`messages`.",
             )
         placed = tuple(
@@ -177,9 +177,8 @@ class ExampleReader:
             if found is not None:
                 raise BadRow(
                     "special token in a message",
-                    f"{location}: the {message.role}'s message contains {found!r}, which the model would read as the "
-                    "token that its template puts between messages: remove it, or give such rows as `text`."
-                    + hint_at_missing_media(found),
+                    f"{location}: the {message.role} message contains {found!r}, a special token of the chat "
+                    "template: remove it, or provide such rows as `text`." + hint_at_missing_media(found),
                 )
         found = next(filter(None, map(self._special_in, get_tool_texts(conversation.tools))), None)
         if found is not None:
@@ -212,7 +211,7 @@ def _check_marks(conversation: Conversation, kind: ExampleKind, location: str) -
     ):
         raise BadRow(
             "nothing to learn",
-            f"{location}: every answer is marked as context only: mark one for training, or leave the row out.",
+            f"{location}: every answer is marked as context only: mark one for training, or remove the row.",
         )
     if kind != "supervised" and any(
         place >= conversation.num_prompt_messages for place in conversation.untrained_messages
@@ -220,7 +219,7 @@ def _check_marks(conversation: Conversation, kind: ExampleKind, location: str) -
         raise BadRow(
             "masked answer",
             f"{location}: a loss mask excludes the answer that the label, score or preference applies to: remove the "
-            "mask, or leave the row out.",
+            "mask, or remove the row.",
         )
 
 
@@ -236,8 +235,8 @@ def _check_answers(conversation: Conversation, location: str) -> None:
             kind = message.media[0].kind
             raise BadRow(
                 kind,
-                f"{location}: the assistant's message {place + 1} has {MEDIA_NOUNS[kind]}, but the model writes only "
-                f"text: move the {kind} into another message, or leave the row out.",
+                f"{location}: the assistant message {place + 1} has {MEDIA_NOUNS[kind]}, but the model generates only "
+                f"text: move the {kind} into another message, or remove the row.",
             )
 
 
@@ -251,14 +250,14 @@ def _read_pair(parser: RowParser, config: ExampleColumns, location: str) -> tupl
     if chosen == rejected:
         raise BadRow(
             "identical answers",
-            f"{location}: both answers are identical: give two different answers, or leave the row out.",
+            f"{location}: both answers are identical: provide two different answers, or remove the row.",
         )
     if chosen.text is not None and rejected.text is not None:
         if chosen.text[0] != rejected.text[0]:
             raise BadRow(
                 "different prompts",
-                f"{location}: the two strings have no common prefix, which would be the prompt: give two answers to "
-                "the same prompt, or name the prompt's column (prompt_key).",
+                f"{location}: the two strings have no common prefix that could be the prompt: provide two answers to "
+                "the same prompt, or set prompt_key to the prompt's column.",
             )
         return chosen, rejected
     a, b = chosen.messages, rejected.messages
@@ -269,7 +268,7 @@ def _read_pair(parser: RowParser, config: ExampleColumns, location: str) -> tupl
         raise BadRow(
             "different prompts",
             f"{location}: the two answers have different prompts: only one of the two conversations contains this "
-            f"{other.role} message: {content}. Give two answers to the same prompt.",
+            f"{other.role} message: {content}. Provide two answers to the same prompt.",
         )
     sides = [
         parser.check(replace(side, num_prompt_messages=common), f"{location}, column '{key}'")
@@ -278,8 +277,8 @@ def _read_pair(parser: RowParser, config: ExampleColumns, location: str) -> tupl
     if common in (len(a), len(b)):
         raise BadRow(
             "empty answer",
-            f"{location}: one conversation is only the beginning of the other, so the shorter one has no answer: fill "
-            "it in, or leave the row out.",
+            f"{location}: one conversation is a prefix of the other, so the shorter one has no answer: fill it in, or "
+            "remove the row.",
         )
     return sides[0], sides[1]
 
@@ -321,7 +320,7 @@ def _read_number(value: Any, key: str, location: str) -> float:
     if abs(number) > MAX_ABS_VALUE:
         raise BadRow(
             "too large a number",
-            f"{location}: column '{key}' is {shorten(value)}: give numbers between -{MAX_ABS_VALUE:g} and "
-            f"{MAX_ABS_VALUE:g}.",
+            f"{location}: column '{key}' must be between -{MAX_ABS_VALUE:g} and {MAX_ABS_VALUE:g}, got "
+            f"{shorten(value)}.",
         )
     return number

@@ -98,18 +98,21 @@ class SampleBuilder:
         longest = max(len(ids) for ids, *_ in rendered)
         cut = limit is not None and longest > limit
         if cut:
-            message = f"the example has {longest:,} tokens, but the context has room for {limit:,}"
+            message = f"the example has {longest:,} tokens, but the context length is {limit:,}"
             if too_long != "cut":
                 raise UnusableExample(TOO_LONG_REASON, f"{message}: shorten it, or set `too_long` to cut or skip.")
             rendered = [truncate_tokens(*tokens, limit) for tokens in rendered]
             if not all(mask.any() for _, mask, _ in rendered):
-                raise UnusableExample(TOO_LONG_REASON, f"{message}, and the prompt fills it: no answer token is left.")
+                raise UnusableExample(
+                    TOO_LONG_REASON, f"{message}, and the prompt alone fills it: there is no space for the answer."
+                )
         keys = [build_sequence_key(ids, media) for ids, _, media in rendered]
         if len(keys) == 2 and np.array_equal(keys[0], keys[1]):
             raise UnusableExample("identical answers", "both answers have the same tokens, so they cannot be compared.")
         if not self.score_at_end and not all(mask.any() for _, mask, _ in rendered):
             raise UnusableExample(
-                "nothing to learn", "the example has only one token, but training needs at least two: make it longer."
+                "nothing to learn",
+                "the example has only one token, but training requires at least two: make it longer.",
             )
         return rendered, cut
 
@@ -120,7 +123,7 @@ class SampleBuilder:
         if longest > LONG_TEXT_CHARACTERS and longest > limit * self.renderer.longest_token_length:
             raise UnusableExample(
                 TOO_LONG_REASON,
-                f"the example has {longest:,} characters, but the context has room for {limit:,} tokens: split the "
+                f"the example has {longest:,} characters, but the context length is {limit:,} tokens: split the "
                 "example, or set `too_long` to cut or skip.",
             )
 

@@ -59,7 +59,7 @@ class NFTLoss:
             ValueError: The sample has no advantages.
         """
         if sample.advantages is None:
-            raise ValueError(f"sample {sample.sample_id} has no advantages, which this loss needs")
+            raise ValueError(f"sample {sample.sample_id} has no advantages, which this loss requires")
         random = np.random.default_rng(sample.seed)
         sigmas = compute_sigmas(settings.num_steps, settings.shift)[:-1]
         if self.num_draws is not None and self.num_draws < len(sigmas):

@@ -57,7 +57,7 @@ class PolicyGradientLoss:
         """
         path, advantages = sample.path, sample.advantages
         if path is None or advantages is None:
-            raise ValueError(f"sample {sample.sample_id} has no path or no advantages, which this loss needs")
+            raise ValueError(f"sample {sample.sample_id} has no path or no advantages, which this loss requires")
         latents = torch.from_numpy(path.latents)
         return [
             Term(

@@ -56,8 +56,8 @@ class DiffusionModel(ABC):
         pixels = to_float_images(images).to(self.device)
         if pixels.shape[1:] != torch.Size(self.latent_shape):
             raise DataError(
-                f"images have the shape {tuple(pixels.shape[1:])} (channels, height, width), but the model has "
-                f"{self.latent_shape}: resize or convert them"
+                f"images must have the shape {self.latent_shape} (channels, height, width), got "
+                f"{tuple(pixels.shape[1:])}: resize or convert them"
             )
         return pixels * 2 - 1
 

@@ -67,7 +67,7 @@ def _build_own_model(path: str, options: dict[str, Any], seed: int) -> Diffusion
             model = factory(**options)
     except Exception as error:
         raise ConfigError(
-            f"diffusion model '{path}' cannot be built ({find_raise_location(error)}): {one_line_error(error)}"
+            f"diffusion model '{path}' cannot be created ({find_raise_location(error)}): {one_line_error(error)}"
         ) from error
     if not isinstance(model, DiffusionModel):
         raise ConfigError(f"diffusion model '{path}' must be a subclass of roll.diffusion.models.DiffusionModel.")
@@ -83,7 +83,7 @@ def read_family(directory: Path) -> str:
     index = directory / "model_index.json"
     if not index.is_file():
         raise ModelError(
-            f"model.path '{directory}' has no model_index.json: give a pipeline directory of diffusers, or the import "
+            f"model.path '{directory}' has no model_index.json: specify a diffusers pipeline directory, or the import "
             "path of your own class (`path/to/file.py:Class`)"
         )
     try:
@@ -94,7 +94,7 @@ def read_family(directory: Path) -> str:
     if name not in FAMILIES:
         raise ModelError(
             f"the denoiser of '{directory}' is {name}, which is not supported: choose a pipeline with "
-            f"{', '.join(FAMILIES)}, or give your own class (`path/to/file.py:Class`)"
+            f"{', '.join(FAMILIES)}, or specify your own class (`path/to/file.py:Class`)"
         )
     return name
 
@@ -107,7 +107,7 @@ def _load_pipeline(directory: Path, sizes: dict[str, Any], dtype: torch.dtype) -
         from diffusers import DiffusionPipeline
         from diffusers.utils import logging as messages
     except ImportError as error:
-        raise ModelError(f"'{directory}' needs diffusers: pip install 'roll-rl[diffusion]'") from error
+        raise ModelError(f"'{directory}' requires diffusers: pip install 'roll-rl[diffusion]'") from error
     messages.disable_progress_bar()
     index = json.loads((directory / "model_index.json").read_text(encoding="utf-8"))
     absent = {name: None for name, entry in index.items() if entry == [None, None]}  # optional parts, such as T5 of SD3
@@ -129,8 +129,8 @@ def list_denoiser_files(directory: Path) -> list[Path]:
     if not files:
         problem = "has no safetensors files" if directory.is_dir() else "does not exist"
         raise ModelError(
-            f"model.weights '{directory}' {problem}: give a run, a checkpoint, or the directory of an export. If the "
-            "run has not been trained yet, train it first."
+            f"model.weights '{directory}' {problem}: specify a run, a checkpoint, or the directory of an export. If "
+            "the run has not been trained yet, train it first."
         )
     return files
 

@@ -55,8 +55,8 @@ class PipelineModel(DiffusionModel):
         multiple = self.spatial_scale * self.patch_size
         if height % multiple or width % multiple:
             raise ModelError(
-                f"images of {height} x {width} pixels do not fit the model: height and width must be multiples of "
-                f"{multiple}; change model.height and model.width"
+                f"image height and width must be multiples of {multiple}, got {height} x {width}: change model.height "
+                "and model.width"
             )
         self.latent_shape = self._compute_latent_shape()
 
@@ -105,8 +105,8 @@ class PipelineModel(DiffusionModel):
     def _check_size(self, pixels: Tensor) -> None:
         if pixels.shape[-2:] != (self.height, self.width):
             raise DataError(
-                f"an image has {pixels.shape[-2]} x {pixels.shape[-1]} pixels, but model.height and model.width are "
-                f"{self.height} and {self.width}: resize it"
+                f"an image must have {self.height} x {self.width} pixels (model.height, model.width), got "
+                f"{pixels.shape[-2]} x {pixels.shape[-1]}: resize it"
             )
 
     def build_config(self) -> dict[str, Any]:
@@ -183,8 +183,8 @@ class WanModel(PipelineModel):
         if config["in_channels"] != config["out_channels"]:
             raise ModelError(
                 f"the denoiser has {config['in_channels']} input channels, but {config['out_channels']} output "
-                "channels: models that get the first frame as additional channels are not supported; use "
-                "a text-to-video model, or one that restores the first frame"
+                "channels: models that receive the first frame in additional channels are not supported; use a "
+                "text-to-video model, or a model that restores the first frame"
             )
         super().__init__(pipeline, **sizes)
 
@@ -199,10 +199,7 @@ class WanModel(PipelineModel):
     def _compute_latent_shape(self) -> tuple[int, ...]:
         scale = int(self.vae.config.scale_factor_temporal)
         if (self.num_frames - 1) % scale:
-            raise ModelError(
-                f"model.num_frames {self.num_frames} does not fit the model: it must be 1 more than a multiple of "
-                f"{scale}"
-            )
+            raise ModelError(f"model.num_frames must be 1 more than a multiple of {scale}, got {self.num_frames}")
         frames = (self.num_frames - 1) // scale + 1
         return (
             int(self.vae.config.z_dim),

@@ -55,13 +55,15 @@ class GymnasiumEnv:
         self._spaces = import_package("gymnasium.spaces", "gymnasium", "this environment")
         drawn = getattr(env, "render_mode", None) == "ansi"
         if observation == "render" and not drawn:
-            raise ConfigError("`observation: render` needs an environment that renders text: set `render_mode: ansi`.")
+            raise ConfigError(
+                "`observation: render` requires an environment that renders text: set `render_mode: ansi`."
+            )
         self._drawn = drawn and observation != "value"
         self._names = tuple(name.casefold() for name in actions or ())
         space = env.action_space
         if self._names and (not isinstance(space, self._spaces.Discrete) or len(self._names) != space.n):
             raise ConfigError(
-                f"the names {list(self._names)} do not match the action space {space}: give one name per action."
+                f"the names {list(self._names)} do not match the action space {space}: provide one name per action."
             )
         self._format_reward = format_reward
         self._state = ""

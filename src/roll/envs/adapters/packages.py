@@ -32,7 +32,7 @@ def import_package(module: str, package: str, feature: str, advice: str = "") ->
         return importlib.import_module(module)
     except ImportError as error:
         how = advice or f"pip install '{package}'"
-        raise ConfigError(f"{feature} needs the package '{package}': {how.rstrip('.')} ({error}).") from error
+        raise ConfigError(f"{feature} requires the package '{package}': {how.rstrip('.')} ({error}).") from error
 
 
 class RandomState:

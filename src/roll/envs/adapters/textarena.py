@@ -28,7 +28,7 @@ class TextArenaEnv:
     def __init__(self, env: Any, num_players: int = 1, opponent: Callable[[str], str] | None = None) -> None:
         if num_players > 1 and opponent is None:
             raise ConfigError(
-                f"a game of {num_players} players needs an `opponent`: set it to a function, or file.py:function."
+                f"a game with {num_players} players requires an `opponent`: set it to a function, or file.py:function."
             )
         self.env = env
         self._num_players, self._opponent = num_players, opponent
@@ -110,7 +110,7 @@ def _make_game(textarena: Any, name: str, options: dict[str, Any]) -> Any:
     if raw not in known:
         if name in known:
             raise ConfigError(
-                f"TextArena's game '{name}' has no variant '{raw}', which ROLL needs: choose another game."
+                f"TextArena's game '{name}' has no variant '{raw}', which ROLL requires: choose another game."
             )
         games = sorted({game.removesuffix("-raw") for game in known})
         raise ConfigError(f"TextArena has no game '{name}'.{did_you_mean(name, games)}")

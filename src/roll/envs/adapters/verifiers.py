@@ -24,9 +24,9 @@ __all__ = ["VerifiersEnv", "make"]
 
 PACKAGE = "verifiers>=0.1.12,<0.2"
 ADVICE = (
-    "pip cannot install it next to ROLL, since it requires datasets <4.7 and ROLL >=5. Install it in an environment of "
-    "its own, and start a program there that plays the environment through ROLL's endpoint (rollout.agent.command; "
-    "docs/agents.md)."
+    "pip cannot install it together with ROLL, because it requires datasets <4.7 and ROLL >=5. Install it in a "
+    "separate virtual environment, and run a program there that plays the environment through ROLL's endpoint "
+    "(rollout.agent.command; docs/agents.md)."
 )
 
 
@@ -57,7 +57,7 @@ class VerifiersEnv:
         self._format = get_tool_call_format(tool_format)
         self._rows = env.get_dataset()
         if not len(self._rows):
-            raise DataError("the data set of this `verifiers` environment is empty: choose another environment.")
+            raise DataError("the dataset of this `verifiers` environment is empty: choose another environment.")
         self._next = 0
         self._rollout: asyncio.Task[Any] | None = None
         self._asked: asyncio.Queue[str] = asyncio.Queue()

@@ -32,9 +32,7 @@ class Crosswords(Game[tuple[int, int, str]]):
     def _check_arguments(self) -> None:
         check_minimum(1, num_words=self.num_words)
         if self.num_words is not None and self.max_turns is not None and self.max_turns // self.num_words < 3:
-            raise ValueError(
-                f"max_turns is {self.max_turns}, too few to fill {self.num_words} words: set it to at least 3 per word"
-            )
+            raise ValueError(f"max_turns must be at least 3 per word, got {self.max_turns} for {self.num_words} words")
         if self.num_words is not None and self.num_words > 20:
             raise ValueError(f"num_words must be at most 20, got {self.num_words}")
 

@@ -40,7 +40,9 @@ class FrozenLake(DirectionGame):
         if not 0 <= self.holes < 1:
             raise ValueError(f"holes must be in [0, 1), got {self.holes}")
         if self.size and self.max_turns and self.max_turns < 2 * self.size - 2:
-            raise ValueError(f"max_turns is {self.max_turns}, but the shortest path has {2 * self.size - 2} moves")
+            raise ValueError(
+                f"max_turns must be at least {2 * self.size - 2}, the length of the shortest path, got {self.max_turns}"
+            )
 
     def _begin_episode(self, rng: Random) -> int:
         size, turns = self.size, self.max_turns

@@ -69,7 +69,7 @@ class Game(ABC, Generic[Move]):
 
     def step(self, action: str) -> StepResult:
         if self._over:
-            raise RuntimeError("the episode is over, or none has begun: call reset() first")
+            raise RuntimeError("no episode is running: call reset() first")
         self._turn += 1
         answer = extract_box(action)
         move = None if answer is None else self._parse_move(answer)
@@ -110,7 +110,7 @@ class Game(ABC, Generic[Move]):
         if not same_state:
             return replace(self, **overrides)
         if overrides:
-            raise ValueError("same_state and overrides must not be given together: remove one of them")
+            raise ValueError("same_state and overrides cannot be combined: remove one of them")
         return copy.deepcopy(self)
 
     def close(self) -> None:
@@ -168,4 +168,4 @@ def check_minimum(minimum: int, **arguments: int | None) -> None:
     """
     for name, value in arguments.items():
         if value is not None and value < minimum:
-            raise ValueError(f"{name} must be at least {minimum}, or None to draw it at every reset, got {value}")
+            raise ValueError(f"{name} must be at least {minimum}, or None to sample it at every reset, got {value}")

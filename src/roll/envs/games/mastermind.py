@@ -30,8 +30,8 @@ class Mastermind(Game[tuple[int, ...]]):
         check_minimum(1, code_length=self.code_length, num_numbers=self.num_numbers)
         if self.code_length and self.num_numbers and self.code_length > self.num_numbers and not self.duplicate_numbers:
             raise ValueError(
-                f"a code of {self.code_length} different numbers from 1 to {self.num_numbers} does not exist: raise "
-                "num_numbers or allow duplicate_numbers"
+                f"code_length must be <= num_numbers without duplicate_numbers, got {self.code_length} and "
+                f"{self.num_numbers}"
             )
 
     def _begin_episode(self, rng: Random) -> int:

@@ -31,8 +31,8 @@ class Minesweeper(Game[tuple[str, int, int]]):
         check_minimum(1, num_mines=self.num_mines)
         if self.rows and self.cols and self.num_mines and self.num_mines > self.rows * self.cols - 9:
             raise ValueError(
-                f"num_mines is {self.num_mines}, but a field of {self.rows} by {self.cols} has room for "
-                f"{max(0, self.rows * self.cols - 9)}, since the cells next to the first one have no mines"
+                f"num_mines must be at most {max(0, self.rows * self.cols - 9)} for {self.rows} x {self.cols} cells, "
+                f"because the first cell and its neighbors have no mines, got {self.num_mines}"
             )
 
     def _begin_episode(self, rng: Random) -> int:

@@ -42,7 +42,7 @@ class Sokoban(DirectionGame):
             room = (self.dim_room[0] - 2) * (self.dim_room[1] - 2)
             if self.num_boxes > room // 4:
                 raise ValueError(
-                    f"num_boxes is {self.num_boxes}, but a room of {room} cells has space for {room // 4} boxes"
+                    f"num_boxes must be at most {room // 4} for a room of {room} cells, got {self.num_boxes}"
                 )
 
     def _begin_episode(self, rng: Random) -> int:

@@ -30,7 +30,7 @@ class Sudoku(Game[tuple[int, int, int]]):
 
     def _check_arguments(self) -> None:
         if self.scale not in (None, 4, 9):
-            raise ValueError(f"scale must be 4 or 9, or None to draw it at every reset, got {self.scale}")
+            raise ValueError(f"scale must be 4 or 9, or None to sample it at every reset, got {self.scale}")
         check_minimum(1, clues=self.clues)
         if self.scale and self.clues and self.clues >= self.scale**2:
             raise ValueError(f"clues must be less than the {self.scale**2} cells, got {self.clues}")

@@ -63,10 +63,11 @@ def _build_tool(entry: str | Mapping[str, Any]) -> Tool | ToolSource:
     except UserError:
         raise
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"tool '{name}' rejects its options {options}: {error}") from error
+        raise ConfigError(f"tool '{name}' rejected the options {options}: {error}") from error
     if not isinstance(tool, (Tool, ToolSource)):
         raise ConfigError(
-            f"'{name}' is not a tool: it needs `name`, `description`, `parameters` and `call`, or `open` and `close`."
+            f"'{name}' is not a tool: it must have `name`, `description`, `parameters` and `call`, or `open` and "
+            "`close`."
         )
     return tool
 

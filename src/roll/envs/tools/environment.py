@@ -102,7 +102,7 @@ class ToolEnv:
         call_time_limit_s: float = 120.0,
     ) -> None:
         if max_tool_uses < 0:
-            raise ValueError(f"max_tool_uses must not be negative, got {max_tool_uses}")
+            raise ValueError(f"max_tool_uses must be >= 0, got {max_tool_uses}")
         self.env = env
         self._tools = tuple(tools)
         self._format_name, self._format = (

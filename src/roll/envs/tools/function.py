@@ -47,7 +47,8 @@ class FunctionTool:
         unknown = sorted(set(self._options) - set(parameters))
         if unknown:
             raise ConfigError(
-                f"tool '{self.name}' has no arguments {unknown}. Its arguments: {', '.join(parameters) or 'none'}."
+                f"tool '{self.name}' has no arguments {unknown}. Supported arguments: "
+                f"{', '.join(parameters) or 'none'}."
             )
         for name, parameter in parameters.items():
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):

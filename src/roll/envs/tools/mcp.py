@@ -43,13 +43,13 @@ class McpTools:
         connect_time_limit_s: float = 30.0,
     ) -> None:
         if bool(command) == bool(url):
-            raise ValueError("set either `command` (a list of strings) or `url`, not both")
+            raise ValueError("exactly one of `command` (a list of strings) and `url` must be set")
         if isinstance(command, str):
             raise ValueError(f"command must be a list of strings, got the string '{command}'")
         try:
             importlib.import_module("mcp")
         except ImportError as error:
-            raise ConfigError(f"tools of MCP servers need the package 'mcp': pip install mcp ({error}).") from error
+            raise ConfigError(f"tools of MCP servers require the package 'mcp': pip install mcp ({error}).") from error
         self._command, self._url, self._env = tuple(command), url, dict(env) if env else None
         self._only = None if only is None else tuple(only)
         self._time_limit_s = connect_time_limit_s
@@ -85,7 +85,7 @@ class McpTools:
         except Exception as error:
             await self.close()
             timed_out = isinstance(error, TimeoutError)
-            reason = f"it did not answer within {self._time_limit_s:g} s" if timed_out else repr(error)
+            reason = f"it did not respond within {self._time_limit_s:g} s" if timed_out else repr(error)
             raise InfraError(f"cannot connect to MCP server '{self._name}': {reason}") from error
         return self._tools
 
@@ -129,7 +129,7 @@ class McpTools:
             return await self._client.call_tool(name, dict(arguments))
         except Exception as error:
             if getattr(error, "code", None) == _INVALID_PARAMS:  # the model's mistake, not the server's
-                raise ToolError(str(error) or "the server rejects these arguments") from None
+                raise ToolError(str(error) or "the server rejected these arguments") from None
             self._broken = getattr(error, "code", None) is None  # the error does not come from the server
             raise InfraError(f"MCP server '{self._name}' failed to run the tool '{name}': {error!r}") from error
 
@@ -171,5 +171,5 @@ class _McpTool:
         parts = [getattr(part, "text", None) or f"({part.type})" for part in result.content]
         text = "\n".join(parts)
         if getattr(result, "is_error", False):
-            raise ToolError(text or "the tool failed and gave no reason")
+            raise ToolError(text or "the tool failed without an error message")
         return text

@@ -184,7 +184,7 @@ class HttpSearch:
             documents = [entry.get("document", entry) for entry in answer["result"][0]]
             documents_read = [document["contents"].partition("\n") for document in documents[: self._num_results]]
         except TimeoutError as error:
-            raise InfraError(f"search server {self._url} did not answer within {self._timeout_s:g} s") from error
+            raise InfraError(f"search server {self._url} did not respond within {self._timeout_s:g} s") from error
         except aiohttp.ClientError as error:
             what = f"{type(error).__name__}: {error}".removesuffix(": ")
             raise InfraError(f"search server {self._url} cannot be used: {what}{describe_proxy(self._url)}") from error

@@ -41,7 +41,9 @@ class Toolbox:
         if len(by_name) < len(self.tools):
             names = [tool.name for tool in self.tools]
             double = sorted({name for name in names if names.count(name) > 1})
-            raise ConfigError(f"several tools have the same name ({', '.join(double)}): rename all but one of them.")
+            raise ConfigError(
+                f"tool names must be unique, got duplicates: {', '.join(double)}. Rename all but one of them."
+            )
         object.__setattr__(self, "by_name", by_name)
 
     async def execute(self, call: ToolCall) -> ToolResult:
@@ -76,7 +78,7 @@ class Toolbox:
         except (ToolError, InfraError):
             raise
         except TimeoutError as error:
-            raise InfraError(f"tool '{tool.name}' took longer than {self.call_time_limit_s:g} s") from error
+            raise InfraError(f"tool '{tool.name}' exceeded the time limit of {self.call_time_limit_s:g} s") from error
         except Exception as error:  # the boundary to tools: their exceptions are infrastructure failures
             what = f"{type(error).__name__}: {error} ({find_raise_location(error)})"
             raise InfraError(f"tool '{tool.name}' failed: {what}") from error

@@ -48,7 +48,7 @@ class UserTools:
                     )
                 described: list[tuple[str, str, dict[str, Any]]] = await self._kept.call("open")
         except TimeoutError as error:
-            raise InfraError(f"tool '{name}' took longer than {self._time_limit_s:g} s to open") from error
+            raise InfraError(f"opening tool '{name}' exceeded the time limit of {self._time_limit_s:g} s") from error
         return [_ProcessTool(self._kept, *each) for each in described]
 
     async def close(self) -> None:
@@ -91,5 +91,5 @@ class _ToolProcess:
         except ToolError as error:
             return False, str(error)
         if not isinstance(text, str):
-            raise TypeError(f"tool '{name}' returned {type(text).__name__}, but must return a string")
+            raise TypeError(f"tool '{name}' must return a string, got {type(text).__name__}")
         return True, text

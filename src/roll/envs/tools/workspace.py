@@ -63,7 +63,7 @@ class Workspace(SandboxOptions):
     async def run(self, command: str) -> ExecutionResult:
         """Run bash commands. If the model has ended the shell, a new shell is opened."""
         if "\0" in command:
-            raise ToolError("a command must not contain a NUL byte")
+            raise ToolError("a command must not contain a null byte")
         with sandbox_errors():
             if self._session is None or self._session.closed:
                 self._session = await self._open_shell()

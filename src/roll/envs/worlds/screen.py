@@ -127,7 +127,7 @@ class Screen(World):
 
     def step(self, action: str) -> StepResult:
         if self._over:
-            raise RuntimeError("the episode is over, or none has begun: call reset() first")
+            raise RuntimeError("no episode is running: call reset() first")
         self._turn += 1
         found = _CLICK_PATTERN.findall(extract_answer(action) or action)
         if not found:

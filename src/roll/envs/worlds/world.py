@@ -45,7 +45,7 @@ class World:
         if not same_state:
             return replace(self, **options)
         if options:
-            raise ValueError("same_state and options must not be given together: remove one of them")
+            raise ValueError("same_state and options cannot be combined: remove one of them")
         return copy.deepcopy(self)
 
 

@@ -53,7 +53,7 @@ def wrap(env: Any, name: str, options: Mapping[str, Any]) -> Any:
     try:
         return function(env, **options)
     except (TypeError, ValueError) as error:
-        raise DataError(f"wrapper '{name}' rejects its options {dict(options)}: {error}") from error
+        raise DataError(f"wrapper '{name}' rejected the options {dict(options)}: {error}") from error
 
 
 def get_wrapper_functions(names: str, tokenizer: Any = None) -> list[Callable[[Any], Any]]:
@@ -74,7 +74,9 @@ def get_wrapper_functions(names: str, tokenizer: Any = None) -> list[Callable[[A
             )
         if name in _NEED_TOKENIZER:
             if tokenizer is None:
-                raise ConfigError(f"wrapper '{name}' applies the chat template: pass the model's tokenizer.")
+                raise ConfigError(
+                    f"wrapper '{name}' requires the model's tokenizer to apply the chat template: pass the tokenizer."
+                )
             functions.append(partial(WRAPPERS[name], tokenizer=tokenizer))
         else:
             functions.append(WRAPPERS[name])

@@ -28,7 +28,7 @@ class FormatPenalty(EnvWrapper):
     def __init__(self, env: Any, penalty: float = 0.1, required: Sequence[str] = ("\\boxed{",)) -> None:
         super().__init__(env)
         if penalty < 0:
-            raise ConfigError(f"penalty is subtracted from the reward, so it must be at least 0, got {penalty}.")
+            raise ConfigError(f"penalty must be >= 0, because it is subtracted from the reward, got {penalty}.")
         if isinstance(required, str) or not required or not all(required):
             raise ConfigError(f"required must be a list of strings that an action must contain, got {required!r}.")
         self._penalty, self._required = penalty, tuple(required)

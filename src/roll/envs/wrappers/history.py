@@ -45,7 +45,7 @@ class ObservationHistory(EnvWrapper):
         if chat not in ("never", "always", "on_reset"):
             raise ConfigError(f"chat must be never, always or on_reset, got '{chat}'.")
         if chat != "never" and (tokenizer is None or not actions):
-            raise ConfigError(f"chat '{chat}' needs the model's tokenizer, and `actions` set to true.")
+            raise ConfigError(f"chat '{chat}' requires the model's tokenizer and `actions: true`.")
         if last is not None and last < 1:
             raise ConfigError(f"last must be at least 1, or None for all turns, got {last}.")
         self._actions, self._chat, self._tokenizer = actions, chat, tokenizer

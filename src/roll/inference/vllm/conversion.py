@@ -36,12 +36,13 @@ def check_tokens(label: str, token_ids: IntArray, vocab_size: int) -> None:
         DataError: there are no tokens, or a token is outside the vocabulary.
     """
     if len(token_ids) == 0:
-        raise DataError(f"{label} has no tokens: an engine needs at least one.")
+        raise DataError(f"{label} has no tokens: at least one is required.")
     low, high = int(token_ids.min()), int(token_ids.max())
     if low < 0 or high >= vocab_size:
         wrong = low if low < 0 else high
         raise DataError(
-            f"{label} has token id {wrong}, but the model's ids are 0 … {vocab_size - 1}: use the model's tokenizer."
+            f"{label} has token id {wrong}, which is out of range for the vocabulary size {vocab_size}: use the "
+            "model's tokenizer."
         )
 
 
@@ -53,12 +54,12 @@ def check_length(request: GenerationRequest, max_context: int) -> None:
     """
     prompt, answer = len(request.token_ids), request.sampling.max_new_tokens
     if answer < 1:
-        raise DataError(f"request {request.request_id}: max_new_tokens is {answer}, but must be at least 1.")
+        raise DataError(f"request {request.request_id}: max_new_tokens must be at least 1, got {answer}.")
     if prompt + answer > max_context:
         raise DataError(
-            f"request {request.request_id}: {prompt} prompt tokens and max_new_tokens {answer} make {prompt + answer} "
-            f"tokens, but the engine's context is {max_context}: shorten the prompt, lower rollout.max_new_tokens, or "
-            "raise inference.max_context."
+            f"request {request.request_id}: {prompt} prompt tokens plus max_new_tokens {answer} exceed the engine's "
+            f"context length {max_context}: shorten the prompt, lower rollout.max_new_tokens, or raise "
+            "inference.max_context."
         )
 
 

@@ -277,8 +277,8 @@ class VLLMEngine(PrefetchMixin):
         errors = [reply["error"] for reply in replies if "error" in reply]
         if errors:
             raise ModelError(
-                f"training.router_replay is 'engine', but the vllm engine cannot record the experts of "
-                f"'{self._spec.model_path}': {errors[0]}; set training.router_replay to none, or inference.engine to hf"
+                "training.router_replay 'engine' is not supported, because the vllm engine cannot record the experts "
+                f"of '{self._spec.model_path}': {errors[0]}; set router_replay to none, or inference.engine to hf"
             )
         self._routed_layers = replies[0]["layers"]
 

@@ -131,7 +131,7 @@ def launch(spec: EngineSpec, name: str, preforked: PreforkedProcess | None = Non
                 llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[stats.build_logger_class()])
             except (ValueError, TypeError) as error:
                 raise ModelError(
-                    f"vLLM rejects {spec.model_path} with these settings: {error}{_build_option_hint(spec)}"
+                    f"vLLM rejected {spec.model_path} with these settings: {error}{_build_option_hint(spec)}"
                 ) from error
             except Exception as error:
                 raise _build_start_error(spec, log_size, error) from error
@@ -147,7 +147,7 @@ def launch(spec: EngineSpec, name: str, preforked: PreforkedProcess | None = Non
 def _check_model_type(spec: EngineSpec) -> None:
     if str(read_config(Path(spec.model_path)).get("model_type", "")).endswith("_thinker"):
         raise ModelError(
-            f"vLLM cannot serve '{spec.model_path}', which is a thinker without the rest of its omni model: use the "
+            f"vLLM cannot serve '{spec.model_path}', which contains only the thinker of an omni model: use the "
             "complete model's directory (its config.json has thinker_config), or the engine 'hf'."
         )
 
@@ -176,7 +176,7 @@ def prestart_engine(num_threads: int | None) -> Generator[None]:
                 stack.enter_context(open_preforked_process(variables, num_threads))
             except (OSError, ValueError) as error:
                 logger.warning(
-                    "a process that imports vLLM in advance could not be started, so the engine starts more slowly: %s",
+                    "the process that imports vLLM in advance failed to start, so the engine starts more slowly: %s",
                     error,
                 )
             finally:

@@ -77,8 +77,9 @@ def _load_media(inputs: MediaInputs, media: Sequence[MediaSpan]) -> tuple[dict[s
         )
     if len(rates) > 1:
         raise UnsupportedError(
-            f"a sequence has videos that the model sees at {', '.join(f'{fps:g}' for fps in rates)} frames per second, "
-            "but vLLM reads only one rate per sequence: use the engine 'hf', or videos with equal frame rates."
+            f"a sequence has videos that the model sees at {', '.join(f'{fps:g}' for fps in rates)} frames per "
+            "second, but vLLM supports only one rate per sequence: use the engine 'hf', or videos with identical "
+            "frame rates."
         )
     return data, {"fps": next(iter(rates)), "do_sample_frames": False} if rates else {}
 

@@ -79,9 +79,9 @@ def check_manifest(
     announced = {spec.name: spec.shape for spec in manifest}
     for name, shape in announced.items():
         if name not in expected:
-            raise WeightSyncError(f"{about} '{name}' is unknown: the engine's checkpoint has no such tensor.")
+            raise WeightSyncError(f"{about} '{name}' does not exist in the engine's checkpoint.")
         if tuple(shape) != expected[name]:
-            raise WeightSyncError(f"{about} '{name}' has shape {tuple(shape)}, but must have {expected[name]}.")
+            raise WeightSyncError(f"{about} '{name}' must have shape {expected[name]}, got {tuple(shape)}.")
     for name in expected:
         derived = name.endswith("rotary_emb.inv_freq") or (tied and name.endswith("lm_head.weight"))
         if name not in announced and not derived:
@@ -279,4 +279,6 @@ def check_weights_applied(
         if held.dim() == sent.dim() and held.shape[1:] == sent.shape[1:] and held.shape[0] >= sent.shape[0]:
             held = held[: sent.shape[0]]  # vLLM pads the vocabulary
             if not torch.equal(held, sent.to(held.dtype)):
-                raise WeightSyncError(f"{about}: tensor '{name}' was received, but the engine holds other values.")
+                raise WeightSyncError(
+                    f"{about}: tensor '{name}' was received, but the engine contains different values."
+                )

@@ -60,7 +60,9 @@ def get_feature_token_ids(model: Any) -> dict[MediaKind, int]:
     }
     found = {kind: next((getattr(model.config, k, None) for k in keys), None) for kind, keys in names.items()}
     if not isinstance(found["image"], int):
-        raise ModelError(f"{type(model).__name__} has no image_token_id in its configuration, so it cannot read images")
+        raise ModelError(
+            f"{type(model).__name__} has no image_token_id in its configuration, so it does not support images"
+        )
     return {kind: token for kind, token in found.items() if isinstance(token, int)}
 
 

@@ -59,7 +59,7 @@ def _load_inputs(model: str | Path, directory: Path | None, trust_remote_code: b
     try:
         processor = MediaProcessor(model, trust_remote_code=trust_remote_code)
     except ModelError as error:  # the language model can still be trained on text
-        logger.warning("%s Images, audio and video are not read.", error)
+        logger.warning("%s Images, audio and video are not supported.", error)
         return None
     store = MediaStore(directory, kinds=processor.kinds, audio_rate=processor.audio_rate)
     return MediaInputs(store, processor)

@@ -97,8 +97,8 @@ class MediaProcessor:
                 self._processor: Any = AutoProcessor.from_pretrained(directory, trust_remote_code=trust_remote_code)
         except ImportError as error:
             raise ModelError(
-                f"the processor of model '{path}' needs a package that is not installed: {_get_first_line(error)} Run "
-                "`make setup`, or install roll-rl[vision]."
+                f"the processor of model '{path}' requires a package that is not installed: {_get_first_line(error)} "
+                "Run `make setup`, or install roll-rl[vision]."
             ) from error
         except Exception as error:  # corrupted files cause various errors
             raise ModelError(f"the processor of model '{path}' cannot be loaded: {_get_first_line(error)}") from error
@@ -117,7 +117,7 @@ class MediaProcessor:
         if "image" not in self.placeholders or not hasattr(self._processor, "image_processor"):
             raise ModelError(
                 f"model '{path}' has no processor for images (preprocessor_config.json, and image_token_id in "
-                "config.json): copy the model again, or leave images out of the data."
+                "config.json): copy the model again, or remove images from the data."
             )
         find = self._processor.tokenizer.convert_tokens_to_ids
         self.placeholder_ids: dict[MediaKind, int] = {kind: int(find(text)) for kind, text in self.placeholders.items()}
@@ -198,7 +198,7 @@ class MediaProcessor:
             arguments = {"images": [content]}
             label = f"an image of {content.width} × {content.height} pixels"
         if kind not in self.placeholders:
-            raise DataError(f"model '{self._path}' does not read {label}: it reads only {', '.join(self.kinds)}.")
+            raise DataError(f"model '{self._path}' does not support {label}; supported: {', '.join(self.kinds)}.")
         try:
             if isinstance(content, VideoClip):
                 frames, fps = self.sample_video(content)

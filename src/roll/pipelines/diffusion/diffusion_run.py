@@ -146,7 +146,7 @@ class DiffusionRun:
         outcome.metrics |= compute_reward_metrics(groups)
         outcome.metrics["algorithm/groups_used"] = float(len(usable))
         if not usable:
-            logger.warning("the rewards of every group in this step are equal, so the policy is not updated")
+            logger.warning("all groups of this step have zero reward variance, so the policy is not updated")
             return
         with self.run.spans.phase("train"):
             for epoch in range(algorithm.num_epochs):

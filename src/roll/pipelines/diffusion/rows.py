@@ -183,7 +183,7 @@ def _read_table(path: Path, config: DiffusionDataConfig, keys: Mapping[str, str]
     if bad.counts:
         raise DataError("\n".join([*bad.format_lines(config.domain), "Correct these rows, or leave them out."]))
     if not rows:
-        raise DataError(f"{table.name} has no rows: at least one row is needed.")
+        raise DataError(f"{table.name} has no rows: at least one row is required.")
     return rows
 
 
@@ -250,7 +250,7 @@ def _find_image(row: Row, name: str, key: str, table: Path, location: str) -> Pa
     if "://" in value:
         raise BadRow(
             "image is a URL",
-            f"{location}: column '{key}' is a URL, {value[:80]!r}: download the image, and give its path.",
+            f"{location}: column '{key}' is a URL, {value[:80]!r}: download the image and use its path.",
         )
     path = table.parent / value
     if not path.is_file():

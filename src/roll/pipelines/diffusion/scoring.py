@@ -67,11 +67,9 @@ def _call_reward(
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise RewardInfraError(
-            f"reward function '{path}' returned {type(value).__name__}: return one number."
-        ) from None
+        raise RewardInfraError(f"reward function '{path}' must return a number, got {type(value).__name__}.") from None
     if not math.isfinite(number):
-        raise RewardInfraError(f"reward function '{path}' returned {number}: return a finite number.")
+        raise RewardInfraError(f"reward function '{path}' must return a finite number, got {number}.")
     return number
 
 
@@ -104,9 +102,7 @@ class ImageScorer:
         parts, problem = dict[str, float](), ""
         for reward, result in zip(self.rewards, results, strict=True):
             if isinstance(result, TimeoutError):
-                problem = (
-                    problem or f"reward '{reward.label}' took longer than its time_limit_s, {reward.time_limit_s:g} s"
-                )
+                problem = problem or f"reward '{reward.label}' exceeded its time_limit_s of {reward.time_limit_s:g} s"
             elif isinstance(result, InfraError):
                 problem = problem or f"reward '{reward.label}': {result}"
             elif isinstance(result, BaseException):

@@ -25,7 +25,7 @@ def resolve_offline_teachers(config: DistillOfflineConfig, model_path: Path) -> 
         rows = describe_model(path).vocab_size
         if settings.mode == "precomputed" and settings.top_k > rows:
             raise ConfigError(
-                f"distillation.top_k is {settings.top_k:,}, but teacher.model '{teacher.model}' predicts {rows:,} "
-                "tokens: lower distillation.top_k, or set distillation.mode to loss, which compares all of them."
+                f"distillation.top_k must be <= {rows:,}, the vocabulary size of teacher.model '{teacher.model}', got "
+                f"{settings.top_k:,}: lower distillation.top_k, or set distillation.mode to loss."
             )
     return paths

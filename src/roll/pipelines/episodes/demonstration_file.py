@@ -48,7 +48,8 @@ def read_demonstrations(config: AgenticConfig) -> list[Demonstration]:
             )
     if not found:
         raise DataError(
-            f"{table.name} has no demonstration: remove anchors.demonstrations, or write a demonstration in each line."
+            f"{table.name} contains no demonstrations: remove anchors.demonstrations, or add one demonstration per "
+            "line."
         )
     return list(found.values())
 
@@ -62,17 +63,15 @@ def _read_demonstration(row: Mapping[str, Any], entries: dict[str, EnvironmentDa
     if name is None and len(entries) == 1:
         (name,) = entries
     if not isinstance(name, str) or name not in entries:
-        raise DataError(f"{location}: environment must be one of {', '.join(map(repr, entries))}, not {name!r}.")
+        raise DataError(f"{location}: environment must be one of {', '.join(map(repr, entries))}, got {name!r}.")
     most, turns = entries[name].num_episodes, entries[name].num_turns
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < most:
         raise DataError(
-            f"{location}: seed is {seed!r}, but the training episodes of '{name}' have the seeds 0 to {most - 1}: "
-            "choose one of these seeds, or raise num_episodes."
+            f"{location}: seed must be from 0 to {most - 1} (the training episodes of '{name}'), got {seed!r}: change "
+            "the seed, or raise num_episodes."
         )
     if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):
         raise DataError(f"{location}: actions must be a list of strings.")
     if not 2 <= len(actions) <= turns:
-        raise DataError(
-            f"{location}: {len(actions)} actions, but a demonstration must have 2 to num_turns ({turns}) actions."
-        )
+        raise DataError(f"{location}: a demonstration must have 2 to num_turns ({turns}) actions, got {len(actions)}.")
     return Demonstration(domain=name, seed=seed, actions=tuple(actions), location=location)

@@ -68,7 +68,7 @@ async def _play_twice(
         )
     if episodes[0].to_json() != episodes[1].to_json():
         raise DataError(
-            f"{demonstration.location}: {name} responded differently when the demonstration was played again, so no "
-            "episode can begin at one of its turns: make the environment depend only on reset(seed), or remove anchors."
+            f"{demonstration.location}: {name} responded differently when the demonstration was played again, so "
+            "episodes cannot start from its turns: make the environment depend only on reset(seed), or remove anchors."
         )
     return episodes[0]

@@ -93,13 +93,13 @@ class JudgeRole:
                 generation = await self._proxy.generate(request, on_start=on_start)
         except TimeoutError:
             self._figures.num_failed += 1
-            raise RewardInfraError(f"the judge '{self.model.name}' gave no reply within {time_limit_s:g} s") from None
+            raise RewardInfraError(f"the judge '{self.model.name}' did not respond within {time_limit_s:g} s") from None
         except Exception as error:  # engines that cannot be restarted may raise any vendor's error
             self._figures.num_failed += 1
             if isinstance(error, InfraError):
                 raise
             raise RewardInfraError(
-                f"the judge '{self.model.name}' cannot be started again: {one_line_error(error)}"
+                f"the judge '{self.model.name}' cannot be restarted: {one_line_error(error)}"
             ) from error
         finally:
             self._trace.end(request.request_id)

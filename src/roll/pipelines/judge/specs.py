@@ -40,15 +40,15 @@ def compute_judge_context(config: RolloutRunConfig, path: Path | str) -> int:
     max_context, most = config.judge.max_context, read_context_length(Path(path))
     if max_context is not None and max_context > most:
         raise ConfigError(
-            f"judge.max_context {max_context} exceeds the context length of the judge, {most} tokens: lower "
+            f"judge.max_context must be <= {most}, the context length of the judge, got {max_context}: lower "
             "judge.max_context."
         )
     found = max_context or min(most, MAX_CONTEXT)
     replies = [r.max_reply_tokens for e in config.data for r in e.reward if r.type == "judge" and r.uses_own_judge]
     if max(replies) >= found:
         raise ConfigError(
-            f"the reward 'judge' may reply with max_reply_tokens {max(replies)}, which leaves no room for a question "
-            f"in the judge's context of {found} tokens: lower max_reply_tokens, or choose another judge.model."
+            f"max_reply_tokens ({max(replies)}) of the reward 'judge' leaves no space for a question in the judge's "
+            f"context length of {found} tokens: lower max_reply_tokens, or choose another judge.model."
         )
     return found
 

@@ -41,7 +41,7 @@ def check_alarms(
     for name, problem in (*_check_training(config, metrics), *_check_answers(config, metrics)):
         counts[name] = streaks.get(name, 0) + 1
         if counts[name] == config.patience:
-            steps = f"{config.patience} steps in a row" if config.patience > 1 else "this step"
+            steps = f"{config.patience} consecutive steps" if config.patience > 1 else "this step"
             alarms.append(Alarm(message=f"{problem} ({steps}; alarms.{name})", stops=config.stops_on(name)))
     return counts, alarms
 
@@ -58,9 +58,8 @@ def _check_training(config: AlarmsConfig, metrics: Mapping[str, float]) -> Itera
     if config.no_signal and trained == 0 and "reward/mean" in metrics:  # without a reward, infrastructure failed
         yield (
             "no_signal",
-            "no group has a learning signal: the rewards within each group are equal "
-            f"(mean reward {metrics.get('reward/mean', 0.0):.3g}); the prompts are too easy or too hard, or the reward "
-            "does not work",
+            "no group has a learning signal: the rewards within each group are equal (mean reward "
+            f"{metrics.get('reward/mean', 0.0):.3g}); the prompts are too easy or too hard, or the reward is broken",
         )
 
 
@@ -72,13 +71,13 @@ _FRACTION_MESSAGES = {
     ),
     "repeated_text_above": (
         "hacking/repeated_text_share",
-        "{share:.0%} of longer answers were given to more than one prompt, above {limit:.0%}: check whether the "
-        "reward accepts text that does not answer the prompt",
+        "{share:.0%} of longer answers are identical to an answer to another prompt, above {limit:.0%}: check whether "
+        "the reward accepts text that does not answer the prompt",
     ),
     "shared_ngrams_above": (
         "hacking/shared_ngram_share",
         "{share:.0%} of the 8-grams of answers occur in the answers to half of the prompts, above {limit:.0%}: check "
-        "whether the reward pays for phrases",
+        "whether the reward favors certain phrases",
     ),
     "self_repetition_above": (
         "hacking/self_repetition_share",

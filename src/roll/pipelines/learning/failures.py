@@ -97,7 +97,7 @@ class RetryCounter:
         self._num += again
         if not self._reported and (again or event.after is RolloutState.INFRA_ERROR):
             self._reported = True  # one warning per step: an outage may fail hundreds of answers
-            logger.warning("an answer %s: %s", "failed and is retried" if again else "got no reward", event.detail)
+            logger.warning("an answer %s: %s", "failed and will be retried" if again else "got no reward", event.detail)
 
     def collect_metrics(self) -> dict[str, float]:
         """Return the number of retries since the last call."""
@@ -121,7 +121,7 @@ def describe_failures(failures: FailureCounts) -> str:
             f"(first: prompt '{failures.prompts[cause]}')"
         )
     if failures.timed_out:
-        parts.append(f"{failures.timed_out} of {failures.num_judged} answers took longer to verify than time_limit_s")
+        parts.append(f"{failures.timed_out} of {failures.num_judged} answers exceeded time_limit_s during verification")
     return "; ".join(parts)
 
 
@@ -142,7 +142,7 @@ def check_failures(
     alarms = []
     for name, index, now, problem in (
         ("infra_errors_above", 1, latest.failed, "got no reward"),
-        ("timeouts_above", 2, latest.timed_out, "took longer to verify than time_limit_s"),
+        ("timeouts_above", 2, latest.timed_out, "exceeded time_limit_s during verification"),
     ):
         limit = getattr(config, name)
         if limit is None or not now:

@@ -140,7 +140,7 @@ class GradientStream:
         """
         problem = _find_difference([part.batch for part in self._parts], batch)
         if problem:
-            logger.warning("the streamed gradients are discarded, and the step is trained in one piece: %s", problem)
+            logger.warning("discarding the streamed gradients; the step is trained without streaming: %s", problem)
             await self._discard()
         parts, self._parts = self._parts, []
         if not parts:

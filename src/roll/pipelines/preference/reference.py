@@ -39,7 +39,7 @@ def build_reference_spec(config: PreferenceConfig, prepared: PreparedRun) -> Tra
     if name is not None and load(path).get_vocab() != load(prepared.model_path).get_vocab():
         raise ModelError(
             f"the tokenizer of preference.reference_model '{name}' differs from that of model.path "
-            f"'{config.model.path}', but a reference reads the policy's tokens: use a model of the same family."
+            f"'{config.model.path}', but the reference uses the policy's token ids: use a model of the same family."
         )
     return TrainerSpec.for_frozen_model(path, config.model, prepared.training, config.seed)
 
@@ -70,8 +70,8 @@ def list_batches(config: PreferenceConfig, prepared: PreparedRun, session: Sessi
     num_answers = prepared.training.num_steps * prepared.training.examples_per_step
     if num_answers > MAX_MISMATCHED_ANSWERS and not config.preference.method.compares_pairs:
         raise ConfigError(
-            f"{config.preference.type} needs the reference's log-probs of {num_answers:,} mismatched answers before "
-            f"the first step, but at most {MAX_MISMATCHED_ANSWERS:,} are allowed: lower training.num_epochs or "
+            f"{config.preference.type} requires the reference's log-probs of {num_answers:,} mismatched answers "
+            f"before the first step, but at most {MAX_MISMATCHED_ANSWERS:,} are allowed: lower training.num_epochs or "
             "training.num_steps. Or use LoRA (model.lora) and set preference.reference to `adapters`, which computes "
             "these log-probs during training."
         )

@@ -118,13 +118,13 @@ def restore_prompts(data: PromptData, groups: Iterable[Group]) -> list[Group]:
             )
         if draw.media != recorded.media:
             raise DataError(
-                f"prompt '{draw.prompt.uid}' was recorded with other images, audio or video than those in the data: "
+                f"prompt '{draw.prompt.uid}' was recorded with images, audio or video that differ from the data: "
                 "replay with the original data."
             )
         if not np.array_equal(draw.token_ids, recorded.token_ids):
             raise DataError(
-                f"prompt '{draw.prompt.uid}' was recorded with {len(recorded.token_ids)} tokens, but the chat template "
-                f"now renders {len(draw.token_ids)} other tokens: replay with the original template."
+                f"prompt '{draw.prompt.uid}' was recorded with {len(recorded.token_ids)} tokens, but the chat "
+                f"template now renders {len(draw.token_ids)} different tokens: replay with the original template."
             )
         rollouts = tuple(replace(rollout, prompt=draw.prompt) for rollout in group.rollouts)
         found.append(Group(draw=draw, rollouts=rollouts))

@@ -75,9 +75,9 @@ def check_steps(recording: Recording, first_step: int, last_step: int) -> None:
     """
     if last_step > recording.last_step:
         raise ConfigError(
-            f"training.num_steps is {last_step}, but the recording '{recording.directory}' ends with step "
-            f"{recording.last_step}: set training.num_steps={recording.last_step} (a learning-rate schedule then ends "
-            "there too)."
+            f"training.num_steps must be <= {recording.last_step}, the last step of the recording "
+            f"'{recording.directory}', got {last_step}: set training.num_steps={recording.last_step} (this also "
+            "shortens the learning-rate schedule)."
         )
     if first_step < recording.first_step:
         raise ConfigError(
@@ -130,8 +130,8 @@ def check_training(config: RLVRConfig, recording: Recording, recorded: RecordedS
     first = recording.read(recording.first_step)
     if algorithm.advantage.mean == "greedy" and GREEDY_PURPOSE not in first.companions:
         raise ConfigError(
-            "algorithm.advantage.mean greedy needs the rewards of greedy answers, but the recorded run has no greedy "
-            "answers: choose another mean."
+            "algorithm.advantage.mean greedy requires the rewards of greedy answers, but the recorded run has no "
+            "greedy answers: choose another mean."
         )
     before = load_config(recorded.config).get_section("algorithm", AlgorithmConfig)
     shown = any(entry.has_demonstrations for entry in config.data)
@@ -165,5 +165,5 @@ def find_start_checkpoint(config: RLVRConfig) -> SavedRun[LearningState] | None:
     path = Path(given)
     found = find_checkpoint(path / "checkpoints") if (path / "checkpoints").is_dir() else path
     if found is None or not (found / "state.json").is_file():
-        raise ConfigError(f"replay.checkpoint '{given}' is not a checkpoint: write RUN/checkpoints/step-N.")
+        raise ConfigError(f"replay.checkpoint '{given}' is not a checkpoint: expected RUN/checkpoints/step-N.")
     return read_checkpoint(found, LearningState)

@@ -189,8 +189,8 @@ class Recording:
         """
         if step not in self.files:
             raise DataError(
-                f"recording '{self.directory}' has steps {self.first_step} to {self.last_step}, not {step}: set "
-                f"training.num_steps to {self.last_step} at most."
+                f"recording '{self.directory}' has only steps {self.first_step} to {self.last_step}, got step {step}: "
+                f"set training.num_steps to at most {self.last_step}."
             )
         place = self.directory / _format_name(step)
         facts, what = self._read_content(step, STEP_FILE), f"recording '{place / STEP_FILE}'"
@@ -250,7 +250,9 @@ def _format_name(step: int) -> str:
 
 def _require_format(recorded_format: Any, path: Path) -> None:
     if recorded_format != FORMAT:
-        raise DataError(f"recording '{path}' has format {recorded_format!r}, but this version of ROLL reads {FORMAT}.")
+        raise DataError(
+            f"recording '{path}' has format {recorded_format!r}, but this version of ROLL supports format {FORMAT}."
+        )
 
 
 def _encode(line: Mapping[str, Any]) -> bytes:

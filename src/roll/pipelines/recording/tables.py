@@ -267,12 +267,14 @@ def _check_columns(table: pa.Table, name: str, schema: pa.Schema) -> None:
     unknown = {*table.column_names} - {*schema.names}
     lacking = {*schema.names} - {*table.column_names} - {*optional}
     if unknown or lacking:
-        raise ValueError(f"table {name} lacks the columns {sorted(lacking)} and has unknown columns {sorted(unknown)}")
+        raise ValueError(
+            f"table {name} is missing the columns {sorted(lacking)} and has unknown columns {sorted(unknown)}"
+        )
     for column in table.schema:
         expected, found = schema.field(column.name).type, column.type
         alike = expected.id == found.id and getattr(expected, "value_type", None) == getattr(found, "value_type", None)
         if not alike and not _is_list_of_records(expected, found):
-            raise ValueError(f"column {column.name} of table {name} is of type {found}, not {expected}")
+            raise ValueError(f"column {column.name} of table {name} must be of type {expected}, got {found}")
         if column.name not in nullable and table.column(column.name).null_count:
             raise ValueError(f"column {column.name} of table {name} has missing values")
 

@@ -60,8 +60,8 @@ def resolve_critic_path(config: ReinforcementRunConfig, model_path: Path) -> Pat
     load = partial(load_tokenizer, trust_remote_code=config.model.trust_remote_code)
     if load(path).get_vocab() != load(model_path).get_vocab():
         raise ModelError(
-            f"the tokenizer of algorithm.critic.model '{name}' differs from that of model.path '{config.model.path}': "
-            "a critic reads the policy's tokens, so use a model of the same family."
+            f"the tokenizer of algorithm.critic.model '{name}' differs from that of model.path '{config.model.path}', "
+            "but a critic uses the policy's token ids: use a model of the same family."
         )
     return path
 

@@ -101,9 +101,7 @@ class OutputStore:
             parts = np.split(rows, np.cumsum(lengths)[:-1])
             self._found |= {key.tobytes(): part for key, part in zip(keys, parts, strict=True)}
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            logger.warning(
-                "'%s' cannot be read (%s): the model outputs are computed again", path, one_line_error(error)
-            )
+            logger.warning("'%s' cannot be read (%s): recomputing the model outputs", path, one_line_error(error))
 
 
 def _compute_key(sample: TrainingSample) -> bytes:

@@ -57,7 +57,7 @@ def prepare(
     longest, max_tokens = read_context_length(model_path), config.training.max_example_tokens
     if max_tokens is not None and max_tokens > longest:
         raise ConfigError(
-            f"training.max_example_tokens {max_tokens} exceeds the context length of the model, {longest} tokens: "
+            f"training.max_example_tokens must be <= {longest}, the context length of the model, got {max_tokens}: "
             "lower training.max_example_tokens."
         )
     check_rope_scaling(model_path, max_tokens or longest, "training.max_example_tokens")

@@ -75,19 +75,19 @@ def _check_processor(machine: Machine) -> Finding:
         return report_warning(
             "processor",
             found,
-            "a container or a scheduler limits the cores, and libraries would start a thread for every core of the "
-            f"machine: export OMP_NUM_THREADS={threads}.",
+            "a container or scheduler limits the cores, but libraries would start one thread per core of the machine: "
+            f"export OMP_NUM_THREADS={threads}.",
         )
     if not has and platform.machine() == "x86_64":
-        return report_warning("processor", found, "matmuls are slow without AVX2: train on another processor.")
+        return report_warning("processor", found, "matmuls are slow without AVX2: train on another CPU.")
     if has == ["avx2"]:
         # oneDNN has bfloat16 kernels only for AVX-512 and AMX. Two cores with AVX2 reach 0.9 to 1.3 GFLOP/s in
         # bfloat16, and 123 to 143 GFLOP/s in float32 (PyTorch 2.13, square matrices of 1,024 and 512).
         return report_warning(
             "processor",
             found,
-            "without AVX-512, matmuls in bfloat16 are about 100 times slower than in float32: set "
-            "model.dtype=float32, or train on another processor.",
+            "without AVX-512, bfloat16 matmuls are about 100 times slower than float32 matmuls: set "
+            "model.dtype=float32, or train on another CPU.",
         )
     return report_ok("processor", found)
 
@@ -127,7 +127,7 @@ def _check_accelerators(machine: Machine) -> Finding:
     if driver and not torch["built_for"]:
         return report_warning(
             "accelerators",
-            f"a driver ({driver}), but this PyTorch is built for the CPU",
+            f"a driver ({driver}), but this PyTorch build supports only CPUs",
             "install a CUDA build of PyTorch, with the index address from its installation page.",
         )
     if driver and hidden:

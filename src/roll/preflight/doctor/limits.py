@@ -42,14 +42,14 @@ def _check_shared_memory() -> Finding:
         use = shutil.disk_usage(SHARED_MEMORY_DIRECTORY)
     except OSError as error:
         return report_problem(
-            name, f"{SHARED_MEMORY_DIRECTORY}: {error.strerror}", "mount a tmpfs there: Ray and NCCL need it."
+            name, f"{SHARED_MEMORY_DIRECTORY}: {error.strerror}", "mount a tmpfs there: Ray and NCCL require it."
         )
     found = f"{SHARED_MEMORY_DIRECTORY}: {format_gib(use.free)} of {format_gib(use.total)} free"
     if use.free >= MIN_SHARED_MEMORY_BYTES:
         return report_ok(name, found)
     advice = (
-        "Ray and NCCL keep data there: give a container `--shm-size=16g` (Kubernetes: an emptyDir of medium Memory), "
-        f"or `mount -o remount,size=16G {SHARED_MEMORY_DIRECTORY}`."
+        "Ray and NCCL store data there: start a container with `--shm-size=16g` (Kubernetes: an emptyDir of medium "
+        f"Memory), or `mount -o remount,size=16G {SHARED_MEMORY_DIRECTORY}`."
     )
     return report_warning(name, found, advice)
 
@@ -69,9 +69,9 @@ def _check_open_files() -> Finding:
         return report_ok("open files", found)
     if _is_sufficient(hard, MIN_FILES):
         number = min(hard, 65536) if hard > 0 else 65536  # RLIM_INFINITY is -1
-        advice = f"many engines or Ray actors need more open files: ulimit -n {number}."
+        advice = f"many engines or Ray actors require more open files: ulimit -n {number}."
     else:
-        advice = "raise `nofile` in /etc/security/limits.conf, or give a container `--ulimit nofile=65536`."
+        advice = "raise `nofile` in /etc/security/limits.conf, or start the container with `--ulimit nofile=65536`."
     return report_warning("open files", found, advice)
 
 
@@ -86,7 +86,9 @@ def _check_processes() -> Finding:
     )
     if in_group is not None and in_group < MIN_PROCESSES:
         return report_warning(
-            "processes", found, "threads count as processes: give a container `--pids-limit=-1`, or raise TasksMax."
+            "processes",
+            found,
+            "threads count as processes: start the container with `--pids-limit=-1`, or raise TasksMax.",
         )
     if not _is_sufficient(soft, MIN_PROCESSES):
         return report_warning(

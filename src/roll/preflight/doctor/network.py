@@ -48,15 +48,15 @@ def _check_host_name() -> Finding:
     except OSError:
         return report_warning(
             "host name",
-            f"'{name}' has no address",
-            "add the name to DNS or /etc/hosts, or give Ray --node-ip-address.",
+            f"'{name}' does not resolve to an address",
+            "add the name to DNS or /etc/hosts, or pass --node-ip-address to Ray.",
         )
     if not address.startswith("127."):
         return report_ok("host name", f"{name}, {address}")
     found = f"{name}, {address}: other nodes cannot reach this address"
     if int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) > 1:  # no problem for a run on one node
         return report_warning(
-            "host name", found, "give Ray an address that other nodes reach: ray start --node-ip-address=…"
+            "host name", found, "pass an address that other nodes can reach: ray start --node-ip-address=…"
         )
     return report_ok("host name", found)
 
@@ -112,7 +112,7 @@ def _check_ray_token() -> Finding:
     if mode:
         return report_ok(name, f"RAY_AUTH_MODE={mode}")
     if known:
-        advice = "other nodes and `roll` need RAY_AUTH_MODE=token, and the same token in RAY_AUTH_TOKEN."
+        advice = "other nodes and `roll` require RAY_AUTH_MODE=token and the same token in RAY_AUTH_TOKEN."
         return report_ok(name, f"{file} exists: a cluster of `ray start --head` requires this token", advice)
     return report_ok(name, "none: any process that reaches a cluster's ports can use the cluster")
 
@@ -146,7 +146,9 @@ def check_peer(peer: str) -> Iterator[Finding]:
         )
         return
     except socket.gaierror as error:
-        yield report_problem(peer, f"the name has no address ({error.strerror})", "add the name to DNS or /etc/hosts.")
+        yield report_problem(
+            peer, f"the name does not resolve ({error.strerror})", "add the name to DNS or /etc/hosts."
+        )
         return
     except OSError as error:
         yield report_problem(

@@ -93,7 +93,7 @@ def _check_engine() -> Finding:
 
 def _check_optional(distribution: str, name: str, purpose: str) -> Finding:
     found = _read_version(distribution)
-    return report_ok(distribution, found or f"not installed; needed for {purpose}: {build_install_command(name)}")
+    return report_ok(distribution, found or f"not installed; required for {purpose}: {build_install_command(name)}")
 
 
 def _check_compiler() -> Finding:
@@ -113,12 +113,12 @@ def _check_sandboxes() -> Iterator[Finding]:
 
     reason = asyncio.run(_try_runtime(BubblewrapRuntime()))
     if reason:
-        yield report_warning("sandbox", "bubblewrap cannot start a sandbox, which code rewards need", reason)
+        yield report_warning("sandbox", "bubblewrap cannot start sandboxes, which code rewards require", reason)
     else:
         yield report_ok("sandbox", "bubblewrap can start sandboxes")
     if importlib.util.find_spec("docker") is None:
         yield report_ok(
-            "docker", f"not installed; needed for `sandbox.runtime: docker`: {build_install_command('docker')}"
+            "docker", f"not installed; required for `sandbox.runtime: docker`: {build_install_command('docker')}"
         )
         return
     reason = asyncio.run(_try_runtime(DockerRuntime()))

@@ -94,7 +94,7 @@ def parse_value(value: Any, location: str) -> tuple[Any, bool]:
     try:
         wire.encode(tree)
     except (wire.NotSerializableError, RecursionError) as error:
-        raise MalformedTestsError(f"{location} cannot be used ({error}): give plain data.") from None
+        raise MalformedTestsError(f"{location} cannot be serialized ({error}): use plain data.") from None
     return tree, True
 
 
@@ -118,7 +118,7 @@ def check_type(value: Any, kind: Any, location: str) -> Any:
     """Return a value as plain data; raise a `MalformedTestsError` if its type is not `kind`."""
     value = to_plain(value)
     if not isinstance(value, kind):
-        raise MalformedTestsError(f"{location} is {shorten(value)}: give a {'string' if kind is str else 'list'}.")
+        raise MalformedTestsError(f"{location} must be a {'string' if kind is str else 'list'}, got {shorten(value)}.")
     return value
 
 
@@ -128,5 +128,5 @@ def check_expression(source: str, location: str) -> None:
         ast.parse(source, mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise MalformedTestsError(
-            f"{location}: {shorten(source)} is not an expression such as `add` or `A().add`."
+            f"{location}: expected an expression such as `add` or `A().add`, got {shorten(source)}."
         ) from None

@@ -46,6 +46,6 @@ def describe_missing_tool(language: str) -> str:
     if not tools.needs or shutil.which(tools.needs, path=make_environment()["PATH"]):
         return ""
     return (
-        f"programs in {language} need '{tools.needs}', which is not in the sandbox's path on this machine "
+        f"programs in {language} require '{tools.needs}', which is not in the sandbox's path on this machine "
         f"({make_environment()['PATH']}): install it (Debian: apt-get install {tools.package})"
     )

@@ -34,8 +34,8 @@ def build_package_mounts(names: Iterable[str], target: str) -> tuple[Mount, ...]
         except metadata.PackageNotFoundError:
             if asked_for:
                 raise ConfigError(
-                    f"sandboxes need the Python package '{name}', which is not installed: install it or, if it is in "
-                    "sandbox.packages, remove it there."
+                    f"sandboxes require the Python package '{name}', which is not installed: install it, or remove it "
+                    "from sandbox.packages."
                 ) from None
             continue  # a requirement for another platform or an extra
         for file in distribution.files or ():

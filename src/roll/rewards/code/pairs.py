@@ -62,7 +62,8 @@ def parse_pairs(tests: Mapping[str, Any]) -> list[Case]:
     outputs = check_type(tests.get(output_key), list, output_key)
     if len(inputs) != len(outputs):
         raise MalformedTestsError(
-            f"there are {len(inputs)} inputs but {len(outputs)} outputs: give one output per input."
+            f"the number of outputs must match the number of inputs, got {len(outputs)} outputs and {len(inputs)} "
+            "inputs."
         )
     name = _get_name(tests)
     pairs = enumerate(zip(inputs, outputs, strict=True))
@@ -127,7 +128,9 @@ def _make_call_case(name: str, input_value: Any, expected: Any, location: str, m
         check_expression(name, f"{location}: function name")
     args, _ = parse_value(input_value, f"{location}: input")
     if not isinstance(args, list | tuple):
-        raise MalformedTestsError(f"{location}: the input is {shorten(args)}: give a list with one entry per argument.")
+        raise MalformedTestsError(
+            f"{location}: the input must be a list with one entry per argument, got {shorten(args)}."
+        )
     returns, is_json = parse_value(expected, f"{location}: output")
     return CallCase(
         entry=name,
@@ -155,4 +158,4 @@ def _parse_line(text: str, location: str) -> Any:
     try:
         return parse_python_literal(text)
     except (ValueError, TypeError, SyntaxError, ArithmeticError, MemoryError, RecursionError):
-        raise MalformedTestsError(f"{location}: {shorten(text)} is neither JSON nor a Python literal.") from None
+        raise MalformedTestsError(f"{location}: expected JSON or a Python literal, got {shorten(text)}.") from None

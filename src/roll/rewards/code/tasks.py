@@ -89,16 +89,16 @@ def parse_task(
     reader = _CaseReader(entry, setup, tuple(modules))
     cases = tuple(reader.read_cases(tests))
     if not cases:
-        raise MalformedTestsError("there are no cases: give at least one.")
+        raise MalformedTestsError("the tests must have at least one case.")
     if len(cases) > MAX_CASES:
-        raise MalformedTestsError(f"there are {len(cases)} cases, but at most {MAX_CASES} are supported: remove some.")
+        raise MalformedTestsError(f"at most {MAX_CASES} cases are supported, got {len(cases)}: remove some.")
     size = sum(map(_measure_size, cases)) + len(setup)
     if size > MAX_BYTES:
         raise MalformedTestsError(
-            f"the cases have {size:,} bytes, but at most {MAX_BYTES:,} are supported: remove some."
+            f"the total size of the cases must not exceed {MAX_BYTES:,} bytes, got {size:,}: remove some."
         )
     if language != "python" and (setup or not all(isinstance(case, StdinCase) for case in cases)):
-        raise MalformedTestsError(f"answers in {language} are tested by input and output: give `stdin` and `stdout`.")
+        raise MalformedTestsError(f"tests for {language} must have `stdin` and `stdout`.")
     names = find_required_names(cases, entry, setup) if language == "python" else frozenset[str]()
     return Task(language=language, entry=entry, setup=setup, cases=cases, names=names)
 
@@ -121,7 +121,9 @@ class _CaseReader:
         if isinstance(tests, Mapping):
             return self._read_entry(tests, "the case")
         if not isinstance(tests, list | tuple):
-            raise MalformedTestsError(f"the tests are {shorten(tests)}: give a list of cases, an object, or a string.")
+            raise MalformedTestsError(
+                f"the tests must be a list of cases, an object, or a string, got {shorten(tests)}."
+            )
         cases: list[Case] = []
         for index, each in enumerate(tests):
             location = f"case {index}"
@@ -132,7 +134,7 @@ class _CaseReader:
                 cases += self._read_entry(each, location)
             else:
                 raise MalformedTestsError(
-                    f"{location} is {shorten(each)}: give an object, or an assert statement as a string."
+                    f"{location} must be an object, or a string with an assert statement, got {shorten(each)}."
                 )
         return cases
 
@@ -148,17 +150,15 @@ class _CaseReader:
             args = check_type(case.get("args", []), list, f"{location}: args")
             stdin, stdout = (check_type(case.get(key, ""), str, f"{location}: {key}") for key in ("stdin", "stdout"))
             if any("\0" in str(item) for item in args):
-                raise MalformedTestsError(
-                    f"{location}: args contains a zero byte, which program arguments must not contain."
-                )
+                raise MalformedTestsError(f"{location}: args must not contain null bytes.")
             return [StdinCase(stdin=stdin, stdout=stdout, args=tuple(map(str, args)))]
         if keys & {"returns", "raises"}:
             return [self._read_call(case, location)]
         if is_pair(case):
             return [parse_pair(case, self._entry, location)]
         raise MalformedTestsError(
-            f"{location} has the keys {sorted(map(str, keys))}: give `stdout` (with `stdin`), `returns` or `raises` "
-            "(with `args`), `input` and `output`, `assert`, `check`, or `pytest`."
+            f"{location} has the unsupported keys {sorted(map(str, keys))}: expected `stdout` (with `stdin`), "
+            "`returns` or `raises` (with `args`), `input` and `output`, `assert`, `check`, or `pytest`."
         )
 
     def _read_call(self, case: Mapping[str, Any], location: str) -> CallCase:
@@ -167,11 +167,13 @@ class _CaseReader:
             raise MalformedTestsError(f"{location} has both `returns` and `raises`: keep one.")
         args, _ = parse_value(case.get("args", []), f"{location}: args")
         if not isinstance(args, list | tuple):
-            raise MalformedTestsError(f"{location}: args is {shorten(args)}: give a list with one entry per argument.")
+            raise MalformedTestsError(
+                f"{location}: args must be a list with one entry per argument, got {shorten(args)}."
+            )
         kwargs, _ = parse_value(case.get("kwargs", {}), f"{location}: kwargs")
         if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
             raise MalformedTestsError(
-                f"{location}: kwargs is {shorten(kwargs)}: give an object that maps names to values."
+                f"{location}: kwargs must be an object that maps names to values, got {shorten(kwargs)}."
             )
         returns, is_json = parse_value(case.get("returns"), f"{location}: returns")
         raises = case.get("raises")
@@ -187,9 +189,7 @@ class _CaseReader:
     def _get_entry(self, case: Mapping[str, Any], location: str) -> str:
         entry = case.get("call", self._entry)
         if entry is None:
-            raise MalformedTestsError(
-                f"{location} calls a function, but does not name it: give `call`, or an entry point."
-            )
+            raise MalformedTestsError(f"{location} does not name the function to call: set `call`, or an entry point.")
         check_expression(check_type(entry, str, f"{location}: call"), f"{location}: call")
         return entry
 
@@ -205,7 +205,7 @@ class _CaseReader:
                 raise MalformedTestsError(f"{location} does not define a function 'check'.")
             if self._entry is None:
                 raise MalformedTestsError(
-                    f"{location}: there is a function check(candidate), but the task has no entry point: add one."
+                    f"{location}: check(candidate) requires an entry point, but the task has none: add one."
                 )
             return [TestCase(kind="check", source=source)]
         if kind == "pytest":
@@ -272,7 +272,7 @@ def _parse_json(value: Any) -> Any:
                 f"the tests look like JSON, but cannot be parsed ({error}): {value[:60]!r}."
             ) from None
     if value is None or value == "":
-        raise MalformedTestsError("there are no tests: give at least one case.")
+        raise MalformedTestsError("the tests are empty: at least one case is required.")
     return value
 
 

@@ -80,7 +80,7 @@ class CodeVerifier:
             config, row = self._config, prompt.metadata
             if config.tests_key not in row:
                 columns = ", ".join(sorted(map(str, row))) or "none"
-                raise MalformedTestsError(f"there is no column '{config.tests_key}' (columns: {columns}).")
+                raise MalformedTestsError(f"column '{config.tests_key}' does not exist (columns: {columns}).")
             task = parse_task(
                 row[config.tests_key],
                 language=row.get(config.language_key) or config.language,
@@ -156,7 +156,7 @@ def build_code_verifier(config: CodeReward, sandboxes: CodeSandboxes | None) -> 
         ConfigError: The tool chain is missing, or there are no sandboxes to run in.
     """
     if sandboxes is None:
-        raise ConfigError("the reward 'code' runs programs, but there are no sandboxes to run them in.")
+        raise ConfigError("the reward 'code' requires sandboxes, but none are available.")
     if sandboxes.config.can_use_local_tools and (missing := describe_missing_tool(config.language)):
         raise ConfigError(f"reward 'code': {missing}.")
     verifier = CodeVerifier(config, sandboxes)

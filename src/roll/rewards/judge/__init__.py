@@ -112,8 +112,8 @@ class Judge:
         if key not in rollout.prompt.metadata:
             known = ", ".join(map(repr, rollout.prompt.metadata)) or "none"
             raise DataError(
-                f"prompt '{rollout.prompt.uid}' has no column '{key}' (it has: {known}): set `reference_key` of the "
-                "reward 'judge' to the right column."
+                f"prompt '{rollout.prompt.uid}' has no column '{key}' (columns: {known}): set `reference_key` of the "
+                "reward 'judge' to the correct column."
             )
         return str(rollout.prompt.metadata[key])
 
@@ -165,8 +165,8 @@ class Judge:
             else:
                 return reply
         raise RewardInfraError(
-            f"the judge '{self._chat.name}' returned no readable verdict in {self._config.parse_attempts} attempts; "
-            f"the last error: {problem}"
+            f"the judge '{self._chat.name}' returned no valid verdict in {self._config.parse_attempts} attempts; the "
+            f"last error: {problem}"
         )
 
     async def close(self) -> None:

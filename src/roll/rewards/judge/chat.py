@@ -127,7 +127,7 @@ class EndpointChat:
             except RequestFailure as error:
                 failure = error
             self._log_long_wait(failure, self._config.max_attempts - 1 - attempt)
-        times = f"{self._config.max_attempts} times in a row" if self._config.max_attempts > 1 else "once"
+        times = f"{self._config.max_attempts} consecutive times" if self._config.max_attempts > 1 else "once"
         raise RewardInfraError(f"the judge at {self._config.url} failed {times}; the last error: {failure.cause}")
 
     def _log_long_wait(self, failure: RequestFailure, num_left: int) -> None:
@@ -170,11 +170,11 @@ class EndpointChat:
             status, reason = error.status, error.reason
         if status in _USER_ERRORS:
             raise ConfigError(
-                f"the judge at {config.url} rejects requests for the model '{config.model}': {_USER_ERRORS[status]} "
+                f"the judge at {config.url} rejected requests for the model '{config.model}': {_USER_ERRORS[status]} "
                 f"({reason}). Check `url`, `model` and `api_key_env` of the reward 'judge'."
             )
         hint = "" if config.structured == "none" else "; if it does not support response_format, set `structured: none`"
-        raise RewardInfraError(f"the judge at {config.url} cannot answer this request: {reason}{hint}")
+        raise RewardInfraError(f"the judge at {config.url} rejected this request: {reason}{hint}")
 
     async def close(self) -> None:
         await self._endpoint.close()
@@ -198,7 +198,7 @@ def _parse_completion(raw: bytes) -> str:
         return text
     if isinstance(refusal, str) and refusal.strip():
         raise RequestFailure(f"it refuses to reply: {refusal[:100]!r}")
-    raise RequestFailure("its reply has reasoning, but no answer" if thought else "its reply is empty")
+    raise RequestFailure("its reply contains reasoning, but no answer" if thought else "its reply is empty")
 
 
 def _describe_incomplete(reason: Any) -> str | None:

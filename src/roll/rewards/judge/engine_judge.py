@@ -263,8 +263,9 @@ class EngineChat:
         needed, there = len(tokens) + sampling.max_new_tokens, self._model.max_context
         if needed > there:
             raise UnscorableError(
-                f"the judge '{self.name}' needs {needed} tokens for this answer, but its context has {there}: raise "
-                "judge.max_context, or lower max_answer_chars or max_reply_tokens of the reward 'judge'"
+                f"the judge '{self.name}' requires {needed} tokens for this answer, but its context length is "
+                f"{there}: raise judge.max_context, or lower max_answer_chars or max_reply_tokens of the reward "
+                "'judge'"
             )
         seed = int(compute_content_key(list(tokens), sampling.max_new_tokens)[:7], 16)
         request = GenerationRequest(

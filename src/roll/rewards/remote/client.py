@@ -171,7 +171,7 @@ class RemoteScorer:
             if isinstance(outcome, Exception):
                 raise outcome
             failed = outcome
-        times = f"{config.max_attempts} times in a row" if config.max_attempts > 1 else "once"
+        times = f"{config.max_attempts} consecutive times" if config.max_attempts > 1 else "once"
         error = RewardInfraError if failed.has_reply else ServiceUnreachableError
         raise error(f"{self._service} failed {times}; the last error: {failed.cause}")
 
@@ -201,13 +201,13 @@ class RemoteScorer:
         status, reason = rejection.status, rejection.reason
         if status in _USER_ERRORS:
             return ConfigError(
-                f"{self._service} rejects requests: {_USER_ERRORS[status]} ({reason}). Check `url` and `api_key_env` "
+                f"{self._service} rejected requests: {_USER_ERRORS[status]} ({reason}). Check `url` and `api_key_env` "
                 "of the reward 'remote'."
             )
         if 300 <= status < 400:
             return ConfigError(
-                f"{self._service} redirects requests ({reason}): set `url` of the reward 'remote' to the address of "
-                "the service itself."
+                f"{self._service} redirected the request ({reason}): set `url` of the reward 'remote' to the address "
+                "of the service itself."
             )
         return UnscorableError(f"{self._service} cannot score this answer: {reason}")
 
@@ -220,7 +220,7 @@ class RemoteScorer:
         note = f", which requires a wait of {failure.wait_s:.0f} s" if failure.wait_s > MAX_WAIT_S else ""
         logger.log(
             level,
-            "A request to %s failed%s: %s. ROLL sends its answers again, up to %d times.",
+            "A request to %s failed%s: %s. ROLL resends its answers, up to %d times.",
             self._service,
             note,
             failure.cause,
@@ -243,13 +243,13 @@ class RemoteScorer:
             if correct is None:
                 raise ConfigError(
                     f"{self._service} returned a result without `correct`: set `solved_at` of the reward 'remote' to "
-                    "the value from which a task is solved, or `decides: false` if the service does not decide "
-                    "that."
+                    "the reward at or above which a task is solved, or `decides: false` if the service does not "
+                    "decide this."
                 )
         self._part_names.update(result.parts)
         if len(self._part_names) > MAX_PART_NAMES:
             raise RewardInfraError(
-                f"{self._service} returned more than {MAX_PART_NAMES} different names in `parts`: return a fixed set "
+                f"{self._service} returned more than {MAX_PART_NAMES} distinct names in `parts`: return a fixed set "
                 "of names, because each one becomes a metric"
             )
         verdict = result.verdict[:MAX_VERDICT_CHARS] or f"{result.value:g}"
@@ -291,7 +291,7 @@ def _parse_reply(raw: bytes, request_id: str, num_items: int) -> list[ItemResult
     try:
         reply = ScoreReply.model_validate_json(raw)
     except ValidationError as error:
-        raise RequestFailure(f"its reply is not valid: {describe_invalid(error)} (reply: {raw[:100]!r})") from None
+        raise RequestFailure(f"its reply is invalid: {describe_invalid(error)} (reply: {raw[:100]!r})") from None
     if reply.id is not None and reply.id != request_id:
         raise RequestFailure(f"its reply has the id {reply.id[:40]!r}, but the request has {request_id!r}")
     if len(reply.results) != num_items:

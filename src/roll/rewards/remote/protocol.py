@@ -117,7 +117,7 @@ def encode_item(rollout: Rollout, metadata_keys: Sequence[str] | None, *, with_t
         if missing:
             known = ", ".join(map(repr, metadata)) or "none"
             raise MalformedPromptError(
-                prompt.uid, f"there is no column '{missing[0]}' of `metadata_keys` (columns: {known})"
+                prompt.uid, f"column '{missing[0]}' of `metadata_keys` does not exist (columns: {known})"
             )
         metadata = {key: metadata[key] for key in metadata_keys}
     item: dict[str, Any] = {
@@ -138,7 +138,7 @@ def encode_item(rollout: Rollout, metadata_keys: Sequence[str] | None, *, with_t
     except (TypeError, ValueError, RecursionError) as error:
         raise MalformedPromptError(
             prompt.uid,
-            f"its columns cannot be sent as JSON ({error}): name the columns that the service needs in "
+            f"its columns cannot be sent as JSON ({error}): list the columns that the service requires in "
             "`metadata_keys` of the reward 'remote'",
         ) from None
     # JSON in UTF-8 cannot contain lone surrogates, which some datasets have.

@@ -141,7 +141,7 @@ class RewardServer:
 
     async def _handle_score(self, request: web.Request) -> web.Response:
         if not self._is_authorized(request):
-            return _build_error(401, "the bearer token is missing or wrong")
+            return _build_error(401, "the bearer token is missing or invalid")
         if self._is_stopping:
             return self._reject("it is stopping")
         if self._num_requests >= MAX_REQUESTS:
@@ -152,7 +152,7 @@ class RewardServer:
             return await self._answer(request)
         except Exception:
             logger.exception("a request failed")
-            return _build_error(500, "the service failed: its log has the details")
+            return _build_error(500, "the service failed: see its log for details")
         finally:
             self._num_requests -= 1
 
@@ -175,7 +175,7 @@ class RewardServer:
         except TimeoutError:
             return _build_error(408, f"the body did not arrive within {READ_TIMEOUT_S:g} s")
         except web.RequestPayloadError:
-            return _build_error(400, "the body does not match the headers: it ends early, or its encoding is invalid")
+            return _build_error(400, "the body does not match the headers: it is truncated, or its encoding is invalid")
         try:
             parsed = ScoreRequest.model_validate_json(body)
         except ValidationError as error:
@@ -205,7 +205,7 @@ class RewardServer:
         if item.token_ids is None and (name := self._needs_tokens[domain]):
             return _build_failure(
                 "unscorable",
-                f"the reward '{name}' needs `token_ids`: set `send_token_ids: true` of the reward 'remote'",
+                f"the reward '{name}' requires `token_ids`: set `send_token_ids: true` of the reward 'remote'",
             )
         try:
             rollout = build_rollout(item)
@@ -231,7 +231,7 @@ def _find_token_reward(configs: Sequence[RewardConfig]) -> str:
     for config in configs:
         if config.type == "environment":
             raise ConfigError(
-                "the reward 'environment' cannot be served, because it needs the episode: use it in the run itself."
+                "the reward 'environment' cannot be served, because it requires the episode: use it in the run itself."
             )
     return next((config.type for config in configs if config.type in _TOKEN_REWARDS), "")
 

@@ -103,7 +103,7 @@ class DeepSpeedBackend(LanguageModelRank):
         if self.stage == 0 or self.full_weights is None or self.spec.training.deepspeed.offload_parameters:
             raise UnsupportedError(
                 "DeepSpeed supports offloading of states only for trained roles, with zero_stage 1 or higher and "
-                "without offload_parameters: give trainers and engines separate devices"
+                "without offload_parameters: use separate devices for trainers and engines"
             )
         self._get_state_offloader(self.full_weights).offload(states)
         torch.get_device_module(self.device).empty_cache()

@@ -51,8 +51,8 @@ def import_deepspeed(device: torch.device) -> Any:
             import deepspeed
     except ImportError as error:
         raise ModelError(
-            f"training.backend 'deepspeed' needs DeepSpeed, which cannot be imported here ({error}): "
-            f"install it with `{build_install_command('deepspeed')}`, or set training.backend to 'torch'"
+            f"training.backend 'deepspeed' requires DeepSpeed, which cannot be imported ({error}): install it with "
+            f"`{build_install_command('deepspeed')}`, or set training.backend to 'torch'"
         ) from error
     # Not used: it takes a minute or two to compile, and names its shared memory by machine and port, which several
     # trainers may share. PyTorch's own collectives suffice.
@@ -70,8 +70,8 @@ def check_spec(spec: TrainerSpec, device: torch.device) -> None:
     import_deepspeed(device)
     if spec.role != "reference" and spec.training.deepspeed.zero_stage == 0 and spec.model.dtype != "float32":
         raise ModelError(
-            f"training.deepspeed.zero_stage 0 supports float32 only, but model.dtype is '{spec.model.dtype}': "
-            "set zero_stage to 1 or higher"
+            f"training.deepspeed.zero_stage 0 supports only float32, got model.dtype '{spec.model.dtype}': set "
+            "zero_stage to 1 or higher"
         )
 
 

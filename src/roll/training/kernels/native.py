@@ -69,7 +69,7 @@ class NativeLibrary:
             if argument is None:
                 values.append(ctypes.c_void_p(None))
             elif isinstance(argument, Tensor):
-                assert argument.is_contiguous(), f"{name} needs contiguous tensors"
+                assert argument.is_contiguous(), f"{name} requires contiguous tensors"
                 values.append(ctypes.c_void_p(argument.data_ptr()))
             elif isinstance(argument, float):
                 values.append(ctypes.c_float(argument))
@@ -89,7 +89,9 @@ def load_native_library() -> NativeLibrary | None:
         return NativeLibrary(ctypes.CDLL(str(_build(compiler))))
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", "") or error
-        logger.warning("fused.c cannot be built (%s): the trainer uses PyTorch's own element-wise operations", reason)
+        logger.warning(
+            "fused.c cannot be compiled (%s): the trainer uses PyTorch's own element-wise operations", reason
+        )
         return None
 
 

@@ -82,8 +82,8 @@ class MegatronBackend(LanguageModelRank):
         """Reject offloading on a GPU; on a CPU all states are in host memory already."""
         if not are_on_host(states, self.device):
             raise UnsupportedError(
-                "training.backend 'megatron' does not support offloading of states: give trainers and engines separate "
-                "devices"
+                "training.backend 'megatron' does not support offloading of states: use separate devices for trainers "
+                "and engines"
             )
 
     def onload(self, states: Collection[StateKind]) -> None:

@@ -51,21 +51,20 @@ def check_spec(spec: TrainerSpec, device: torch.device) -> None:
             import megatron.core.parallel_state  # noqa: F401
     except ImportError as error:
         raise ModelError(
-            f"training.backend 'megatron' needs Megatron-core, which cannot be imported here ({error}): "
-            f"install it with `{build_install_command('megatron')}`, or set training.backend to 'torch'"
+            f"training.backend 'megatron' requires Megatron-core, which cannot be imported ({error}): install it with "
+            f"`{build_install_command('megatron')}`, or set training.backend to 'torch'"
         ) from error
     if device.type not in SUPPORTED_DEVICE_TYPES:
         raise ModelError(
-            f"training.backend 'megatron' needs CUDA devices, but this trainer is on '{device.type}': "
-            "set training.backend to 'torch'"
+            f"training.backend 'megatron' requires CUDA devices, got '{device.type}': set training.backend to 'torch'"
         )
     if spec.model.lora is not None:
         raise ModelError(
-            "training.backend 'megatron' trains all weights: remove model.lora, or set training.backend to 'torch'"
+            "training.backend 'megatron' does not support LoRA: remove model.lora, or set training.backend to 'torch'"
         )
     if spec.model.vision.freeze or spec.model.vision.learning_rate_factors:
         raise ModelError(
-            "training.backend 'megatron' trains all weights with one learning rate: remove model.vision, or set "
+            "training.backend 'megatron' does not support separate learning rates: remove model.vision, or set "
             "training.backend to 'torch'"
         )
 
@@ -96,8 +95,8 @@ def create_process_groups(spec: TrainerSpec, device: torch.device) -> None:
     found_pp = parallel_state.get_pipeline_model_parallel_world_size()
     if (found_tp, found_pp) != (tp, pp):
         raise UnsupportedError(
-            f"a trainer of this process has tp {found_tp} and pp {found_pp}. Megatron supports one layout per process, "
-            f"got tp {tp} and pp {pp} for another role: give all roles the same training.parallel"
+            f"a trainer of this process has tp {found_tp} and pp {found_pp}. Megatron supports one layout per "
+            f"process, got tp {tp} and pp {pp} for another role: use the same training.parallel for all roles"
         )
 
 

@@ -230,9 +230,8 @@ def _check_divisibility(config: Any, tp: int) -> None:
     wrong = {name: getattr(config, name) for name in names if getattr(config, name) % tp}
     if wrong:
         raise ModelError(
-            f"training.parallel.tp {tp} does not divide this model's "
-            + ", ".join(f"{name} {count}" for name, count in wrong.items())
-            + ": choose a tp that does"
+            ", ".join(f"{name} ({count})" for name, count in wrong.items())
+            + f" must be divisible by training.parallel.tp ({tp})"
         )
 
 

@@ -51,8 +51,8 @@ def tile_mlps(model: nn.Module, num_tokens: int) -> None:
     mlps: list[Any] = [module for module in model.modules() if _is_gated_mlp(module)]
     if not mlps:
         raise ModelError(
-            f"training.tiled_mlp_tokens is {num_tokens}, but {type(model).__name__} has no MLP that computes each "
-            "token separately: remove training.tiled_mlp_tokens, and set training.activation_checkpointing instead"
+            f"training.tiled_mlp_tokens {num_tokens} is not supported for {type(model).__name__}, which has no MLP "
+            "that processes each token separately: set training.activation_checkpointing instead"
         )
     for mlp in mlps:
         mlp.forward = _build_tiled_forward(mlp.forward, num_tokens)

@@ -97,8 +97,8 @@ def use_fp8(model: Any, recipe: Fp8Recipe, tp: int = 1) -> int:
         )
     if len(fitting) < len(layers):
         logger.warning(
-            "training.fp8: %d of %d linear layers of the decoder are computed in 8 bits; the others stay in bfloat16, "
-            "because their sizes are not multiples of %d%s",
+            "training.fp8: %d of %d linear layers of the decoder use FP8; the others stay in bfloat16, because their "
+            "sizes are not multiples of %d%s",
             *(len(fitting), len(layers), SIZE_MULTIPLE, several),
         )
     for layer in fitting:
@@ -121,7 +121,7 @@ def check_fp8_support(device: torch.device) -> None:
 def _warn_slow_on_cpu() -> None:
     """Warn once that FP8 on a CPU is slow."""
     logger.warning(
-        "training.fp8 on a CPU is only useful for tests: FP8 matmuls are slower there than bfloat16 products"
+        "training.fp8 on a CPU is only useful for tests: FP8 matmuls are slower on CPUs than bfloat16 matmuls"
     )
 
 
@@ -240,6 +240,6 @@ def _detect_support(kind: str) -> _Fp8Support:
             return _Fp8Support(e4m3, by_row=False)
         return _Fp8Support(e4m3, by_row=True)
     raise ModelError(
-        f"training.fp8 needs products of 8-bit floating point, which this {kind} device does not support ({reason}): "
-        "set training.fp8 to none, or use an NVIDIA GPU of compute capability 8.9 or above (H100, L40S) or an AMD MI300"
+        f"training.fp8 requires FP8 matmuls, which this {kind} device does not support ({reason}): set training.fp8 "
+        "to none, or use an NVIDIA GPU of compute capability 8.9 or above (H100, L40S) or an AMD MI300"
     )

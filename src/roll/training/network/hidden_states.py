@@ -62,7 +62,7 @@ def run_decoder(
     if limit is not None and length > limit:
         raise ModelError(
             f"a sequence of {length} tokens would change how {type(decoder).__name__} scales RoPE for all sequences "
-            f"in its row (RoPE of the kind dynamic or longrope): train on sequences of at most {limit} tokens"
+            f"in its row (RoPE of type dynamic or longrope): train on sequences of at most {limit} tokens"
         )
     entries = token_shard.slice_entries(layout)
     media = get_model_media(decoder) if layout.encodes_media or layout.media else None

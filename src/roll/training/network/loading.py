@@ -56,9 +56,8 @@ def build_network(
         network = PolicyNetwork(model, reference, teachers, value_head=spec.value_head_learning_rate is not None)
     if spec.role == "policy" and spec.training.router_replay != "none" and network.routing is None:
         raise ModelError(
-            f"training.router_replay is '{spec.training.router_replay}', but '{spec.model_path}' has no router that "
-            "chooses experts: set "
-            "training.router_replay to none"
+            f"training.router_replay '{spec.training.router_replay}' requires a mixture-of-experts model, but "
+            f"'{spec.model_path}' has no routers: set training.router_replay to none"
         )
     if spec.role == "policy":
         _set_up_load_balancing(spec, network, model.config)
@@ -78,16 +77,14 @@ def _set_up_load_balancing(spec: TrainerSpec, network: PolicyNetwork, config: An
     if training.router_aux_loss:
         if routing is None or not hasattr(config.get_text_config(), "router_aux_loss_coef"):
             raise ModelError(
-                f"training.router_aux_loss is {training.router_aux_loss:g}, but '{spec.model_path}' is not a mixture "
-                "of experts with an auxiliary loss (router_aux_loss_coef in its configuration): set "
-                "training.router_aux_loss to 0"
+                f"training.router_aux_loss must be 0 for '{spec.model_path}', which is not a mixture of experts with "
+                f"an auxiliary loss (router_aux_loss_coef in its configuration), got {training.router_aux_loss:g}"
             )
         routing.aux_coefficient = training.router_aux_loss
     if training.router_bias_rate and (routing is None or not routing.biases or spec.model.lora is not None):
         raise ModelError(
-            f"training.router_bias_rate is {training.router_bias_rate:g}, but '{spec.model_path}' has no router bias "
-            "(e_score_correction_bias), or model.lora freezes it: set "
-            "training.router_bias_rate to 0"
+            f"training.router_bias_rate must be 0 for '{spec.model_path}', which has no router bias "
+            f"(e_score_correction_bias) or has it frozen by model.lora, got {training.router_bias_rate:g}"
         )
 
 
@@ -102,9 +99,9 @@ def _load_teacher(spec: TrainerSpec, path: str, dtype: torch.dtype, deferred: De
     different = sum(teacher.get(token) != number for token, number in student.items())
     if different or len(student) != len(teacher):
         raise ModelError(
-            f"teacher '{path}' has a different vocabulary from '{spec.model_path}': {len(teacher)} tokens, not "
-            f"{len(student)}; {different} tokens of the model are missing in the teacher or have a different ID. Use a "
-            "teacher with the same tokenizer"
+            f"teacher '{path}' has a different vocabulary from '{spec.model_path}': {len(teacher)} tokens, expected "
+            f"{len(student)}; {different} tokens of the model are missing in the teacher or have a different ID. Use "
+            "a teacher with the same tokenizer"
         )
     own_format = disable_fp8(spec.training)
     return _load_model(replace(spec, role="reference", model_path=path, training=own_format), dtype, deferred)

@@ -79,8 +79,8 @@ def inject_adapters(
     widest = max((min(weight.shape) for weight in linear), default=config.rank)
     if config.rank > widest:
         raise ModelError(
-            f"model.lora.rank is {config.rank}, but the linear layers of {type(model).__name__} have at most rank "
-            f"{widest}: lower model.lora.rank, or remove model.lora to train all weights"
+            f"model.lora.rank must be <= {widest}, the largest possible rank for {type(model).__name__}, got "
+            f"{config.rank}: lower model.lora.rank, or remove model.lora to train all weights"
         )
     settings = LoraConfig(
         r=config.rank,

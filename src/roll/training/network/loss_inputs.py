@@ -117,7 +117,9 @@ def collect_teacher_top_ids(layout: PackedLayout, batch: TrainingBatch) -> Int64
     tops = [s.teacher_top for s in batch.samples if s.loss_mask.any()]
     sizes = {None if top is None else top.token_ids.shape[1] for top in tops}
     if len(sizes) != 1 or (size := sizes.pop()) is None:
-        raise ValueError("the loss needs teacher_top for every sample of the batch, with the same number of tokens k")
+        raise ValueError(
+            "the loss requires teacher_top for every sample of the batch, with the same number of tokens k"
+        )
     ids = np.zeros((len(layout.rows), size), dtype=np.int64)
     for span in layout.spans:
         top = batch.samples[span.index].teacher_top
@@ -150,9 +152,7 @@ def _gather_by_sequence(
     if all(value is None for value in values):
         return None
     if any(value is None for value in values):
-        raise ValueError(
-            f"some samples of the batch have `{name}` and others do not: set it for all samples or for none"
-        )
+        raise ValueError(f"`{name}` must be set for all samples of the batch or for none")
     return torch.tensor([getattr(s, name) for s in samples], device=device, dtype=dtype)
 
 
@@ -174,9 +174,7 @@ def _gather_column(
     """
     lacking = {getattr(s, name) is None for s in batch.samples if required_for_experts or not s.expert}
     if len(lacking) == 2:
-        raise ValueError(
-            f"some samples of the batch have `{name}` and others do not: set it for all samples or for none"
-        )
+        raise ValueError(f"`{name}` must be set for all samples of the batch or for none")
     if True in lacking:
         return None
     arrays = [(getattr(batch.samples[span.index], name), span.token_index) for span in layout.spans]
@@ -222,10 +220,7 @@ def _gather_attention(
     for sample, span in zip(samples, layout.spans, strict=True):
         statistics = sample.attention if current is None else current[span.index]
         if statistics is None:
-            raise ValueError(
-                "some samples of the batch have `attention` statistics and others do not: set `attention` for all "
-                "samples or for none"
-            )
+            raise ValueError("`attention` statistics must be set for all samples of the batch or for none")
         result.append(SequenceAttention(statistics, sample.loss_mask))
     return tuple(result)
 

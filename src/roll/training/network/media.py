@@ -61,7 +61,7 @@ def add_positions(decoder: Any, samples: Sequence[TrainingSample], model: str) -
         for span in sample.media:
             if media is None or span.kind not in media.kinds:
                 raise UnsupportedError(
-                    f"sample {shorten(sample.sample_id)} has media of kind '{span.kind}', on which '{model}' cannot be "
+                    f"sample {shorten(sample.sample_id)} has media of type '{span.kind}', on which '{model}' cannot be "
                     "trained: remove the sample"
                 )
     return tuple(samples) if media is None else tuple(add_sample_positions(media, sample) for sample in samples)

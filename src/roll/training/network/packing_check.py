@@ -157,8 +157,8 @@ def check_stages(decoder: Any, starts: Iterable[int]) -> None:
         states, expected = run(0, start, None)
         if not torch.equal(run(1, start, states)[1], expected):
             raise ModelError(
-                f"{type(decoder).__name__} cannot be split into pipeline stages: layer {start} or a later layer needs "
-                "more than hidden states from earlier layers; set training.parallel.pp to 1"
+                f"{type(decoder).__name__} cannot be split into pipeline stages: layer {start} or a later layer "
+                "requires more than hidden states from earlier layers; set training.parallel.pp to 1"
             )
     decoder.train(was_training)
 

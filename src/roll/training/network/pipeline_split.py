@@ -95,8 +95,8 @@ def check_split(network: Any, stage: Stage) -> None:
     for decoder, projection in (*models, (network.decoder, network.projection)):
         if get_model_media(decoder) is not None:
             raise ModelError(
-                f"{type(decoder).__name__} reads images, and pipeline stages for its vision tower are not supported: "
-                "set training.parallel.pp to 1, and shard the model with training.parallel.tp or FSDP instead"
+                f"{type(decoder).__name__} is a vision-language model, whose vision tower does not support pipeline "
+                "stages: set training.parallel.pp to 1, and shard the model with training.parallel.tp or FSDP instead"
             )
         check_stages(decoder, [span.start for span in _split_layers(decoder, projection, stage)[1:]])
 
@@ -161,7 +161,11 @@ def _split_layers(decoder: Any, projection: Any, stage: Stage) -> list[range]:
         raise ModelError(f"{type(decoder).__name__} cannot be split into pipeline stages: its decoder has no `layers`")
     count = stage.count * stage.num_chunks
     if len(layers) < count:
-        needed = "needs as many" if stage.num_chunks == 1 else f"x vpp {stage.num_chunks} needs {count}"
+        needed = (
+            "requires at least as many"
+            if stage.num_chunks == 1
+            else (f"x vpp {stage.num_chunks} requires at least {count}")
+        )
         raise ModelError(
             f"training.parallel.pp {stage.count} {needed} decoder layers, but {type(decoder).__name__} has "
             f"{len(layers)}: lower pp or vpp"

@@ -264,7 +264,7 @@ class PolicyNetwork(nn.Module):
 def _check_head(model: Any, use: str) -> None:
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
-        raise ModelError(f"{type(model).__name__} cannot {use}: it needs a vocabulary projection without bias")
+        raise ModelError(f"{type(model).__name__} cannot {use}: it must have a vocabulary projection without bias")
     check_packing(model, _compute_logits)
     check_images(model)
 
@@ -292,7 +292,7 @@ def _check_tokens(ids: Int64Array, num_tokens: int) -> None:
     if ids.size and not 0 <= ids.min() <= ids.max() < num_tokens:
         raise ValueError(
             f"teacher_top contains token {ids.max() if ids.min() >= 0 else ids.min()}, but the vocabulary size is "
-            f"{num_tokens}: the teacher has another vocabulary"
+            f"{num_tokens}: the teacher has a different vocabulary"
         )
 
 

@@ -94,7 +94,7 @@ class Routing:
                 continue
             wanted, has = (len(sample), self.num_layers, self.num_chosen), sample.experts.shape
             if has != wanted:
-                reason = f"their shape [tokens, layers, experts] is {list(has)}, not {list(wanted)}"
+                reason = f"their shape [tokens, layers, experts] must be {list(wanted)}, got {list(has)}"
             else:
                 ordered = np.sort(sample.experts, axis=-1)
                 # -1 for all experts of a token means that the router chooses.
@@ -107,7 +107,7 @@ class Routing:
                 token, layer = places[0].tolist()
                 chosen = sample.experts[token, layer].tolist()
                 expected = f"{self.num_chosen} different ones of {self.num_experts}"
-                reason = f"token {token} has {chosen} in layer {layer}, not {expected}"
+                reason = f"token {token} has {chosen} in layer {layer}, expected {expected}"
             raise ModelError(
                 f"the experts recorded in sample {shorten(sample.sample_id)} cannot be replayed: {reason}. The engine "
                 "serves another model, or records experts in another format: set training.router_replay to old or none"

@@ -42,8 +42,8 @@ def apply_expert_parallel(model: Any, mesh: DeviceMesh) -> dict[str, nn.Module]:
     for experts in found.values():
         if experts.num_experts % mesh.size():
             raise ModelError(
-                f"training.parallel.ep {mesh.size()} does not divide this model's {experts.num_experts} experts: "
-                "choose an ep that does"
+                f"the number of experts ({experts.num_experts}) must be divisible by training.parallel.ep "
+                f"({mesh.size()})"
             )
         for name, parameter in experts._parameters.items():
             part = parameter.detach().chunk(mesh.size())[mesh.get_local_rank()].clone()

@@ -159,9 +159,9 @@ def _check_sizes(decoder: Any, embeddings: Any, size: int, styles: dict[str, str
     wrong = {name: count for name, count in sizes.items() if count % size}
     if wrong:
         raise ModelError(
-            f"training.parallel.tp {size} does not divide this model's "
-            + ", ".join(f"{name} {count}" for name, count in wrong.items())
-            + f"; tp can be {_format_divisors(math.gcd(*sizes.values()))}"
+            ", ".join(f"{name} ({count})" for name, count in wrong.items())
+            + f" must be divisible by training.parallel.tp ({size}); supported sizes: "
+            + _format_divisors(math.gcd(*sizes.values()))
         )
 
 

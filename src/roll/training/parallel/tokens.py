@@ -93,7 +93,8 @@ class TokenShard:
             states, heads = states.repeat_interleave(size // heads, dim=1), size
         if heads % size:
             raise ValueError(
-                f"training.parallel.cp {size} does not divide the {heads} heads that each rank has: lower cp or tp"
+                f"the number of heads per rank ({heads}) must be divisible by training.parallel.cp ({size}): lower cp "
+                "or tp"
             )
         parts = states.view(length, size, heads // size, width).transpose(0, 1)
         return all_to_all(parts, self.cp).reshape(size * length, heads // size, width)

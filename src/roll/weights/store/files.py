@@ -210,7 +210,7 @@ def check_store(url: str) -> None:
         ) from error
     if content != b"roll":
         raise ConfigError(
-            f"weight_sync.store '{url}' returned other bytes than were written to it: choose another store."
+            f"weight_sync.store '{url}' returned different bytes than were written to it: choose another store."
         )
 
 
@@ -227,15 +227,15 @@ def _open_filesystem(url: str) -> tuple[Any, str]:
         import fsspec
     except ImportError as error:
         raise ConfigError(
-            f"weight_sync.store '{url}' needs the package fsspec: install it with `pip install fsspec`, or set "
+            f"weight_sync.store '{url}' requires the package fsspec: install it with `pip install fsspec`, or set "
             "weight_sync.store to a directory."
         ) from error
     try:
         return fsspec.core.url_to_fs(url)
     except ImportError as error:  # its message names the package, such as "Install s3fs to access S3"
         raise ConfigError(
-            f"weight_sync.store '{url}' needs a package that is not installed ({error}): install it with pip on the "
-            "hosts of trainer and engines, or set weight_sync.store to a directory."
+            f"weight_sync.store '{url}' requires a package that is not installed ({error}): install it with pip on "
+            "the hosts of trainer and engines, or set weight_sync.store to a directory."
         ) from error
     except ValueError as error:
         raise ConfigError(
@@ -265,4 +265,4 @@ def _call_with_timeout(function: Callable[[], T], timeout_s: float) -> T:
     except TimeoutError as error:
         if result.done():  # the function itself raised this error
             raise
-        raise TimeoutError(f"the store did not answer within {timeout_s:.0f} s") from error
+        raise TimeoutError(f"the store did not respond within {timeout_s:.0f} s") from error

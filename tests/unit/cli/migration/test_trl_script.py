@@ -146,24 +146,24 @@ def test_migration_trl_script_constants_are_read(tmp_path: Path, text: str, valu
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("os.environ['LR']", "`os.environ` is known only when the script runs"),
-        ("int('3')", "known only when the script runs"),
-        ("1 if x else 2", "known only when the script runs"),
-        ("lambda: 1", "known only when the script runs"),
-        ("[x for x in (1, 2)]", "known only when the script runs"),
-        ("2 ** 10", "known only when the script runs"),
-        ("1 << 4", "known only when the script runs"),
-        ("'a' * 3", "known only when the script runs"),
-        ("True + 1", "known only when the script runs"),
-        ("b'x'", "known only when the script runs"),
-        ("...", "known only when the script runs"),
-        ("[*range(2)]", "known only when the script runs"),
+        ("os.environ['LR']", "`os.environ` is known only at run time"),
+        ("int('3')", "known only at run time"),
+        ("1 if x else 2", "known only at run time"),
+        ("lambda: 1", "known only at run time"),
+        ("[x for x in (1, 2)]", "known only at run time"),
+        ("2 ** 10", "known only at run time"),
+        ("1 << 4", "known only at run time"),
+        ("'a' * 3", "known only at run time"),
+        ("True + 1", "known only at run time"),
+        ("b'x'", "known only at run time"),
+        ("...", "known only at run time"),
+        ("[*range(2)]", "known only at run time"),
         ("{1: 2}", "the key `1` is not a string"),
         ("{**1}", "is not a dictionary"),
         ("-'a'", "is not a number"),
         ("1 / 0", "cannot be evaluated (division by zero)"),
         ("[1][3]", "cannot be evaluated without running the script"),
-        ("f'{1:>3}'", "formatted when the script runs"),
+        ("f'{1:>3}'", "formatted at run time"),
         ("nowhere", "`nowhere` is not assigned in the script"),
         ("load_dataset", "`load_dataset` is imported (line 1)"),
     ],
@@ -179,8 +179,8 @@ def test_migration_trl_script_lists_what_only_a_run_would_know(tmp_path: Path, t
     [
         ("X = 1; X = 2", "is assigned on lines 5, 5"),
         ("X = 1; X += 1", "is assigned on lines 5, 5"),
-        ("if a: X = 1", "under a condition"),
-        ("while a: X = 1", "under a condition, or in a loop"),
+        ("if a: X = 1", "conditionally"),
+        ("while a: X = 1", "conditionally or in a loop"),
         ("for X in (1, 2): pass", "is not assigned as one value (line 5)"),
         ("with open('f') as X: pass", "is not assigned as one value"),
         ("X, Y = 1, 2", "is not assigned as one value"),
@@ -197,7 +197,7 @@ def test_migration_trl_script_lists_what_only_a_run_would_know(tmp_path: Path, t
         ("X = [1]; Y = X", "may be changed on line 5"),
         ("X = [1]; change(X)", "may be changed on line 5"),
         ("X = 1\ndef f():\n    global X\n    X = 2", "is assigned on lines 5, 7"),
-        ("try:\n    X = 1\nexcept E:\n    pass", "under a condition"),
+        ("try:\n    X = 1\nexcept E:\n    pass", "conditionally"),
         ("class A:\n    X = 1", "is not assigned"),
         ("def f(X): pass", "is not assigned"),
     ],
@@ -269,8 +269,8 @@ def test_migration_trl_script_further_arguments_of_the_trainer_are_listed_by_nam
         ("load_dataset('json', data_files='x.jsonl', split='train')", {"dataset_name": "x.jsonl"}, []),
         ("load_dataset('a/b', split='s').filter(f).map(g)", {"dataset_train_split": "s"}, [".filter", ".map"]),
         ("load_dataset('a/b', revision='r')", {}, ["revision"]),
-        ("load_dataset('json', data_files={'train': 'x.jsonl'})", {}, ["not load one file"]),
-        ("load_dataset('json', data_files='x.json')", {}, ["not load one file"]),
+        ("load_dataset('json', data_files={'train': 'x.jsonl'})", {}, ["not load exactly one file"]),
+        ("load_dataset('json', data_files='x.json')", {}, ["not load exactly one file"]),
         ("Dataset.from_list([])", {}, ["is not a call of load_dataset"]),
         ("rows", {}, ["is not assigned"]),
     ],
@@ -315,14 +315,14 @@ def test_migration_trl_script_trainers_of_its_own_are_named(tmp_path: Path) -> N
     text = "import trl\nclass Mine(trl.SFTTrainer):\n    pass\nMine('some/model', trl.SFTConfig(learning_rate=1))"
     found = read_script(written(tmp_path, text))
     assert (found.trainer, found.values["learning_rate"]) == ("sft", 1)
-    assert unread(found) == {"Mine": "line 2: the methods of the script's own class are not converted"}
+    assert unread(found) == {"Mine": "line 2: the methods of a class defined in the script are not converted"}
 
 
 @pytest.mark.parametrize(
     ("before", "text"),
     [
-        ("from mine import SFTConfig", "line 1: imported from `mine`, and read as TRL's"),
-        ("class SFTConfig(Base): pass", "line 1: the script's own class is read as TRL's"),
+        ("from mine import SFTConfig", "line 1: imported from `mine` and treated as TRL's class"),
+        ("class SFTConfig(Base): pass", "line 1: the class defined in the script is treated as TRL's class"),
         ("from trl.trainer.sft_config import SFTConfig", ""),
     ],
 )
@@ -399,7 +399,7 @@ def test_migration_trl_script_problems_are_all_listed_with_what_was_not_read(tmp
         "one of reward_funcs",
         "one of dataset_name and datasets",
         "--rows",
-        "Not read, because the script is not run, or not converted (write constants",
+        "Not converted, or not readable without running the script (write constants",
         "model_name_or_path: line 1: `model` is not assigned",
         "learning_rate: line 1: `lr` is not assigned",
     ):
@@ -422,5 +422,5 @@ def test_migration_trl_script_may_declare_its_encoding(tmp_path: Path) -> None:
 
 
 def test_migration_trl_script_and_trainer_must_agree(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="creates a trainer of the kind sft, not dpo"):
+    with pytest.raises(ConfigError, match="creates a trainer of type sft, but --trainer is dpo"):
         from_trl(written(tmp_path, "SFTTrainer('m', train_dataset=load_dataset('a/b'))"), trainer="dpo")

@@ -197,13 +197,13 @@ def test_conversation_prompt_rlvr_bad_rows_are_counted_and_may_be_skipped(
         prompt_data(plain, rows)
     said = str(caught.value)
     assert said.startswith("5 of 9 rows of data source 'rows' cannot be used:\n")
-    assert "row 1: there is no column 'prompt'" in said and "on_bad_row: skip" in said
+    assert "row 1: column 'prompt' does not exist" in said and "on_bad_row: skip" in said
     with caplog.at_level(logging.WARNING):
         data = prompt_data(plain, rows, on_bad_row="skip")
     assert {draw.prompt.messages[0].text for draw in data.train.draw(2)} == {"good", "fine"}
     assert data.train.num_items == 2
     assert "5 of 9 rows" in caplog.text and "2 of 4 rows" in caplog.text  # read, and then rendered
-    with pytest.raises(DataError, match="leaves no prompt for training: all rows are held out or skipped"):
+    with pytest.raises(DataError, match="has no prompts for training: all rows are held out or skipped"):
         prompt_data(plain, BAD, on_bad_row="skip")
 
 

@@ -266,7 +266,7 @@ def test_conversation_row_sft_rows_with_a_system_column_begin_with_it(
         assert whole(plain, {**form, column: "You are a pirate."}, system_prompt="Not this.") == expected
     with pytest.raises(DataError, match="1 × two system messages"):
         row_examples(plain, [messages(told, USER, ANSWER, **{column: "Be brief."})])
-    with pytest.raises(DataError, match="plain text is trained on as it is, so the row must not have"):
+    with pytest.raises(DataError, match="a row with plain text must not have"):
         row_examples(plain, [{"text": "abc", column: "Be brief."}])
     pair = {"prompt": "q", "chosen": "a", "rejected": "b", column: "You are a pirate."}
     assert whole(plain, pair, "pair")[0] == expected[0]
@@ -287,9 +287,9 @@ def test_conversation_row_sft_rows_give_arguments_to_the_template(
 ) -> None:
     row = {"prompt": "q", "completion": "a", "chat_template_kwargs": {"enable_thinking": False}}
     assert learnt(qwen3, row) == [["a<|im_end|>"]]  # the empty thought is given, not generated
-    with pytest.raises(DataError, match="does not read 'enable_thinking'"):
+    with pytest.raises(DataError, match="does not use 'enable_thinking'"):
         row_examples(plain, [row])
-    with pytest.raises(DataError, match="sets 'tokenize', an argument that a row must not set"):
+    with pytest.raises(DataError, match="sets 'tokenize', a reserved argument of the chat template"):
         row_examples(qwen3, [{**row, "chat_template_kwargs": {"tokenize": True}}])
 
 
@@ -434,7 +434,7 @@ def test_conversation_row_sft_template_arguments_that_are_no_variables_of_the_te
     qwen3: PreTrainedTokenizerBase, name: str
 ) -> None:
     """The template's text has these words, but the values would change nothing."""
-    with pytest.raises(DataError, match=f"does not read '{name}'"):
+    with pytest.raises(DataError, match=f"does not use '{name}'"):
         row_examples(qwen3, [messages(USER, ANSWER, chat_template_kwargs={name: "y"})])
 
 

@@ -264,7 +264,7 @@ def test_conversation_unread_field_arguments_that_a_template_sets_itself_are_ref
         if is_read:
             read()
         else:
-            with pytest.raises(DataError, match="does not read 'thinking'"):
+            with pytest.raises(DataError, match="does not use 'thinking'"):
                 read()
 
 

@@ -70,10 +70,10 @@ BAD: list[tuple[ExampleKind, dict[str, Any], str, str]] = [
         "supervised",
         {"question": "a"},
         "missing column",
-        "no column has the text to train on. The columns are: 'question'.",
+        "no column contains text to train on. Available columns: 'question'.",
     ),
-    ("supervised", {"prompt": "a"}, "missing column", "there is no column 'completion'"),
-    ("supervised", {"completion": "a"}, "missing column", "there is no column 'prompt'"),
+    ("supervised", {"prompt": "a"}, "missing column", "column 'completion' does not exist"),
+    ("supervised", {"completion": "a"}, "missing column", "column 'prompt' does not exist"),
     ("supervised", {"messages": "a"}, "wrong type", "column 'messages' must be a string or a list of chat messages"),
     ("supervised", {"messages": []}, "wrong type", "column 'messages' must be a string or a list of chat messages"),
     ("supervised", messages("a"), "wrong type", "message 1: a chat message must be {role, content}, got 'a'"),
@@ -97,16 +97,21 @@ BAD: list[tuple[ExampleKind, dict[str, Any], str, str]] = [
     ("supervised", messages(user("a"), {**assistant("b"), "weight": 0}), "nothing to learn", "marked as context only"),
     ("supervised", messages(user("a"), assistant([{"type": "text"}])), "wrong type", "`content` must be a string"),
     ("supervised", {"text": "<|im_end|>"}, "nothing to learn", "the example has only one token"),
-    ("supervised", messages(user("a")), "roles out of order", "the last message must be an answer of the assistant"),
-    ("supervised", messages(assistant("a")), "roles out of order", "must be the user's (the roles are assistant)"),
-    ("supervised", messages(SYSTEM), "roles out of order", "must be the user's"),
-    ("supervised", messages(user("a"), SYSTEM, assistant("b")), "roles out of order", "may only be the first"),
-    ("supervised", messages(user("a"), TOOL, assistant("b")), "roles out of order", "follow the assistant's"),
+    ("supervised", messages(user("a")), "roles out of order", "the last message must be an assistant message"),
+    ("supervised", messages(assistant("a")), "roles out of order", "must be a user message (the roles are assistant)"),
+    ("supervised", messages(SYSTEM), "roles out of order", "must be a user message"),
+    (
+        "supervised",
+        messages(user("a"), SYSTEM, assistant("b")),
+        "roles out of order",
+        "only the first message can be a system message",
+    ),
+    ("supervised", messages(user("a"), TOOL, assistant("b")), "roles out of order", "follow an assistant message"),
     (
         "supervised",
         messages(user("a"), assistant("b"), user("c")),
         "roles out of order",
-        "must be an answer of the assistant",
+        "must be an assistant message",
     ),
     ("supervised", messages(user("a"), assistant(" \n")), "empty answer", "message 2, of the assistant, is empty"),
     ("supervised", messages(user(" "), assistant("a")), "empty prompt", "message 1, of the user, is empty"),
@@ -140,10 +145,10 @@ BAD: list[tuple[ExampleKind, dict[str, Any], str, str]] = [
         "too many messages",
         "1,002 messages, but at most 1,000",
     ),
-    ("pair", {"prompt": "a", "chosen": "b"}, "missing column", "there is no column 'rejected'"),
+    ("pair", {"prompt": "a", "chosen": "b"}, "missing column", "column 'rejected' does not exist"),
     ("pair", {"prompt": "a", "chosen": "b", "rejected": "b"}, "identical answers", "both answers are identical"),
     ("pair", {"prompt": "a", "chosen": "b", "rejected": ""}, "empty answer", "column 'rejected' is empty"),
-    ("pair", {"chosen": "b", "rejected": "c"}, "missing column", "there is no column 'prompt'"),
+    ("pair", {"chosen": "b", "rejected": "c"}, "missing column", "column 'prompt' does not exist"),
     (
         "pair",
         {"chosen": [user("a"), assistant("b")], "rejected": [user("other"), assistant("b")]},
@@ -160,13 +165,13 @@ BAD: list[tuple[ExampleKind, dict[str, Any], str, str]] = [
         "pair",
         {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant:"},
         "roles out of order",
-        "column 'rejected': the last message must be an answer of the assistant",
+        "column 'rejected': the last message must be an assistant message",
     ),
     (
         "pair",
         {"chosen": "User: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant: c"},
         "missing column",
-        "there is no column 'prompt', and 'chosen' is a string but not a dialog of `Human:` and `Assistant:`",
+        "column 'prompt' does not exist, and 'chosen' is a string but not a dialog of `Human:` and `Assistant:`",
     ),
     (
         "pair",
@@ -178,7 +183,7 @@ BAD: list[tuple[ExampleKind, dict[str, Any], str, str]] = [
     ("labelled", {**GOOD["labelled"], "label": 2}, "label is not true or false", "got 2"),
     ("labelled", {**GOOD["labelled"], "label": "yes"}, "label is not true or false", "got 'yes'"),
     ("labelled", {**GOOD["labelled"], "label": None}, "label is not true or false", "got None"),
-    ("labelled", {"prompt": "a", "completion": "b"}, "missing column", "there is no column 'label'"),
+    ("labelled", {"prompt": "a", "completion": "b"}, "missing column", "column 'label' does not exist"),
     (
         "scored",
         {**GOOD["scored"], "score": float("inf")},
@@ -225,7 +230,7 @@ def test_examples_bad_row_what_is_left_out_is_said(world: World, caplog: pytest.
 
 
 def test_examples_bad_row_a_source_of_bad_rows_alone_leaves_nothing(world: World) -> None:
-    with pytest.raises(DataError, match="leaves no example for training: all but 0 of its rows are skipped"):
+    with pytest.raises(DataError, match="has no examples for training: all but 0 of its rows are skipped"):
         world.examples([{"x": 1}], "supervised", on_bad_row="skip")
 
 
@@ -248,7 +253,7 @@ def test_examples_bad_row_an_example_longer_than_the_context_is_refused_cut_or_s
 
 
 def test_examples_bad_row_a_prompt_that_fills_the_context_cannot_be_cut(world: World) -> None:
-    with pytest.raises(DataError, match="the prompt fills it: no answer token is left"):
+    with pytest.raises(DataError, match="the prompt alone fills it"):
         world.examples([messages(user("long " * 40), assistant("a"))], "supervised", 100, too_long="cut")
 
 
@@ -343,7 +348,7 @@ def test_examples_bad_row_what_cannot_fit_is_not_tokenised(world: World, monkeyp
         DataError, match=r"1 × too long\n.*line 1: the example has 5,001 characters, but the context has room for 64"
     ):
         world.examples(rows, "supervised", 64)
-    with pytest.raises(DataError, match="leaves no example for training"):
+    with pytest.raises(DataError, match="has no examples for training"):
         world.examples(rows, "supervised", 64, too_long="skip")
 
 

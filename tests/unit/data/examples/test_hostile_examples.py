@@ -161,7 +161,11 @@ class Failing(dict[str, Any]):
 
 
 OBJECTS: list[tuple[Any, Any, str]] = [
-    ("pair", {1: 2, None: 3, ("prompt",): 4}, "there is no column 'chosen'. The columns are: 1, None, ('prompt',)"),
+    (
+        "pair",
+        {1: 2, None: 3, ("prompt",): 4},
+        "column 'chosen' does not exist. Available columns: 1, None, ('prompt',)",
+    ),
     (
         "supervised",
         {"messages": [USER, {**ANSWER, "tool_calls": np.array([1, 2])}]},

@@ -45,8 +45,8 @@ def test_env_adapters_a_missing_package_is_named_with_the_way_to_install_it(
     for loaded in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, module, None)
-    way = "pip cannot install it next to ROLL" if family == "verifiers" else "pip install '"
-    with pytest.raises(ConfigError, match=rf"needs the package '[^']+': {way}"):
+    way = "pip cannot install it together with ROLL" if family == "verifiers" else "pip install '"
+    with pytest.raises(ConfigError, match=rf"requires the package '[^']+': {way}"):
         make(f"{family}:anything")
 
 
@@ -153,7 +153,7 @@ def test_env_adapters_textarenas_games_are_played_alone_or_against_a_function() 
     for text in HOSTILE:
         env.reset(0)
         assert isinstance(env.step(text)[0], str)
-    with pytest.raises(ConfigError, match="needs an `opponent`"):
+    with pytest.raises(ConfigError, match="requires an `opponent`"):
         make("textarena:Nim-v0", num_players=2)
     with pytest.raises(ConfigError, match=r"no game 'Nimm-v0'"):
         make("textarena:Nimm-v0")

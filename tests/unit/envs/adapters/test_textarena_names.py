@@ -82,5 +82,5 @@ def test_env_textarena_names_verifiers_that_is_missing_is_named_with_what_works(
     with pytest.raises(ConfigError) as raised:
         make_verifiers("my-env")
     said = str(raised.value)
-    assert "pip cannot install it next to ROLL" in said and "rollout.agent.command" in said
+    assert "pip cannot install it together with ROLL" in said and "rollout.agent.command" in said
     assert "pip install" not in said

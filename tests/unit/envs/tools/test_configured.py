@@ -70,12 +70,12 @@ def test_tool_config_episodes_with_other_tools_are_other_data() -> None:
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ("tools: [calculater]", "'calculater' is not known. Did you mean 'calculator'? Known: calculator, python"),
+        ("tools: [calculater]", "got 'calculater'. Did you mean 'calculator'?"),
         ("tools: [{tool: search}]", "missing key 'environments.0.tools.0.folder'"),
-        ("tools: [{tool: mcp}]", "either `command` or `url`: set one of the two"),
+        ("tools: [{tool: mcp}]", "exactly one of `command` and `url` must be set"),
         ("tools: [{tool: python, limit: 3}]", "unknown key 'environments.0.tools.0.limit'"),
         ("tools: [calculator]\n    num_turns: 1", "a tool call is a separate turn"),
-        ("tool_calls: {max_uses: 3}", "but no tool is configured: list tools"),
+        ("tool_calls: {max_uses: 3}", "tool_calls requires tools: list them"),
     ],
 )
 def test_tool_config_what_is_wrong_with_tools_is_said_in_a_line(tmp_path: Path, written: str, message: str) -> None:
@@ -139,7 +139,7 @@ async def test_tool_config_before_a_run_what_tools_need_is_missed(tmp_path: Path
             r"search server http://127\.0\.0\.1:9/retrieve",
         ),
         ({"tool": "search", "folder": str(tmp_path)}, r"has no \.txt or \.md files"),
-        (f"{tmp_path}/own.py:lookup", "there is no file"),
+        (f"{tmp_path}/own.py:lookup", "does not exist"),
     ]:
         with pytest.raises(UserError, match=message):
             await collect_first_observations([entry(tools=[tool])], SandboxConfig())

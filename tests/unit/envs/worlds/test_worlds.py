@@ -133,7 +133,7 @@ def test_env_worlds_another_one_is_spawned_fresh_or_in_the_same_state(name: str)
     action = env.sample_random_action()
     twin.sample_random_action()
     assert twin.step(action) == env.step(action)
-    with pytest.raises(ValueError, match="same_state and options must not be given together"):
+    with pytest.raises(ValueError, match="same_state and options cannot be combined"):
         env.spawn(same_state=True, size=3)
     fresh = env.spawn()
     assert type(fresh) is type(env)

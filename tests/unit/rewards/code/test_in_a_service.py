@@ -93,9 +93,9 @@ async def test_code_reward_service_without_a_token_or_a_service_the_message_says
     with pytest.raises(ConfigError, match=r"ROLL_SANDBOX_TOKEN, which must contain the token .* is not set"):
         CodeSandboxes(SandboxConfig(url=url))
     monkeypatch.setenv("ELSEWHERE", "roll_wrong")
-    with pytest.raises(SandboxAccessError, match="refuses the token"):
+    with pytest.raises(SandboxAccessError, match="rejected the token"):
         await CodeSandboxes(SandboxConfig(url=url, token_env="ELSEWHERE")).__aenter__()
-    with pytest.raises(SandboxUnavailableError, match="no sandbox service answers"):
+    with pytest.raises(SandboxUnavailableError, match="cannot reach a sandbox service"):
         await CodeSandboxes(SandboxConfig(url="http://127.0.0.1:9", token_env="ELSEWHERE")).__aenter__()
     with pytest.raises(ConfigError, match="does not exist"):
         CodeSandboxes(SandboxConfig(url=url, token_env="ELSEWHERE", ca_file=str(tmp_path / "none.pem")))
@@ -104,10 +104,10 @@ async def test_code_reward_service_without_a_token_or_a_service_the_message_says
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"url": "ftp://x"}, "is not a URL"),
+        ({"url": "ftp://x"}, "is not a valid URL"),
         ({"url": "http://u:secret@x"}, "only scheme, host, port and path"),
         ({"url": "http://x", "runtime": "docker"}, "service determines the runtime"),
-        ({"ca_file": "x.pem"}, "ca_file applies only to a service"),
+        ({"ca_file": "x.pem"}, "ca_file is supported only with a service"),
     ],
 )
 async def test_code_reward_service_what_cannot_be_meant_is_refused(settings: dict[str, str], message: str) -> None:

@@ -268,31 +268,31 @@ def test_code_reward_parts_asserts_of_plain_data_become_calls_and_others_do_not(
 @pytest.mark.parametrize(
     ("tests", "settings", "words"),
     [
-        (None, {}, "there are no tests"),
-        ([], {}, "there are no cases"),
-        (7, {}, "the tests are 7"),
-        ([7], {}, "case 0 is 7"),
+        (None, {}, "the tests are empty"),
+        ([], {}, "must have at least one case"),
+        (7, {}, "the tests must be a list of cases, an object, or a string, got 7"),
+        ([7], {}, "case 0 must be an object"),
         ("[1,", {}, "look like JSON, but cannot be parsed"),
         ("assert (", {}, "not valid Python"),
         ("x = 1", {}, "has no assert statement"),
-        ([{"stdout": 3}], {}, "case 0: stdout is 3: give a string"),
-        ([{"stdin": "3"}], {}, "case 0 has the keys"),
-        ([{"stdout": "", "args": ["a\0b"]}], {}, "args contains a zero byte"),
+        ([{"stdout": 3}], {}, "case 0: stdout must be a string, got 3"),
+        ([{"stdin": "3"}], {}, "case 0 has the unsupported keys"),
+        ([{"stdout": "", "args": ["a\0b"]}], {}, "args must not contain null bytes"),
         ([{"stdout": "3", "stdim": "3"}], {}, "unknown key 'stdim'. Did you mean 'stdin'?"),
-        ([{"args": [1], "returns": 2}], {}, "give `call`, or an entry point"),
-        ([{"args": [1], "returns": 2}], {"entry": "f("}, "is not an expression"),
-        ([{"args": 1, "returns": 2}], {"entry": "f"}, "args is 1: give a list"),
+        ([{"args": [1], "returns": 2}], {}, "set `call`, or an entry point"),
+        ([{"args": [1], "returns": 2}], {"entry": "f("}, "expected an expression"),
+        ([{"args": 1, "returns": 2}], {"entry": "f"}, "args must be a list with one entry per argument, got 1"),
         ([{"args": [1], "returns": 2, "raises": "E"}], {"entry": "f"}, "both"),
         ([{"args": [1], "returns": {"python": "f()"}}], {"entry": "f"}, "not a Python literal"),
-        ([{"args": [object()], "returns": 1}], {"entry": "f"}, "give plain data"),
+        ([{"args": [object()], "returns": 1}], {"entry": "f"}, "use plain data"),
         ([{"check": "def chek(c): pass"}], {"entry": "f"}, "does not define a function 'check'"),
-        ([{"check": "def check(c): pass"}], {}, "the task has no entry point"),
-        ({"inputs": ["1"], "outputs": []}, {}, "1 inputs but 0 outputs"),
+        ([{"check": "def check(c): pass"}], {}, "requires an entry point"),
+        ({"inputs": ["1"], "outputs": []}, {}, "got 0 outputs and 1 inputs"),
         ({"cases": [], "langauge": "x"}, {}, "unknown key 'langauge'"),
         ([{"stdout": "1"}], {"language": "pyhton"}, "Did you mean 'python'?"),
-        (["assert f(1) == 1"], {"language": "cpp"}, "tested by input and output"),
+        (["assert f(1) == 1"], {"language": "cpp"}, "must have `stdin` and `stdout`"),
         (["assert f(1) == 1"], {"setup": "def"}, "setup: the source is not valid Python"),
-        ([{"stdout": "1"}] * 1001, {}, "1001 cases, but at most 1000"),
+        ([{"stdout": "1"}] * 1001, {}, "at most 1000 cases are supported, got 1001"),
     ],
 )
 def test_code_reward_parts_malformed_tests_say_what_is_wrong(tests: Any, settings: dict[str, Any], words: str) -> None:
@@ -343,7 +343,7 @@ def test_code_reward_parts_running_unisolated_must_be_asked_for_in_so_many_words
     load = TypeAdapter(SandboxConfig).validate_python
     with pytest.raises(ValidationError, match="could read and delete your files"):
         load({"runtime": "subprocess"})
-    with pytest.raises(ValidationError, match="trust_programs applies only to the runtime subprocess"):
+    with pytest.raises(ValidationError, match="trust_programs is supported only with the runtime subprocess"):
         load({"trust_programs": True})
     assert load({"runtime": "subprocess", "trust_programs": True}).trust_programs
 
@@ -355,7 +355,7 @@ def test_code_reward_parts_a_missing_tool_chain_is_refused_before_training(monke
     assert describe_missing_tool("python") == ""
     with pytest.raises(ConfigError, match=r"programs in cpp need 'g\+\+'.*apt-get install g\+\+"):
         build_code_verifier(CodeReward(type="code", language="cpp"), CodeSandboxes(SandboxConfig()))
-    with pytest.raises(ConfigError, match="there are no sandboxes"):
+    with pytest.raises(ConfigError, match="requires sandboxes, but none are available"):
         build_code_verifier(CodeReward(type="code"), None)
 
 

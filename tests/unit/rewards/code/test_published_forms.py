@@ -132,12 +132,12 @@ async def test_code_reward_published_forms_code_packages_are_numpy_where_sandbox
     [
         ({"inputs": ["1"], "outputs": []}, "1 inputs but 0 outputs"),
         ({"inputs": ["1"], "outputs": ["1"], "fnname": "f"}, "unknown key 'fnname'. Did you mean 'fn_name'?"),
-        ({"inputs": [1], "outputs": [1], "fn_name": "f"}, "case 0: the input is 1: give a list with one entry per"),
-        ({"inputs": [[1]], "outputs": [1], "fn_name": "f("}, "is not an expression"),
+        ({"inputs": [1], "outputs": [1], "fn_name": "f"}, "case 0: the input must be a list with one entry per"),
+        ({"inputs": [[1]], "outputs": [1], "fn_name": "f("}, "expected an expression"),
         ([{"input": "1", "output": "1", "testtype": "functionl"}], "got 'functionl'"),
         (
             [{"input": "x y", "output": "1", "testtype": "functional"}],
-            "input: 'x y' is neither JSON nor a Python literal",
+            "input: expected JSON or a Python literal, got 'x y'",
         ),
         ([{"input": {"a": 1}, "output": "1"}], "input and output is {'a': 1}: give a string"),
         ([{"input": "1", "output": "1", "inptu": 2}], "unknown key 'inptu'"),

@@ -217,13 +217,13 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("tests", "settings", "words"),
     [
-        (None, {}, "there are no tests"),
-        ([{"args": [1], "return": 1}], {"entry": "f"}, "case 0 has the keys"),
-        (["assert f(g) == 1"], {"entry": "f"}, "the tests use 'g', which neither they nor the setup define"),
+        (None, {}, "the tests are empty"),
+        ([{"args": [1], "return": 1}], {"entry": "f"}, "case 0 has the unsupported keys"),
+        (["assert f(g) == 1"], {"entry": "f"}, "the tests use 'g', which is not defined in the tests or the setup"),
         (["assert f(object()) == 1"], {"entry": "f"}, "a test passes the candidate an object of type object"),
         (["assert f(int('1'))"], {"entry": "f", "setup": "1 / 0"}, "the setup failed: ZeroDivisionError"),
         ([{"stdout": "1"}], {"language": "cobol"}, "unknown language 'cobol'"),
-        ([{"stdin": "x" * (17 * 2**20), "stdout": "1"}], {}, "the cases have 17,825,7.. bytes"),
+        ([{"stdin": "x" * (17 * 2**20), "stdout": "1"}], {}, "bytes, got 17,825,7.."),
     ],
 )
 async def test_code_reward_verdicts_mistakes_in_the_tests_are_infrastructure_errors_that_name_the_prompt(
@@ -235,7 +235,7 @@ async def test_code_reward_verdicts_mistakes_in_the_tests_are_infrastructure_err
 
 async def test_code_reward_verdicts_a_missing_column_and_missing_code_are_told_apart(boxes: CodeSandboxes) -> None:
     verifier = CodeVerifier(CodeReward(type="code", max_code_bytes=100), boxes)
-    with pytest.raises(MalformedPromptError, match=r"there is no column 'tests' \(columns: test\)"):
+    with pytest.raises(MalformedPromptError, match=r"column 'tests' does not exist \(columns: test\)"):
         await verifier.judge(rollout("```python\n1\n```", {"test": []}))
     tests = {"tests": SUMS}
     for text, verdict in (

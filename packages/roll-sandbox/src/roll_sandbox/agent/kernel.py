@@ -116,7 +116,7 @@ def clone(flags):
     # this stack; the C library's clone() would need a function and a new stack.
     pid = _call_libc("syscall", _CLONE, flags | 17, 0, 0, 0, 0)
     if pid < 0:
-        raise OSError("clone failed: the kernel refuses new namespaces")
+        raise OSError("clone failed: the kernel does not permit new namespaces")
     return pid
 
 

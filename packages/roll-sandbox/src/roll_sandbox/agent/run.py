@@ -229,7 +229,7 @@ class RunningProgram:
             # An init always reports its program's end, so this one failed before it started the program, or was killed.
             for descriptor in list(self.open):
                 self.agent.close_descriptor(descriptor)
-            self.agent.send_error(self.channel, "the namespaces of the program could not be created")
+            self.agent.send_error(self.channel, "cannot create the namespaces of the program")
             return
         if not own_namespace:
             self.full = programs.is_disk_full(self.agent.settings)

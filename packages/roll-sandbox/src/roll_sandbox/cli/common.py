@@ -40,7 +40,10 @@ _BYTES_PER_UNIT = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 DEFAULT_URL = "http://127.0.0.1:8741"
 
 database_option = click.option(
-    "--database", metavar="URL", default=None, help="Database URL of SQLAlchemy; by default a SQLite file of this user."
+    "--database",
+    metavar="URL",
+    default=None,
+    help="SQLAlchemy database URL; by default a SQLite file of the current user.",
 )
 
 
@@ -139,7 +142,7 @@ class ServiceAddress:
     def _get_token(self) -> str:
         if not self.token:
             raise ConfigError(
-                f"the sandbox service at {self.url} needs a token: --token, or ROLL_SANDBOX_TOKEN in the environment. "
+                f"the sandbox service at {self.url} requires a token: pass --token or set ROLL_SANDBOX_TOKEN. "
                 "`roll-sandbox token create OWNER` creates one on the service's machine."
             )
         return self.token
@@ -153,12 +156,15 @@ def service_options(command: Callable[..., Any]) -> Callable[..., Any]:
         envvar="ROLL_SANDBOX_URL",
         default=DEFAULT_URL,
         show_default=True,
-        help="URL of the service, as printed by `roll-sandbox serve`; or ROLL_SANDBOX_URL.",
+        help="URL of the service, as printed by `roll-sandbox serve`; can also be set with ROLL_SANDBOX_URL.",
     )
     @click.option(
-        "--token", envvar="ROLL_SANDBOX_TOKEN", default="", help="Token of the service; or ROLL_SANDBOX_TOKEN."
+        "--token",
+        envvar="ROLL_SANDBOX_TOKEN",
+        default="",
+        help="Token of the service; can also be set with ROLL_SANDBOX_TOKEN.",
     )
-    @click.option("--ca-file", default=None, help="CA certificates with which to verify the service's certificate.")
+    @click.option("--ca-file", default=None, help="File with CA certificates for verifying the service's certificate.")
     @wraps(command)
     def wrapped(*arguments: Any, url: str, token: str, ca_file: str | None, **options: Any) -> Any:
         return command(*arguments, service=ServiceAddress(url=url.rstrip("/"), token=token, ca_file=ca_file), **options)
@@ -187,7 +193,7 @@ def format_size(num_bytes: float) -> str:
 
 def make_missing_packages_error(error: ImportError) -> ConfigError:
     """Build the error for packages that are not installed, with the command that installs them."""
-    return ConfigError(f"packages that `roll-sandbox` needs are not installed ({error}): pip install {DISTRIBUTION}")
+    return ConfigError(f"`roll-sandbox` requires packages that are not installed ({error}): pip install {DISTRIBUTION}")
 
 
 def open_store(database: str | None) -> Store:

@@ -43,10 +43,10 @@ def pull(name: str, local_name: str | None, insecure: bool, budget_gb: float | N
 @image.command("import")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.argument("name")
-@click.option("--tag", default=None, help="Tag of the image, if PATH has several.")
+@click.option("--tag", default=None, help="Tag of the image, if PATH contains several images.")
 @_budget_option
 def import_image(path: Path, name: str, tag: str | None, budget_gb: float | None) -> None:
-    """Import the image at PATH: an OCI layout or its archive, an archive of `docker save`, or a root directory."""
+    """Import the image at PATH: an OCI layout or its archive, an archive of `docker save`, or a root file system."""
     from roll_sandbox.images.sources import open_source
 
     with open_source(path, tag=tag) as source:

@@ -53,7 +53,12 @@ def ls(service: ServiceAddress, as_json: bool) -> None:
 @service_options
 @click.argument("name")
 @click.option(
-    "--bytes", "max_bytes", type=click.IntRange(1, 2**22), default=2**14, show_default=True, help="Bytes per program."
+    "--bytes",
+    "max_bytes",
+    type=click.IntRange(1, 2**22),
+    default=2**14,
+    show_default=True,
+    help="Maximum number of output bytes per program.",
 )
 def logs(service: ServiceAddress, name: str, max_bytes: int) -> None:
     """Show the output of the latest programs in the sandbox whose name is or begins with NAME."""
@@ -76,7 +81,7 @@ def logs(service: ServiceAddress, name: str, max_bytes: int) -> None:
 def stop(service: ServiceAddress, names: tuple[str, ...], stop_all_sandboxes: bool) -> None:
     """Stop sandboxes by name or by the beginning of their name."""
     if bool(names) == stop_all_sandboxes:
-        raise ConfigError("no sandbox is given: name the sandboxes to stop, or set --all.")
+        raise ConfigError("no sandbox specified: pass the names of the sandboxes to stop, or --all.")
 
     async def stop_all() -> list[str]:
         selected = [each.sandbox for each in await service.list_sandboxes()] if stop_all_sandboxes else []

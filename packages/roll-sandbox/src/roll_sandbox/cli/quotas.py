@@ -19,7 +19,7 @@ _NUMBER_PATTERN = re.compile(r"\d+(?:\.\d+)?")
 
 
 class _QuotaValue(click.ParamType):
-    """Parameter type for a quota: a number, `none` for no bound, or `default` for the service's default.
+    """Parameter type for a quota: a number, `none` for no limit, or `default` for the service's default.
 
     Args:
         kind: type of the number.
@@ -44,13 +44,17 @@ class _QuotaValue(click.ParamType):
 
 
 _FIELDS = {
-    "sandboxes": ("sandboxes", _QuotaValue(int), "Live sandboxes."),
-    "memory": ("memory_bytes", _QuotaValue(int, bytes_=True), "Sum of the memory limits of all sandboxes."),
-    "disk": ("disk_bytes", _QuotaValue(int, bytes_=True), "Sum of the disk limits of all sandboxes."),
-    "cpu": ("cpu_s", _QuotaValue(float), "CPU seconds of one program."),
-    "lifetime": ("lifetime_s", _QuotaValue(float, bound=True), "Lifetime of one sandbox, in seconds."),
-    "programs": ("programs", _QuotaValue(int), "Programs that run at once."),
-    "rate": ("requests_per_s", _QuotaValue(float, bound=True), "Requests and messages per second, on average."),
+    "sandboxes": ("sandboxes", _QuotaValue(int), "Maximum number of live sandboxes."),
+    "memory": ("memory_bytes", _QuotaValue(int, bytes_=True), "Maximum total memory limit of all sandboxes."),
+    "disk": ("disk_bytes", _QuotaValue(int, bytes_=True), "Maximum total disk limit of all sandboxes."),
+    "cpu": ("cpu_s", _QuotaValue(float), "Maximum CPU seconds per program."),
+    "lifetime": ("lifetime_s", _QuotaValue(float, bound=True), "Maximum lifetime of a sandbox, in seconds."),
+    "programs": ("programs", _QuotaValue(int), "Maximum number of concurrently running programs."),
+    "rate": (
+        "requests_per_s",
+        _QuotaValue(float, bound=True),
+        "Maximum average number of requests and messages per second.",
+    ),
 }
 
 
@@ -73,13 +77,15 @@ def _quota_options(command: Any) -> Any:
 @_quota_options
 @database_option
 def set_quota(owner: str, database: str | None, **options: Any) -> None:
-    """Set fields of OWNER's quota, each to a number, `none` (no bound) or `default` (the service's default)."""
+    """Set fields of OWNER's quota, each to a number, `none` (no limit) or `default` (the service's default)."""
     from roll_sandbox.service.tokens import check_owner
 
     check_owner(owner)
     given = {name: value for name, value in options.items() if value is not None}
     if not given:
-        raise ConfigError(f"no option is set: set at least one of {', '.join(f'--{option}' for option in _FIELDS)}.")
+        raise ConfigError(
+            f"no option specified: pass at least one of {', '.join(f'--{option}' for option in _FIELDS)}."
+        )
     records = _open_records(database)
     fields = {**records.load_quotas().get(owner, {}), **given}
     records.set_quota(

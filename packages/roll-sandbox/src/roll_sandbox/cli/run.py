@@ -69,7 +69,9 @@ def _sandbox_options(command: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             help="Memory limit, including files; a number without a unit is in MiB.",
         ),
-        click.option("--image", default=None, help="Image of the sandbox; by default the programs of its machine."),
+        click.option(
+            "--image", default=None, help="Image of the sandbox; by default the programs of the host machine."
+        ),
         click.option("--keep", is_flag=True, help="Keep the sandbox afterwards; its name is printed."),
     ):
         command = option(command)
@@ -191,7 +193,7 @@ def shell(
     for a minute, or with --keep as long as the sandbox lives.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ConfigError("a shell needs a terminal: if there is none, use `roll-sandbox run -- COMMAND`.")
+        raise ConfigError("a shell requires a terminal: without a terminal, use `roll-sandbox run -- COMMAND`.")
     request = _SandboxRequest(
         service=service, name=name, spec=_make_spec(image, memory_bytes), keep=keep, local=local, lifetime_s=lifetime_s
     )
@@ -225,7 +227,9 @@ async def _open_sandbox(request: _SandboxRequest) -> AsyncIterator[_OpenSandbox]
     """Yield the sandbox that a command's options select or create; then end the sandbox unless `keep` is set."""
     if request.local:
         if request.keep or request.name:
-            raise ConfigError("--local excludes --keep and a sandbox name: a local sandbox ends with its command.")
+            raise ConfigError(
+                "--local cannot be combined with --keep or a sandbox name: a local sandbox ends with its command."
+            )
         async with (
             SandboxManager("bubblewrap", spec=request.spec, warm=0) as manager,
             await manager.create() as sandbox,

@@ -11,8 +11,9 @@ from roll_sandbox.errors import ConfigError
 
 __all__ = ["serve", "worker"]
 
-_WARM_HELP = "Idle sandboxes to keep of each type; by default as many as recent requests suggest."
-_AWAY_HELP = "Seconds after which the sandboxes of an unreachable worker are lost."
+_WARM_HELP = "Number of idle sandboxes to keep per type; by default chosen from the recent request rate."
+_MAX_SANDBOXES_HELP = "Maximum number of sandboxes on this machine."
+_AWAY_HELP = "Seconds after which the sandboxes of an unreachable worker are treated as lost."
 
 
 @click.command()
@@ -22,26 +23,26 @@ _AWAY_HELP = "Seconds after which the sandboxes of an unreachable worker are los
     type=click.IntRange(0, 65535),
     default=8741,
     show_default=True,
-    help="Port to listen on; 0 chooses a free port.",
+    help="Port to listen on; 0 selects a free port.",
 )
 @click.option("--certificate", type=click.Path(path_type=Path), default=None, help="TLS certificate, in PEM format.")
 @click.option("--key", type=click.Path(path_type=Path), default=None, help="Key of the TLS certificate.")
-@click.option("--insecure", is_flag=True, help="Permit an address other than this machine's without TLS.")
+@click.option("--insecure", is_flag=True, help="Allow connections from other machines without TLS.")
 @database_option
 @click.option("--audit", type=click.Path(path_type=Path), default=None, help="Append an audit log to this file.")
 @click.option(
     "--runtime",
     default="bubblewrap",
     show_default=True,
-    help="Isolation runtime of this machine; none: only workers that join run sandboxes.",
+    help="Isolation runtime of this machine; with none, sandboxes run only on workers that join.",
 )
 @click.option("--warm", type=click.IntRange(min=0), default=None, help=_WARM_HELP)
-@click.option("--max-sandboxes", type=click.IntRange(min=1), default=2048, show_default=True)
+@click.option("--max-sandboxes", type=click.IntRange(min=1), default=2048, show_default=True, help=_MAX_SANDBOXES_HELP)
 @click.option(
     "--mounts",
     multiple=True,
     metavar="DIR",
-    help="Directory that sandboxes may mount read-only, with everything below it.",
+    help="Directory that sandboxes may mount read-only, including its subdirectories.",
 )
 @click.option(
     "--lifetime",
@@ -57,16 +58,22 @@ _AWAY_HELP = "Seconds after which the sandboxes of an unreachable worker are los
     type=click.IntRange(min=1),
     default=1024,
     show_default=True,
-    help="Live sandboxes of one owner.",
+    help="Maximum number of live sandboxes per owner.",
 )
 @click.option(
     "--owner-lifetime",
     type=float,
     default=86400.0,
     show_default=True,
-    help="Longest lifetime of a sandbox, in seconds.",
+    help="Maximum lifetime of a sandbox, in seconds.",
 )
-@click.option("--max-message-bytes", type=click.IntRange(min=2**16), default=2**26, show_default=True)
+@click.option(
+    "--max-message-bytes",
+    type=click.IntRange(min=2**16),
+    default=2**26,
+    show_default=True,
+    help="Maximum size of a message, in bytes.",
+)
 def serve(
     host: str,
     port: int,
@@ -112,25 +119,28 @@ def serve(
     "--join", "url", metavar="URL", required=True, help="URL of the service, as printed by `roll-sandbox serve`."
 )
 @click.option(
-    "--token", envvar="ROLL_SANDBOX_TOKEN", default="", help="Token with the scope worker; or ROLL_SANDBOX_TOKEN."
+    "--token",
+    envvar="ROLL_SANDBOX_TOKEN",
+    default="",
+    help="Token with the scope worker; can also be set with ROLL_SANDBOX_TOKEN.",
 )
 @click.option(
     "--name", default=None, help="Name of the worker; use the same name after a restart. By default a random name."
 )
 @click.option("--runtime", default="bubblewrap", show_default=True, help="Isolation runtime.")
 @click.option("--warm", type=click.IntRange(min=0), default=None, help=_WARM_HELP)
-@click.option("--max-sandboxes", type=click.IntRange(min=1), default=512, show_default=True)
+@click.option("--max-sandboxes", type=click.IntRange(min=1), default=512, show_default=True, help=_MAX_SANDBOXES_HELP)
 @click.option(
     "--mounts",
     multiple=True,
     metavar="DIR",
-    help="Directory that sandboxes may mount read-only, with everything below it.",
+    help="Directory that sandboxes may mount read-only, including its subdirectories.",
 )
 @click.option(
     "--memory",
     "memory_bytes",
     type=ByteSize(),
-    help="Bound on the sum of the memory limits of all sandboxes; a number without a unit is in bytes.",
+    help="Maximum total memory limit of all sandboxes; a number without a unit is in bytes.",
 )
 @click.option(
     "--drain",
@@ -138,9 +148,9 @@ def serve(
     type=float,
     default=25.0,
     show_default=True,
-    help="Seconds to wait for sandboxes after SIGTERM.",
+    help="Seconds to wait for sandboxes to end after SIGTERM.",
 )
-@click.option("--ca-file", default=None, help="CA certificates with which to verify the service's certificate.")
+@click.option("--ca-file", default=None, help="File with CA certificates for verifying the service's certificate.")
 def worker(
     url: str,
     token: str,
@@ -156,12 +166,12 @@ def worker(
     """Run sandboxes on this machine for a service on another machine.
 
     On SIGTERM, the worker accepts no new sandboxes, and exits when its last sandbox has ended. On a second SIGTERM, or
-    on Ctrl-C, it exits at once.
+    on Ctrl-C, it exits immediately.
     """
     if not token:
         raise ConfigError(
-            "a worker needs a token: --token, or ROLL_SANDBOX_TOKEN in the environment. "
-            "`roll-sandbox token create OWNER --scope worker` creates one on the service's machine."
+            "a worker requires a token: pass --token or set ROLL_SANDBOX_TOKEN. `roll-sandbox token create OWNER "
+            "--scope worker` creates one on the service's machine."
         )
     import asyncio
     import secrets

@@ -28,7 +28,7 @@ def token() -> None:
     multiple=True,
     default=("read", "run"),
     show_default=True,
-    help="Scope of the token: read, run, admin or worker; may be given several times.",
+    help="Scope of the token: read, run, admin or worker; may be repeated.",
 )
 @click.option(
     "--days", type=float, default=None, help="Lifetime in days; by default the token is valid until it is revoked."

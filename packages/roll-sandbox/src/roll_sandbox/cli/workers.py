@@ -44,7 +44,7 @@ async def _drain_worker(service: ServiceAddress, name: str, wait: bool) -> None:
         await asyncio.sleep(_POLL_S)
         rows = await service.call("GET", "/v1/workers")
         row = next((each for each in rows if each["worker"] == name), {"sandboxes": 0})  # no row: the worker has left
-    click.echo(f"{name} gets no new sandboxes; sandboxes that still run there: {row['sandboxes']}.")
+    click.echo(f"{name} receives no new sandboxes; sandboxes still running: {row['sandboxes']}.")
 
 
 @click.command()
@@ -53,4 +53,4 @@ async def _drain_worker(service: ServiceAddress, name: str, wait: bool) -> None:
 def undrain(service: ServiceAddress, name: str) -> None:
     """Start new sandboxes on the worker NAME again."""
     asyncio.run(service.call("POST", f"/v1/workers/{name}/undrain"))
-    click.echo(f"{name} gets sandboxes again.")
+    click.echo(f"{name} receives new sandboxes again.")

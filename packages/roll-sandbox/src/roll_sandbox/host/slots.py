@@ -74,7 +74,7 @@ class Zygote:
             ready = False
         if not ready:
             self.close()
-            raise OSError("the zygote does not start")
+            raise OSError("the zygote failed to start")
         self.connection.settimeout(None)
 
     def fork_slot(self, groups, user):

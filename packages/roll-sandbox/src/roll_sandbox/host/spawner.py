@@ -168,7 +168,7 @@ class Spawner:
         slot = None
         try:
             if len(descriptors) < 3:  # the kernel drops descriptors beyond the limit (unix(7), MSG_CTRUNC)
-                raise OSError("the spawner has reached its limit of open files (`ulimit -n`)")
+                raise OSError("the spawner has reached its limit on open files (`ulimit -n`)")
             slot = self.free.pop() if self.free else self.add_slot()
             group = slot.group
             if group is not None:
@@ -234,7 +234,7 @@ class Spawner:
         for slot in [slot for slot in self.killed if slot.identity not in self.running or now > slot.end_deadline]:
             self.killed.remove(slot)
             if slot.identity in self.running:
-                self.record_end(slot, -9, error="the processes of the sandbox did not end", usable=False)
+                self.record_end(slot, -9, error="the processes of the sandbox did not exit", usable=False)
         for slot in list(self.emptying):
             left = slot.kill_leftovers()
             if left and now < slot.end_deadline:
@@ -242,7 +242,7 @@ class Spawner:
             self.emptying.remove(slot)
             status, error, usable = slot.end
             self.send(
-                "ended", slot.identity, status, error or ("the processes of the sandbox did not end" if left else "")
+                "ended", slot.identity, status, error or ("the processes of the sandbox did not exit" if left else "")
             )
             slot.identity = None
             if usable and not left:

@@ -129,8 +129,8 @@ class ImageCache:
                 self._images[digest] = Image.loads(self._get_image_file(digest).read_text())
             return self._images[digest]
         raise UnknownImageError(
-            f"the machine that runs the sandbox has no image '{name[:200]}': add it with `roll-sandbox image pull "
-            "NAME` or `roll-sandbox image import PATH NAME`; `roll-sandbox image list` lists the images."
+            f"image '{name[:200]}' was not found on the machine that runs the sandbox: add it with `roll-sandbox "
+            "image pull NAME` or `roll-sandbox image import PATH NAME`; `roll-sandbox image list` lists the images."
         )
 
     def lock_image(self, image: Image) -> ImageLock:
@@ -199,7 +199,7 @@ class ImageCache:
             names.pop(name if DIGEST_PATTERN.fullmatch(name) else str(parse_reference(name)), None)
             if DIGEST_PATTERN.fullmatch(name) or image.digest not in names.values():
                 if not self._remove_image(image.digest):
-                    raise SandboxUnavailableError(f"sandboxes use the image '{name}': stop them first.")
+                    raise SandboxUnavailableError(f"the image '{name}' is in use by sandboxes: stop them first.")
                 names = {each: digest for each, digest in names.items() if digest != image.digest}
             self._write_file(self.root / "names.json", json.dumps(names))
             self._remove_layers()
@@ -283,7 +283,7 @@ class ImageCache:
             with open_blob() as blob:
                 computed = unpack(decompress(blob), files, budget)
             if computed != digest:
-                raise BadImageError(f"a layer has the digest {computed}, but the image's configuration lists {digest}.")
+                raise BadImageError(f"layer digest mismatch: expected {digest}, got {computed}.")
             Path(directory, "size").write_text(str(before - budget.bytes_left))
             os.rename(directory, self._get_layer_directory(digest))
         except BaseException:

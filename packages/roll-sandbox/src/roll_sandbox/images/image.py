@@ -74,12 +74,12 @@ def _parse_environment(entries: Any) -> dict[str, str]:
     if entries is None:
         entries = []
     if not isinstance(entries, list):
-        raise BadImageError("the image's environment must be a list of strings NAME=value.")
+        raise BadImageError("the image's environment must be a list of 'NAME=value' strings.")
     variables = {}
     for each in entries:
         name, equals, value = _parse_string(each).partition("=")
         if not equals or not _VARIABLE_NAME_PATTERN.fullmatch(name):
-            raise BadImageError(f"the image has the invalid environment variable {each[:80]!r}.")
+            raise BadImageError(f"the image configuration has an invalid environment variable: {each[:80]!r}.")
         variables[name] = value
     return variables
 
@@ -89,5 +89,5 @@ def _parse_string(value: Any) -> str:
         return ""
     good = isinstance(value, str) and "\0" not in value and len(value) <= 2**16
     if not good or any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise BadImageError(f"the image's configuration has the invalid string {str(value)[:80]!r}.")
+        raise BadImageError(f"the image configuration has an invalid string: {str(value)[:80]!r}.")
     return value

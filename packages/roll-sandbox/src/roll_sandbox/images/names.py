@@ -53,7 +53,7 @@ def parse_reference(name: str) -> ImageReference:
     )
     if not good:
         raise SandboxRequestError(
-            f"{name[:200]!r} is not a valid image name: write, for example, 'python:3.12', "
-            "'registry.example/team/world:7' or 'team/world@sha256:…' (the repository in lower case)."
+            f"invalid image name {name[:200]!r}: expected a name such as 'python:3.12', "
+            "'registry.example/team/world:7' or 'team/world@sha256:…', with the repository in lowercase."
         )
     return ImageReference(registry=registry, repository=path, version=version)

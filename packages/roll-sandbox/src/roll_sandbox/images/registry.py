@@ -108,9 +108,7 @@ class RegistrySource:
 
     def _fetch_manifest(self, version: str, *, exactly: bool = False) -> Any:
         if exactly and not DIGEST_PATTERN.fullmatch(version):
-            raise BadImageError(
-                f"the image refers to a manifest by {version[:80]!r}: only SHA-256 digests are supported."
-            )
+            raise BadImageError(f"unsupported manifest digest {version[:80]!r}: only SHA-256 digests are supported.")
         with tempfile.TemporaryFile() as file:
             self._fetch(f"manifests/{version}", file, MAX_JSON_BYTES, ", ".join(_MANIFEST_TYPES))
             if DIGEST_PATTERN.fullmatch(version):
@@ -121,12 +119,10 @@ class RegistrySource:
     def _fetch_blob(self, descriptor: Mapping[str, Any], max_bytes: int) -> Iterator[IO[bytes]]:
         digest, size = descriptor.get("digest"), descriptor.get("size")
         if not isinstance(digest, str) or not DIGEST_PATTERN.fullmatch(digest):
-            raise BadImageError(
-                f"the image refers to a blob by {str(digest)[:80]!r}: only SHA-256 digests are supported."
-            )
+            raise BadImageError(f"unsupported blob digest {str(digest)[:80]!r}: only SHA-256 digests are supported.")
         if type(size) is not int or not 0 <= size <= max_bytes:
             raise BadImageError(
-                f"blob {digest} of the image must have at most {max_bytes:,} bytes, got {str(size)[:40]}."
+                f"the size of image blob {digest} must not exceed {max_bytes:,} bytes, got {str(size)[:40]}."
             )
         with tempfile.TemporaryFile() as file:
             self._fetch(f"blobs/{digest}", file, size)
@@ -162,7 +158,7 @@ class RegistrySource:
             while piece := response.read(_CHUNK_BYTES):
                 file.write(piece)
                 if file.tell() > max_bytes:
-                    raise BadImageError(f"{self._host} sent more than the expected {max_bytes:,} bytes of '{url}'.")
+                    raise BadImageError(f"{self._host} sent more than the expected {max_bytes:,} bytes for '{url}'.")
             # `HTTPResponse.read(n)` raises no error if the connection ends before the announced length.
             expected = response.headers.get("Content-Length")
             if expected is not None and expected.isdigit() and file.tell() != int(expected):
@@ -206,8 +202,8 @@ class RegistrySource:
 
     def _make_access_error(self) -> SandboxAccessError:
         return SandboxAccessError(
-            f"{self._reference.registry} refuses access to '{self._reference.repository}': the repository does "
-            f"not exist, or needs a login (docker login {self._reference.registry})."
+            f"{self._reference.registry} denied access to '{self._reference.repository}': the repository does not "
+            f"exist or requires a login (`docker login {self._reference.registry}`)."
         )
 
     def _explain_error(self, error: Exception, status: int | None) -> Exception:
@@ -217,8 +213,8 @@ class RegistrySource:
             return UnknownImageError(f"{self._reference.registry} has no image '{self._reference}'.")
         reason = getattr(error, "reason", None) or error
         return SandboxUnavailableError(
-            f"the registry {self._reference.registry} does not send '{self._reference}' "
-            f"({status or type(error).__name__}: {str(reason)[:200]}). A registry without TLS needs `--insecure`."
+            f"cannot download '{self._reference}' from {self._reference.registry} ({status or type(error).__name__}: "
+            f"{str(reason)[:200]}). For a registry without TLS, pass `--insecure`."
         )
 
 
@@ -246,9 +242,7 @@ class _RedirectHandler(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         if not newurl.startswith(("https://", "http://") if self._plain else "https://"):
-            raise urllib.error.HTTPError(
-                newurl, 403, "a redirect from TLS to a connection without TLS is refused", headers, fp
-            )
+            raise urllib.error.HTTPError(newurl, 403, "a redirect from HTTPS to HTTP is not allowed", headers, fp)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 

@@ -52,13 +52,11 @@ def open_source(path: Path, *, tag: str | None = None) -> contextlib.AbstractCon
         return contextlib.nullcontext(LayoutSource(lambda name: _open_below(path, name), tag))
     if path.is_dir():
         if not any(path.iterdir()):
-            raise BadImageError(f"the directory '{path}' is empty: it must be a root directory or an OCI layout.")
+            raise BadImageError(f"the directory '{path}' is empty: expected a root file system or an OCI layout.")
         return _open_directory(path)
     if path.is_file():
         return _open_archive(path, tag)
-    raise BadImageError(
-        f"no image found at '{path}': the path must be an OCI layout, a tar archive or a root directory."
-    )
+    raise BadImageError(f"no image found at '{path}': expected an OCI layout, a tar archive or a root file system.")
 
 
 def parse_json(data: bytes, document: str) -> Any:
@@ -90,7 +88,7 @@ def choose_platform(index: object) -> Mapping[str, Any]:
     ]
     if not fits:
         offered = ", ".join(f"{place.get('os')}/{place.get('architecture')}" for place in places)[:200]
-        raise BadImageError(f"the image does not support linux/{machine}; its platforms are: {offered or 'none'}.")
+        raise BadImageError(f"the image does not support linux/{machine}; available platforms: {offered or 'none'}.")
     return fits[0]
 
 
@@ -101,10 +99,10 @@ def check_blob(blob: Any, digest: object) -> None:
         BadImageError: the blob has another digest, or the digest is not SHA-256.
     """
     if not isinstance(digest, str) or not DIGEST_PATTERN.fullmatch(digest):
-        raise BadImageError(f"the image refers to content by {str(digest)[:80]!r}: only SHA-256 digests are supported.")
+        raise BadImageError(f"unsupported content digest {str(digest)[:80]!r}: only SHA-256 digests are supported.")
     computed = "sha256:" + hashlib.file_digest(blob, "sha256").hexdigest()
     if computed != digest:
-        raise BadImageError(f"the image's content {digest} has the digest {computed}: the content is corrupted.")
+        raise BadImageError(f"digest mismatch: expected {digest}, got {computed}. The image is corrupted.")
     blob.seek(0)
 
 
@@ -150,7 +148,7 @@ class LayoutSource:
             named = [each for each, tags in zip(named, names, strict=True) if tag in tags]
             if not named:
                 known_tags = ", ".join(sorted({name for tags in names for name in tags}))[:200]
-                raise BadImageError(f"no image is tagged '{tag}'; known tags are: {known_tags or 'none'}.")
+                raise BadImageError(f"tag '{tag}' was not found; available tags: {known_tags or 'none'}.")
         return choose_platform({"manifests": named})
 
     def _find_docker_image(self, tag: str | None) -> tuple[Image, list[tuple[str, object]]]:
@@ -164,13 +162,13 @@ class LayoutSource:
                 blobs: list[tuple[str, object]] = [(str(name), None) for name in entry.get("Layers") or ()]
                 _check_count(blobs, image)
                 return image, blobs
-        raise BadImageError(f"the archive has no image{f' tagged {tag!r}' if tag else ''}.")
+        raise BadImageError(f"the archive contains no image{f' tagged {tag!r}' if tag else ''}.")
 
     def _read_file(self, name: str) -> bytes:
         with self._open(name) as file:
             data = file.read(MAX_JSON_BYTES + 1)
         if len(data) > MAX_JSON_BYTES:
-            raise BadImageError(f"'{name}' of the image has more than {MAX_JSON_BYTES:,} bytes.")
+            raise BadImageError(f"'{name}' in the image exceeds {MAX_JSON_BYTES:,} bytes.")
         return data
 
     def _read_json(self, digest: object) -> Any:
@@ -178,14 +176,12 @@ class LayoutSource:
             check_blob(blob, digest)
             data = blob.read(MAX_JSON_BYTES + 1)
         if len(data) > MAX_JSON_BYTES:
-            raise BadImageError(f"the image's content {digest} has more than {MAX_JSON_BYTES:,} bytes.")
+            raise BadImageError(f"the image's content {digest} exceeds {MAX_JSON_BYTES:,} bytes.")
         return parse_json(data, str(digest))
 
     def _open_blob(self, digest: object) -> IO[bytes]:
         if not isinstance(digest, str) or not DIGEST_PATTERN.fullmatch(digest):
-            raise BadImageError(
-                f"the image refers to content by {str(digest)[:80]!r}: only SHA-256 digests are supported."
-            )
+            raise BadImageError(f"unsupported content digest {str(digest)[:80]!r}: only SHA-256 digests are supported.")
         try:
             return self._open(f"blobs/sha256/{digest.removeprefix('sha256:')}")
         except FileNotFoundError:
@@ -267,7 +263,7 @@ def _open_archive(path: Path, tag: str | None) -> Iterator[LayoutSource]:
             yield LayoutSource(open_member, tag)
     except (tarfile.TarError, EOFError) as error:
         reason = "it is not a tar archive" if isinstance(error, tarfile.ReadError) else error
-        raise BadImageError(f"'{path}' is not an image archive, or is corrupted: {reason}.") from None
+        raise BadImageError(f"'{path}' is not an image archive or is corrupted: {reason}.") from None
     except FileNotFoundError as error:
         raise BadImageError(f"'{path}' is not an image archive: it has no file '{error}'.") from None
 
@@ -275,7 +271,7 @@ def _open_archive(path: Path, tag: str | None) -> Iterator[LayoutSource]:
 def _open_below(root: Path, name: str) -> IO[bytes]:
     parts = Path(name).parts
     if Path(name).is_absolute() or ".." in parts:
-        raise BadImageError(f"the image refers to the file {name[:80]!r} outside its directory.")
+        raise BadImageError(f"the image references the file {name[:80]!r} outside its directory.")
     return open(root.joinpath(*parts), "rb")
 
 

@@ -48,7 +48,8 @@ def make_image_plan(cache: ImageCache, image: Image, mounts: tuple[Mount, ...], 
     for mount in mounts:
         if mount.target.startswith(_RESERVED_PATHS):
             raise SandboxUnavailableError(
-                f"sandbox mount at '{mount.target}': this path is reserved in sandboxes with an image. Choose another."
+                f"cannot mount at '{mount.target}': this path is reserved in sandboxes with an image. Choose another "
+                "target."
             )
     top_layer = _make_top_layer(cache, image, mounts)
     layers = [top_layer, *reversed(cache.list_layer_directories(image))]

@@ -57,8 +57,8 @@ class UnpackBudget:
         if self.bytes_left < 0 or self.entries_left < 0:
             unit = "bytes" if self.bytes_left < 0 else "files"
             raise BadImageError(
-                f"the image unpacks to more {unit} than the budget allows. For a large image, raise the budget "
-                "(`--budget`, or ROLL_SANDBOX_IMAGES_BYTES)."
+                f"the unpacked image has more {unit} than the budget allows. Increase the budget (`--budget` or "
+                "ROLL_SANDBOX_IMAGES_BYTES)."
             )
 
 
@@ -76,16 +76,14 @@ def decompress(blob: IO[bytes]) -> Iterator[bytes]:
         try:
             import zstandard  # pyrefly: ignore[missing-import]
         except ImportError:
-            raise BadImageError(
-                "a layer is compressed with zstd: install its package, pip install zstandard."
-            ) from None
+            raise BadImageError("a layer is compressed with zstd: run `pip install zstandard`.") from None
         try:
             # The default limit of the zstd tool: a frame with a larger window would need more memory.
             reader = zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(blob, read_across_frames=True)
             while chunk := reader.read(_CHUNK_BYTES):
                 yield chunk
         except zstandard.ZstdError as error:
-            raise BadImageError(f"a layer is broken: {error}.") from None
+            raise BadImageError(f"a layer is corrupted: {error}.") from None
     else:
         while chunk := blob.read(_CHUNK_BYTES):
             yield chunk
@@ -105,7 +103,7 @@ def _inflate(blob: IO[bytes]) -> Iterator[bytes]:
                 yield chunk
             data = current.unused_data if current.eof else current.unconsumed_tail
     except zlib.error as error:
-        raise BadImageError(f"a layer is broken: {error}.") from None
+        raise BadImageError(f"a layer is corrupted: {error}.") from None
     if not current.eof:
         raise BadImageError("a layer is truncated.")
 
@@ -131,7 +129,7 @@ class _ChunkReader:
 
     def read(self, size: int) -> bytes:
         if size > MAX_HEADER_BYTES:
-            raise BadImageError(f"a layer has a header of {size:,} bytes, which may have at most {MAX_HEADER_BYTES:,}.")
+            raise BadImageError(f"a layer has a header of {size:,} bytes; the maximum is {MAX_HEADER_BYTES:,}.")
         parts = [self._unread[:size]]
         self._unread = self._unread[size:]
         size -= len(parts[0])
@@ -210,7 +208,7 @@ class _LayerWriter:
     def add(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
         """Add one entry of the archive."""
         if member.size < 0 or "\0" in member.name + member.linkname:
-            raise BadImageError(f"a layer has an invalid entry ({member.name[:80]!r}).")
+            raise BadImageError(f"a layer has the invalid entry {member.name[:80]!r}.")
         self._bounds.consume(member.size if member.issparse() else 0, entries=1)
         try:
             self._add_entry(member, archive)

@@ -52,8 +52,8 @@ async def call_service(
 def _parse_error(url: str, status: int, content: object) -> RollSandboxError:
     if not isinstance(content, dict) or "error" not in content:
         return SandboxUnavailableError(
-            f"{url} answers with status {status}: check that `roll-sandbox serve` runs at this address."
+            f"{url} returned status {status}: check that `roll-sandbox serve` runs at this address."
         )
     if status == 401:
-        return SandboxAccessError(f"the sandbox service at {url} refuses the token: {content.get('message')}")
+        return SandboxAccessError(f"the sandbox service at {url} rejected the token: {content.get('message')}")
     return error_from_json(content)

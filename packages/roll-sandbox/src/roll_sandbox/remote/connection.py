@@ -210,7 +210,7 @@ class RemoteSandboxConnection:
                 self._finish_job(
                     name,
                     None,
-                    SandboxLostError("the connection broke, and the program's input was too large to be sent again"),
+                    SandboxLostError("the connection was lost, and the program's input is too large to be sent again"),
                 )
                 continue
             first, *rest = sent.messages
@@ -302,7 +302,7 @@ class ServiceConnection:
                 return await answer
         except TimeoutError:
             raise SandboxUnavailableError(
-                f"the worker of the sandbox '{name}' did not answer in time: the worker is disconnected or busy. Retry."
+                f"the worker of the sandbox '{name}' did not respond in time: it is disconnected or busy. Retry."
             ) from None
         finally:
             del self._pending_answers[key]

@@ -118,16 +118,16 @@ class RemoteRuntime:
         except aiohttp.WSServerHandshakeError as error:
             if error.status in (401, 403) and not await self._is_rate_limited():
                 problem = (
-                    "the token is wrong, expired or revoked"
+                    "the token is invalid, expired or revoked"
                     if error.status == 401
                     else "the token lacks the scope 'run'"
                 )
                 raise SandboxAccessError(
-                    f"the sandbox service at {self._url} refuses the token ({error.status}): {problem}. "
-                    "`roll-sandbox token create` creates another."
+                    f"the sandbox service at {self._url} rejected the token ({error.status}): {problem}. "
+                    "`roll-sandbox token create` creates a new one."
                 ) from None
             raise SandboxUnavailableError(
-                f"{self._url} answers with status {error.status}: check that `roll-sandbox serve` runs at this address."
+                f"{self._url} returned status {error.status}: check that `roll-sandbox serve` runs at this address."
             ) from None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise make_unreachable_error(self._url, error) from None
@@ -137,7 +137,8 @@ class RemoteRuntime:
         except (TypeError, ValueError, TimeoutError, aiohttp.ClientError, SandboxRequestError) as error:
             await socket.close()
             raise SandboxUnavailableError(
-                f"{self._url} did not send the greeting of a sandbox service ({str(error) or type(error).__name__})."
+                f"{self._url} is not a sandbox service: it sent no valid greeting "
+                f"({str(error) or type(error).__name__})."
             ) from None
         self.fresh_programs = bool(greeting.get("fresh_programs", True))
         return socket
@@ -160,7 +161,7 @@ class RemoteRuntime:
         except Exception as error:
             logger.exception("the connection to the sandbox service at %s failed", self._url)
             self._service.fail_all(
-                SandboxError(f"the connection to the sandbox service failed and is not reopened: {error!r}")
+                SandboxError(f"the connection to the sandbox service failed and cannot be reopened: {error!r}")
             )
 
     async def _serve(self, socket: aiohttp.ClientWebSocketResponse | None) -> None:
@@ -235,8 +236,8 @@ class RemoteRuntime:
         data = encode(message)
         if len(data) > self._max_message_bytes:
             raise OversizedUploadError(
-                f"a program with its files and input must have at most {self._max_message_bytes:,} bytes, got "
-                f"{len(data):,}: send less, or raise `--max-message-bytes` of the service."
+                f"the total size of a program, its files and its input must not exceed {self._max_message_bytes:,} "
+                f"bytes, got {len(data):,}: send less, or increase `--max-message-bytes` of the service."
             )
         self._outgoing.put(data)
 

@@ -82,7 +82,7 @@ class AccessMiddleware:
             length = Headers(scope=scope).get("content-length", "0")
             if not length.isdigit() or int(length) > self._max_bytes:
                 refusal = _make_error_response(
-                    413, "oversized", f"the body of a request must have at most {self._max_bytes:,} bytes."
+                    413, "oversized", f"the request body must not exceed {self._max_bytes:,} bytes."
                 )
         app = refusal or self._app
         await app(scope, self._limit_body(receive), _add_headers(send))
@@ -93,7 +93,7 @@ class AccessMiddleware:
         # Checked before the token is looked up, since that reads the database.
         if self._failures.is_empty(peer):
             return _make_error_response(
-                429, "access", "too many requests from this address had an invalid token: wait a minute."
+                429, "access", "too many requests with an invalid token from this address: retry in a minute."
             )
         token = _extract_token(Headers(scope=scope), scope["path"])
         if not token:
@@ -110,7 +110,9 @@ class AccessMiddleware:
             self._failures.consume(peer)
             self._audit.record("refuse", owner="", token="", target=scope["path"][:200], outcome="token", peer=peer)
             return _make_error_response(
-                401, "access", "the token is wrong, expired or revoked: `roll-sandbox token create` creates another."
+                401,
+                "access",
+                "the token is invalid, expired or revoked: `roll-sandbox token create` creates a new one.",
             )
         needed = get_required_scope(scope.get("method", "GET"), scope["path"])
         if needed not in identity.scopes and "admin" not in identity.scopes:
@@ -123,12 +125,12 @@ class AccessMiddleware:
                 peer=peer,
             )
             return _make_error_response(
-                403, "access", f"the token lacks the scope '{needed}', which this request needs."
+                403, "access", f"the token lacks the scope '{needed}', which this request requires."
             )
         wait_s = self.get_rate_limiter(identity).consume(identity.owner)
         if wait_s > 1.0:
             return _make_error_response(
-                429, "quota", f"'{identity.owner}' exceeds its request rate: wait {wait_s:.0f} s."
+                429, "quota", f"'{identity.owner}' exceeded its request rate limit: retry in {wait_s:.0f} s."
             )
         scope["identity"] = identity
         return None

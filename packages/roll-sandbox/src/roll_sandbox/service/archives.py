@@ -83,8 +83,8 @@ def check_archive(data: bytes, max_bytes: int, max_files: int) -> None:
                 count, size = count + 1, size + max(0, member.size)
                 if count > max_files or size > max_bytes:
                     raise OversizedUploadError(
-                        f"an archive must have at most {max_files:,} files and {max_bytes:,} bytes: send less, or "
-                        "raise the sandbox's disk_bytes and max_files."
+                        f"an archive must not exceed {max_files:,} files and {max_bytes:,} bytes: send less, or "
+                        "increase the sandbox's disk_bytes and max_files."
                     )
                 _check_member(member)
     except (OversizedUploadError, SandboxRequestError):  # also ValueErrors
@@ -99,7 +99,7 @@ def _check_member(member: tarfile.TarInfo) -> None:
     if "\0" in member.name or member.size < 0:
         raise SandboxRequestError(f"the archive's entry {member.name[:200]!r} has an invalid name or size.")
     if member.name.startswith("/") or ".." in member.name.split("/"):
-        raise SandboxRequestError(f"the archive's entry {member.name[:200]!r} would leave the target directory.")
+        raise SandboxRequestError(f"the archive's entry {member.name[:200]!r} is outside the target directory.")
 
 
 def _get_last_line(stderr: bytes) -> str:

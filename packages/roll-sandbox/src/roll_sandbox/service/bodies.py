@@ -55,13 +55,13 @@ def _check_utf8(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError("a string must not contain half of a surrogate pair") from None
+        raise ValueError("a string must not contain an unpaired surrogate") from None
     return text
 
 
 _Source = Annotated[str, AfterValidator(_check_utf8)]
 CheckedString = Annotated[str, Field(pattern=_NO_ZERO_BYTES), AfterValidator(_check_utf8)]
-"""A string without zero bytes and halves of surrogate pairs."""
+"""A string without null bytes and unpaired surrogates."""
 ResourceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
 
 

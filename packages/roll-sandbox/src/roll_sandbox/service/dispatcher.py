@@ -189,7 +189,7 @@ class Dispatcher:
             UnknownSandboxError: the sandbox is being ended.
         """
         if entry.is_stopping:
-            raise UnknownSandboxError(f"the sandbox '{entry.name}' is being ended and cannot be extended.")
+            raise UnknownSandboxError(f"the sandbox '{entry.name}' is shutting down and cannot be extended.")
         entry.ends_at = time.monotonic() + self.quotas.resolve_lifetime_s(entry.owner, lifetime_s, self._lifetime_s)
         self.records.record_lifetime(entry.owner, entry.name, entry.expires)
 
@@ -297,7 +297,7 @@ class Dispatcher:
             is_running = program.is_recorded and not program.has_ended and program.queued is None
             if is_running and name not in {*known_programs, *sent_soon}:
                 lost = error_to_json(
-                    SandboxLostError("the connection to the worker broke, and the program's end is unknown")
+                    SandboxLostError("the connection to the worker was lost, and the outcome of the program is unknown")
                 )
                 self.on_worker_message({**lost, "op": "error", "sandbox": entry.qualified_name, "id": name})
         self._broadcast(entry, {"op": "again", "sandbox": entry.name})

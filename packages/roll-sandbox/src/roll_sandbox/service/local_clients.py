@@ -66,7 +66,9 @@ class OwnerSandboxes:
                 raise UnknownSandboxError(f"the sandbox '{name}' has ended: choose another idempotency key.")
         entry = self.dispatcher.entries.get(place)
         if entry is not None and entry.spec != self.dispatcher.quotas.apply_cpu_limit(self.owner, spec):
-            raise SandboxRequestError(f"the sandbox '{name}' has another spec: choose another idempotency key.")
+            raise SandboxRequestError(
+                f"the sandbox '{name}' already exists with a different spec: choose another idempotency key."
+            )
         if entry is not None and name not in self._creating and entry.state == "running":
             return await self.get_sandbox(name), False
         new = entry is None and name not in self._creating

@@ -39,7 +39,10 @@ def format_metrics(dispatcher: Dispatcher) -> str:
             "Whether the database can be written.",
             int(not dispatcher.records.unavailable_reason),
         ),
-        "roll_sandbox_database_waiting": ("Records that wait for the database.", dispatcher.records.num_waiting),
+        "roll_sandbox_database_waiting": (
+            "Records that are not yet written to the database.",
+            dispatcher.records.num_waiting,
+        ),
         "roll_sandbox_audit_up": ("Whether the audit file can be written.", int(not dispatcher.audit.is_failing)),
         "roll_sandbox_audit_dropped": ("Lines of the audit log that were dropped.", dispatcher.audit.num_dropped),
     }
@@ -62,13 +65,13 @@ def _format_worker_metrics(dispatcher: Dispatcher) -> list[str]:
         ),
         "load": (
             "gauge",
-            "Used fraction of the worker's scarcest resource.",
+            "Utilization of the worker's most used resource, from 0 to 1.",
             [round(compute_load(w), 4) for w in workers],
         ),
     }
     of_pool = {
         "idle": ("gauge", "Idle sandboxes of a pool.", [pool.idle for _, pool in pools]),
-        "target": ("gauge", "Idle sandboxes that a pool aims at.", [pool.target for _, pool in pools]),
+        "target": ("gauge", "Target number of idle sandboxes of a pool.", [pool.target for _, pool in pools]),
         "hits_total": ("counter", "Requests that an idle sandbox served.", [p.hits for _, p in pools]),
         "misses_total": ("counter", "Requests for which a sandbox had to be started.", [p.misses for _, p in pools]),
     }

@@ -39,8 +39,8 @@ def choose_worker(
     with_room = [worker for worker in available if _has_capacity(worker, spec)]
     if not with_room:
         raise SandboxUnavailableError(
-            f"none of {len(available)} workers has room for another sandbox: stop sandboxes, or start a worker with "
-            "`roll-sandbox worker --join URL`."
+            f"none of {len(available)} workers has capacity for another sandbox: stop sandboxes, or start a worker "
+            "with `roll-sandbox worker --join URL`."
             if available
             else "no worker is connected, or all are draining: start one with `roll-sandbox worker --join URL`."
         )

@@ -86,7 +86,7 @@ class Quotas:
             sound = {name: value for name, value in values.items() if _is_valid_value(name, value)}
             if sound != values:
                 _log.warning(
-                    "the quota of '%s' has invalid fields, which are ignored: %s",
+                    "ignoring invalid fields of the quota of '%s': %s",
                     owner,
                     sorted(values.keys() - sound.keys()),
                 )
@@ -172,7 +172,7 @@ class Quotas:
         most = self.get(owner).programs
         if most is not None and self._usage[owner].programs >= most:
             raise SandboxQuotaError(
-                f"'{owner}' already runs {most:,} programs, the maximum of its quota: wait until one ends."
+                f"'{owner}' already runs {most:,} programs, the maximum of its quota: wait until a program ends."
             )
         self.add_programs(owner)
 

@@ -327,7 +327,7 @@ def _add_files(router: APIRouter) -> None:
             text = data.decode(request.encoding or "utf-8", request.errors or "strict")
         except LookupError:
             raise SandboxRequestError(
-                f"unknown encoding '{request.encoding}': use an encoding of Python, such as utf-8."
+                f"unknown encoding '{request.encoding}': use a Python encoding such as 'utf-8'."
             ) from None
         return RockAnswer(result={"content": text.encode(errors="replace").decode()})
 

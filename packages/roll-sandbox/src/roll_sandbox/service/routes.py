@@ -178,7 +178,7 @@ def _add_programs(router: APIRouter) -> None:
         """Return a program's state and result, until an hour after its sandbox has ended."""
         record = await _load_program(owned, name, program)
         if record is None:
-            raise UnknownSandboxError(f"the sandbox '{name}' of '{owned.owner}' never ran a program '{program}'.")
+            raise UnknownSandboxError(f"the sandbox '{name}' of '{owned.owner}' has no program '{program}'.")
         return record
 
     @router.websocket("/sandboxes/{name}/stream")
@@ -193,7 +193,7 @@ def _add_programs(router: APIRouter) -> None:
         except SandboxError as error:
             if sandbox.has_ended or not (body.env or body.cwd):
                 raise
-            raise SandboxRequestError(f"the shell did not start with this 'env' and 'cwd': {error}") from None
+            raise SandboxRequestError(f"the shell failed to start with the given 'env' and 'cwd': {error}") from None
         return {"session": owned.store_session(name, session)}
 
     @router.post("/sandboxes/{name}/sessions/{session}/run")

@@ -110,8 +110,8 @@ def _check_tls(certificate: Path | None, key: Path | None) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
     except OSError as error:  # includes SSLError
         raise ConfigError(
-            f"'{certificate}' and '{key}' are not a certificate and its key: {error.strerror}. Both must be in PEM "
-            "format, the key without a password."
+            f"cannot load the TLS certificate '{certificate}' with the key '{key}': {error.strerror}. Both must be in "
+            "PEM format, and the key must not have a password."
         ) from None
 
 
@@ -126,7 +126,7 @@ def _check_settings(settings: Settings) -> None:
         if not 0 < seconds < math.inf:
             raise ConfigError(f"{option} must be a positive, finite number of seconds, got {seconds:g}.")
     if settings.audit is not None and settings.audit.is_dir():
-        raise ConfigError(f"--audit: '{settings.audit}' is a directory: name a file in it.")
+        raise ConfigError(f"--audit must be a file, got the directory '{settings.audit}'.")
 
 
 def _choose_protocol() -> Any:

@@ -46,7 +46,9 @@ def check_owner(name: str) -> None:
         ConfigError: the name is malformed.
     """
     if not _OWNER_PATTERN.fullmatch(name):
-        raise ConfigError(f"an owner's name must have up to 64 letters, digits, '.', '_' and '-', got {name[:80]!r}.")
+        raise ConfigError(
+            f"an owner name must consist of 1 to 64 letters, digits, '.', '_' and '-', got {name[:80]!r}."
+        )
 
 
 class TokenStore:
@@ -66,11 +68,11 @@ class TokenStore:
         scopes = sorted(set(scopes))
         check_owner(owner)
         if not scopes or not set(scopes) <= set(SCOPES):
-            raise ConfigError(f"scopes must be among {', '.join(SCOPES)}, got {', '.join(scopes)[:80] or '(none)'}.")
-        if lifetime_s is not None and not 0 < lifetime_s <= _MAX_LIFETIME_S:
             raise ConfigError(
-                f"a token's lifetime must be above 0 and at most 36,500 days, got {lifetime_s / 86400:g}."
+                f"scopes must be one or more of {', '.join(SCOPES)}, got {', '.join(scopes)[:80] or '(none)'}."
             )
+        if lifetime_s is not None and not 0 < lifetime_s <= _MAX_LIFETIME_S:
+            raise ConfigError(f"a token lifetime must be above 0 and at most 36,500 days, got {lifetime_s / 86400:g}.")
         name, secret, now = secrets.token_hex(8), secrets.token_urlsafe(32), time.time()
         self._store.write_now(
             insert(tokens).values(

@@ -67,7 +67,7 @@ class Workers:
         )
         if name == LOCAL_NAME:
             raise SandboxRequestError(
-                "the worker's name must not be 'local', which is the server's own worker: choose another (`--name`)."
+                "the worker name 'local' is reserved for the server's own worker: choose another (`--name`)."
             )
         if (row := self._known.get(name)) is not None and row.owner != identity.owner:
             raise SandboxAccessError(f"the worker name '{name}' belongs to another owner: choose another (`--name`).")

@@ -55,7 +55,9 @@ def check_name(value: object) -> str:
         SandboxRequestError: the name is malformed.
     """
     if not isinstance(value, str) or not _NAME_PATTERN.fullmatch(value):
-        raise SandboxRequestError(f"a name must have 8 to 64 letters, digits, '_' or '-', got {str(value)[:80]!r}.")
+        raise SandboxRequestError(
+            f"a name must consist of 8 to 64 letters, digits, '_' or '-', got {str(value)[:80]!r}."
+        )
     return value
 
 
@@ -68,7 +70,7 @@ def validate_client_message(message: Message) -> Message:
     op = message.get("op")
     shape = _MESSAGE_FIELDS.get(op) if isinstance(op, str) else None
     if shape is None:
-        raise SandboxRequestError(f"unknown message {str(op)[:40]!r}: known are {', '.join(_MESSAGE_FIELDS)}.")
+        raise SandboxRequestError(f"unknown message {str(op)[:40]!r}: expected one of {', '.join(_MESSAGE_FIELDS)}.")
     for name in message:
         if name != "op" and name not in shape:
             raise SandboxRequestError(f"unknown field {name[:40]!r} of the message '{op}'.")

@@ -60,7 +60,7 @@ def decode(data: bytes) -> Message:
             return value
         if not 0 <= number < len(pieces) or pieces[number] is None:
             raise SandboxRequestError(
-                "a message refers to a piece of data that it does not contain, or refers to it twice."
+                "a message references a piece of data that it does not contain, or references it twice."
             )
         # If a piece could be used several times, a small message could become large in memory.
         piece, pieces[number] = pieces[number], None

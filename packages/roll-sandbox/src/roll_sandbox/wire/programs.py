@@ -38,7 +38,7 @@ def spec_from_json(values: object) -> SandboxSpec:
     )
     if sum(len(text) + 16 for text in (*texts, spec.pool, spec.image or "", spec.affinity)) > _MAX_SPEC_BYTES:
         raise SandboxRequestError(
-            f"'spec' must have at most {_MAX_SPEC_BYTES:,} bytes: shorten the paths and lists in it."
+            f"'spec' must not exceed {_MAX_SPEC_BYTES:,} bytes: shorten the paths and lists in it."
         )
     return spec
 
@@ -88,7 +88,7 @@ def parse_dataclass(dataclass_type: type[_T], values: object, location: str) -> 
     for name in values:
         if name not in kinds or name == "stdin":
             raise SandboxRequestError(
-                f"unknown field {str(name)[:40]!r} of '{location}': known are {', '.join(kinds)}."
+                f"unknown field {str(name)[:40]!r} of '{location}': expected one of {', '.join(kinds)}."
             )
     try:
         return dataclass_type(

@@ -65,5 +65,5 @@ def report_from_json(values: object) -> WorkerReport:
             "a number in a worker's 'report' is out of range, or the report has too many entries."
         )
     if not all(len(text) <= _MAX_TEXT_CHARS and text.isprintable() for text in texts):
-        raise SandboxRequestError("a worker's 'report' has an invalid name of an image or a pool.")
+        raise SandboxRequestError("a worker's 'report' contains an invalid image or pool name.")
     return report

@@ -131,7 +131,7 @@ def validate_worker_message(message: Message) -> Message:
     shape = _MESSAGE_FIELDS.get(op) if isinstance(op, str) else None
     if shape is None:
         raise SandboxRequestError(
-            f"unknown message {str(op)[:40]!r} of a worker: known are {', '.join(_MESSAGE_FIELDS)}."
+            f"unknown worker message {str(op)[:40]!r}: expected one of {', '.join(_MESSAGE_FIELDS)}."
         )
     for name, fits in shape.items():
         if not fits(message.get(name)):

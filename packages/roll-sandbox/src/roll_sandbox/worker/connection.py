@@ -125,7 +125,7 @@ class WorkerConnection:
                     try:
                         await self._serve_connection(socket)
                     except (aiohttp.ClientError, OSError) as error:  # the connection broke at its beginning
-                        logger.info("the connection to %s broke: %r", self._url, error)
+                        logger.info("lost the connection to %s: %r", self._url, error)
                     except SandboxAccessError:
                         raise
                     except (RollSandboxError, LookupError, TypeError, ValueError, AttributeError) as error:
@@ -169,11 +169,11 @@ class WorkerConnection:
         except aiohttp.WSServerHandshakeError as error:
             if error.status in (401, 403):
                 raise SandboxAccessError(
-                    f"the sandbox service at {self._url} refuses the token ({error.status}): a worker needs a token "
-                    "with the scope 'worker' (`roll-sandbox token create OWNER --scope worker`)."
+                    f"the sandbox service at {self._url} rejected the token ({error.status}): a worker requires a "
+                    "token with the scope 'worker' (`roll-sandbox token create OWNER --scope worker`)."
                 ) from None
             raise SandboxUnavailableError(
-                f"{self._url} answers with status {error.status}: check that `roll-sandbox serve` runs at this address."
+                f"{self._url} returned status {error.status}: check that `roll-sandbox serve` runs at this address."
             ) from None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise make_unreachable_error(self._url, error) from None
@@ -211,7 +211,7 @@ class WorkerConnection:
                 error = error_from_json(message)
                 if isinstance(error, SandboxAccessError):
                     raise error
-                self._warn_once(f"the sandbox service at {self._url} refuses this worker: {error}")
+                self._warn_once(f"the sandbox service at {self._url} rejected this worker: {error}")
                 return
             self._last_received = asyncio.get_running_loop().time()
             if message["op"] == "welcome":

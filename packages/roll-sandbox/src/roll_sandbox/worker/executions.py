@@ -100,7 +100,7 @@ class ProgramRunner:
         op = message["op"]
         if message.get("again"):
             # The server sent this program before, but it is unknown here. It may have run, so it is not run again.
-            error = SandboxLostError("the worker does not know how the program ended")
+            error = SandboxLostError("the worker has no record of the program's outcome")
             self._record_end(name, execution, error_to_json(error))
         elif op == "run":
             try:
@@ -146,7 +146,8 @@ class ProgramRunner:
             if execution.task is not None:
                 execution.task.cancel()
             error = SandboxError(
-                "the programs print more output than the worker can keep: print less, or run fewer programs at once"
+                "the programs produced more output than the worker can buffer: print less, or run fewer programs "
+                "concurrently"
             )
             self._record_end(name, execution, error_to_json(error))
         else:
@@ -202,7 +203,7 @@ class ProgramRunner:
             execution.task.cancel()
             execution.queued.clear()
             error = SandboxRequestError(
-                "too much input was sent to a command that waits for another command: send the input later."
+                "too much input was sent to a command that has not started yet: send the input later."
             )
             self._record_end(name, execution, error_to_json(error))
 

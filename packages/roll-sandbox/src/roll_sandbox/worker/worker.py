@@ -123,8 +123,8 @@ class Worker:
                 }
             )
         elif (error := task.exception()) is not None:
-            _log.error("a sandbox did not start", exc_info=error)
-            broken = SandboxError(f"the sandbox did not start: {error!r}")
+            _log.error("a sandbox failed to start", exc_info=error)
+            broken = SandboxError(f"the sandbox failed to start: {error!r}")
             self.send({"op": "failed", "sandbox": qualified_name, **error_to_json(broken)})
 
     async def _launch_sandbox(self, qualified_name: str, message: Message) -> None:

@@ -54,12 +54,12 @@ def test_sandbox_image_commands_an_image_is_pulled_and_named(built: Built) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["remove", "nothing"], "has no image 'nothing'"),
-        (["remove", "NOTHING"], "is not a valid image name"),
+        (["remove", "nothing"], "image 'nothing' was not found"),
+        (["remove", "NOTHING"], "invalid image name"),
         (["pull", "python:3"], "has no registry"),
-        (["pull", "127.0.0.1:1/x", "--as", "A B"], "is not a valid image name"),
+        (["pull", "127.0.0.1:1/x", "--as", "A B"], "invalid image name"),
         (["import", "missing", "x"], "no image found at 'missing'"),
-        (["import", "{layout}", "x", "--tag", "7"], "tagged '7'"),
+        (["import", "{layout}", "x", "--tag", "7"], "tag '7' was not found"),
         (["import", "{layout}", "x", "--budget", "0.00001"], "more bytes than the budget allows"),
     ],
     ids=lambda arguments: " ".join(arguments) if isinstance(arguments, list) else "",

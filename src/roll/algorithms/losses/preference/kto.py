@@ -89,7 +89,8 @@ def compute_reference_point(logprobs: Sequence[float], ref_logprobs: Sequence[fl
     """
     if not len(logprobs):
         raise ValueError(
-            "the reference point needs at least one answer to another prompt, but got none: use more prompts per batch"
+            "KTO's reference point requires at least one answer to a different prompt in the batch: use more prompts "
+            "per batch"
         )
     pairs = zip(logprobs, ref_logprobs, strict=True)
     return max(0.0, sum(float(own) - float(other) for own, other in pairs) / len(logprobs))

@@ -52,13 +52,15 @@ class PreferenceLoss:
 
     def __post_init__(self) -> None:
         if self.beta <= 0:
-            raise ValueError(f"beta must be above 0, not {self.beta}")
+            raise ValueError(f"beta must be > 0, got {self.beta}")
         if self.margin and not self.pairwise_loss.supports_margin:
             raise ValueError(
-                f"{type(self.pairwise_loss).__name__} does not support margins, so margin must be 0, not {self.margin}"
+                f"{type(self.pairwise_loss).__name__} does not support margins, so margin must be 0, got {self.margin}"
             )
         if isinstance(self.pairwise_loss, OddsRatioLoss) and (self.scores != "mean" or self.against_reference):
-            raise ValueError("the odds ratio needs mean log-probs: set scores to 'mean' and against_reference to False")
+            raise ValueError(
+                "the odds ratio requires mean log-probs: set scores to 'mean' and against_reference to False"
+            )
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """Compute the micro-batch's contribution to the loss.

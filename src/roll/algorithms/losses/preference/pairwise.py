@@ -72,7 +72,7 @@ class SigmoidLoss(_DifferenceLoss):
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 0.5:
-            raise ValueError(f"label_smoothing must be at least 0 and below 0.5, not {self.label_smoothing}")
+            raise ValueError(f"label_smoothing must be >= 0 and < 0.5, got {self.label_smoothing}")
 
     def __call__(self, chosen: Tensor, rejected: Tensor, beta: float) -> Tensor:
         """Return the loss of every pair, shape [P]."""
@@ -115,7 +115,7 @@ class ExoPairLoss(_DifferenceLoss):
 
     def __post_init__(self) -> None:
         if not 0 < self.label_smoothing < 0.5:
-            raise ValueError(f"label_smoothing must be above 0 and below 0.5 for EXO, not {self.label_smoothing}")
+            raise ValueError(f"label_smoothing must be > 0 and < 0.5 for EXO, got {self.label_smoothing}")
 
     def __call__(self, chosen: Tensor, rejected: Tensor, beta: float) -> Tensor:
         """Return the loss of every pair, shape [P]."""
@@ -137,7 +137,7 @@ class DiscopopLoss(_DifferenceLoss):
 
     def __post_init__(self) -> None:
         if not 0 < self.tau < 1:
-            raise ValueError(f"tau must be above 0 and below 1, not {self.tau}: otherwise the loss is unbounded")
+            raise ValueError(f"tau must be > 0 and < 1 (otherwise the loss is unbounded), got {self.tau}")
 
     def __call__(self, chosen: Tensor, rejected: Tensor, beta: float) -> Tensor:
         """Return the loss of every pair, shape [P]."""

@@ -151,13 +151,13 @@ def _check_context(config: RolloutRunConfig, context_length: int) -> None:
     max_context = config.inference.max_context
     if max_context is not None and max_context > context_length:
         raise ConfigError(
-            f"inference.max_context {max_context} exceeds the context length of the model, {context_length} tokens: "
+            f"inference.max_context must be <= {context_length}, the context length of the model, got {max_context}: "
             "lower inference.max_context."
         )
     if config.rollout.max_new_tokens >= (max_context or context_length):
         raise ConfigError(
-            f"rollout.max_new_tokens {config.rollout.max_new_tokens} leaves no room for prompts in a context of "
-            f"{max_context or context_length} tokens: lower rollout.max_new_tokens."
+            f"rollout.max_new_tokens {config.rollout.max_new_tokens} leaves no space for prompts in the context "
+            f"length of {max_context or context_length} tokens: lower rollout.max_new_tokens."
         )
 
 
@@ -345,9 +345,9 @@ def _try_rewards_on_examples(report: Report, config: RolloutRunConfig) -> None:
     for trial in report.trials:
         if not trial.prefers_correct:
             report.notes.append(
-                f"the reward of '{trial.domain}' gives the reference answer {trial.correct_answer!r} "
-                f"{trial.correct_reward:g} and {trial.incorrect_answer!r} {trial.incorrect_reward:g}: check whether "
-                "the reward requires a format that the bare answer does not have."
+                f"the reward of '{trial.domain}' is {trial.correct_reward:g} for the reference answer "
+                f"{trial.correct_answer!r} and {trial.incorrect_reward:g} for {trial.incorrect_answer!r}: check "
+                "whether the reward requires a format that the bare answer does not have."
             )
 
 
@@ -370,4 +370,7 @@ def _describe_batch(batch: RunSizes, config: RolloutRunConfig, train_prompts: Ma
         )
     for domain, epochs in batch.epochs.items():
         yield f"{domain}: {train_prompts[domain]:,} prompts to train on, {epochs:.2g} epochs in the run"
-    yield "the time of a step is known only after the first step: it depends on the length of the model's answers"
+    yield (
+        "the step time can be measured only after the first step, because it depends on the length of the model's "
+        "answers"
+    )

@@ -39,7 +39,9 @@ class TestNamespace(dict):
         if name != self.entry and name in sys.stdlib_module_names:
             return __import__(name)
         if self.entry is not None and name != self.entry:
-            raise self.connection.record_mistake(f"the tests use '{name}', which neither they nor the setup define")
+            raise self.connection.record_mistake(
+                f"the tests use '{name}', which is not defined in the tests or the setup"
+            )
         return self.connection.fetch_variable(name)
 
 

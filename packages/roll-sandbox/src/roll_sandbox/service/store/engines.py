@@ -43,7 +43,7 @@ def make_engine(url: str) -> Engine:
         address = make_url(url)
         if address.get_backend_name() == "sqlite" and not _is_sqlite_file(address):
             raise ConfigError(
-                f"the database '{url}' is in memory and would be lost: use a file, for example sqlite:////a/file.db."
+                f"in-memory databases are not supported, got '{url}': use a file, for example sqlite:////a/file.db."
             )
         if address.drivername in ("postgresql", "postgres"):
             address = address.set(drivername="postgresql+psycopg")
@@ -59,7 +59,7 @@ def make_engine(url: str) -> Engine:
         )
     except ArgumentError:
         raise ConfigError(
-            f"'{hide_password(url)}' is not a valid database URL: write, for example, sqlite:////a/file.db or "
+            f"'{hide_password(url)}' is not a valid database URL: expected, for example, sqlite:////a/file.db or "
             "postgresql+psycopg://user@host/name."
         ) from None
     except (ImportError, OSError) as error:

@@ -79,9 +79,9 @@ class Store:
             known_revisions = {each.revision for each in script.walk_revisions()}
             if stored is not None and stored not in known_revisions:
                 raise ConfigError(
-                    f"the database '{self._shown}' was written by a newer ROLL (its revision is {stored[:40]}, the "
-                    f"latest known one is {script.get_current_head()}): install the newer version, or restore an older "
-                    "copy of the database."
+                    f"the database '{self._shown}' was written by a newer version of ROLL (revision {stored[:40]}; "
+                    f"this version supports {script.get_current_head()}): upgrade ROLL, or restore an older copy of "
+                    "the database."
                 )
             if stored != script.get_current_head():
                 self._upgrade(config, revision)

@@ -119,7 +119,7 @@ class DatabaseWriter:
             time.sleep(_RETRY_DELAY_S)
             self._write_batch([])
         if self._held:
-            _log.warning("the sandbox service ended with %d records not written to the database", len(self._held))
+            _log.warning("the sandbox service stopped before %d records were written to the database", len(self._held))
 
     def _collect_writes(self) -> list[QueuedWrite | None]:
         writes: list[QueuedWrite | None] = []
@@ -257,7 +257,7 @@ def _execute_single(connection: Connection, write: QueuedWrite) -> Exception | N
     except UNAVAILABLE_ERRORS:
         raise
     except Exception as error:
-        return SandboxError(f"the service's database rejects the write: {describe_error(error)}")
+        return SandboxError(f"the service's database rejected a write: {describe_error(error)}")
     return None
 
 
