@@ -225,7 +225,7 @@ class EngineTransitions:
                     await asyncio.wait(begun)
                 for engine_id in set(self._released).difference(self._fleet.engine_ids):  # these were retired
                     del self._released[engine_id]
-                await asyncio.gather(*map(transition, self._released.keys() & set(engine_ids)))
+                await asyncio.gather(*map(transition, filter(self._released.__contains__, engine_ids)))
 
         step = asyncio.create_task(run(), name="device-release")
         self._running_transitions[step] = ""
