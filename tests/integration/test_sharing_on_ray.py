@@ -61,6 +61,7 @@ def test_sharing_ray_asynchronous_rules_train_every_draw_once(tmp_path: Path, ti
     assert len(rows) == NUM_STEPS and rows[-1]["policy_version"] == NUM_STEPS
     assert any("time/offload_s" in row for row in rows)
     assert max(row.get("data/staleness_max", 0) for row in rows) <= 1
-    entries = [json.loads(line) for line in (tmp_path / sharing / "ledger.jsonl").read_text().splitlines()]
+    checkpoint = tmp_path / sharing / "checkpoints" / f"step-{NUM_STEPS:06d}"
+    entries = [json.loads(line) for line in (checkpoint / "ledger.jsonl").read_text().splitlines()]
     outcomes = [entry["draw_id"] for entry in entries if entry.get("outcome") == "trained"]
     assert len(outcomes) == len(set(outcomes)) == 6 * NUM_STEPS
