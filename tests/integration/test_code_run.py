@@ -126,7 +126,7 @@ def test_code_reward_run_a_malformed_task_is_left_out_by_name_and_the_run_goes_o
     roll.train(config(tmp_path, tiny_model, [*good, {"prompt": "Bad", "tests": [{"stdout": 3}]}]))
     assert [row["step"] for row in steps(tmp_path)] == [1, 2]
     assert sum(row["rollout/infra_errors"] for row in steps(tmp_path)) > 0
-    assert "prompt 'file/4': its tests cannot be used: case 0: stdout is 3: give a string." in caplog.text
+    assert "prompt 'file/4': its tests cannot be used: case 0: stdout must be a string, got 3." in caplog.text
     assert "attempt 2 of 2" not in caplog.text  # no repetition can help
 
 
@@ -137,5 +137,5 @@ def test_code_reward_run_a_missing_tool_chain_stops_the_run_before_it_starts(
     monkeypatch.setattr("shutil.which", lambda name, **more: None if name == "g++" else which(name, **more))
     settings = config(tmp_path, tiny_model, [{"prompt": "x", "tests": [{"stdout": ""}]}])
     settings["data"][0]["reward"] = [{"type": "code", "language": "cpp"}]
-    with pytest.raises(ConfigError, match=r"needs? 'g\+\+'"):
+    with pytest.raises(ConfigError, match=r"require 'g\+\+'"):
         roll.train(settings)

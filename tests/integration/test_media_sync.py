@@ -44,10 +44,10 @@ class Engines:
     """A group of one engine."""
 
     def __init__(self, engine: InferenceEngine) -> None:
-        self.engine = engine
+        self.engines = [engine]
 
     def list_awake(self) -> list[InferenceEngine]:
-        return [self.engine]
+        return self.engines
 
 
 class Bench:

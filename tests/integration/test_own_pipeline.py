@@ -82,7 +82,7 @@ def test_own_pipeline_that_changed_is_no_longer_the_runs(folder: Path, tiny_mode
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("Longest = 3", "pipeline 'wrong.py:Longest' is of type int, not a function or a class."),
+        ("Longest = 3", "pipeline 'wrong.py:Longest' must be a function or a class, got int."),
         ("class Longest:\n    config = 1", "pipeline 'wrong.py:Longest' lacks state, check, open, facts, evaluate: "),
         (
             "class Longest:\n    config = check = open = facts = evaluate = state = 1",
@@ -99,7 +99,7 @@ def test_own_pipeline_that_changed_is_no_longer_the_runs(folder: Path, tiny_mode
         ),
         (
             "import pipelines.pipeline as base\nclass Longest(base.Longest):\n    check = 3",
-            "pipeline 'wrong.py:Longest': check is of type int, not a function or a class.",
+            "pipeline 'wrong.py:Longest': check must be a function or a class, got int.",
         ),
         (
             "class Longest:\n    def __init__(self): raise SystemExit(3)",

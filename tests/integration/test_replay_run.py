@@ -155,7 +155,7 @@ def test_replay_run_what_cannot_be_replayed_is_refused_and_leaves_nothing_behind
     own = shutil.copytree(tiny_model, tmp_path / "model")
     run = record(tmp_path, own, num_steps=2)
     refused: list[tuple[list[str], type[Exception], str]] = [
-        (["training.num_steps=3"], ConfigError, r"num_steps is 3, but the recording .* ends with step 2"),
+        (["training.num_steps=3"], ConfigError, r"num_steps must be <= 2, the last step of the recording .*, got 3"),
         (["rollout.group_size=8"], ConfigError, r"rollout\.group_size: recorded 4, now 8"),
         (["seed=1"], ConfigError, r"seed: recorded 0, now 1"),
         (

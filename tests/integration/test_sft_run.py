@@ -103,7 +103,9 @@ def test_sft_run_a_run_ends_with_its_steps_or_its_epochs_whichever_come_first(
     training = {"num_epochs": 3, "num_steps": 5, "examples_per_step": 4, "num_threads": 1}
     summary = roll.train(config(tmp_path, tiny_model, data=apart, training=training))
     assert summary.num_steps == 5
-    with pytest.raises(ConfigError, match="warmup_steps 4 exceeds the run's 3 steps, which follow from 10 examples"):
+    with pytest.raises(
+        ConfigError, match="warmup_steps must be <= the number of steps, got 4 and 3 steps (10 examples"
+    ):
         training = {"num_epochs": 1, "examples_per_step": 4, "warmup_steps": 4}
         roll.train(config(tmp_path, tiny_model, name="other", data=apart, training=training))
 

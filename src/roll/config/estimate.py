@@ -394,7 +394,7 @@ def estimate_engine_bytes(
         cache = running * max_context * 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * element_bytes
         if not on_accelerator:
             cache = DEFAULT_CPU_KV_BYTES if capabilities.reserves_kv_cache else min(cache, DEFAULT_CPU_KV_BYTES)
-    parts = {"weights": sizes.num_parameters * element_bytes, "keys and values": cache * section.tensor_parallel}
+    parts = {"weights": sizes.num_parameters * element_bytes, "KV cache": cache * section.tensor_parallel}
     if capabilities.host_bytes and not on_accelerator:
         parts["engine"] = capabilities.host_bytes
     return parts

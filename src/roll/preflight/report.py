@@ -130,7 +130,7 @@ def _format_roles(report: Report) -> Iterator[str]:
     if report.memory:
         yield from align_rows(rows)
         total = _format_size(sum(role.bytes_total for role in report.memory))
-        yield f"together up to {total} {_format_available(report)}"
+        yield f"total: up to {total} {_format_available(report)}"
     if report.is_colocated:
         yield "engines and trainers share devices: engines sleep during training, and trainers are offloaded otherwise"
 
@@ -182,7 +182,7 @@ def _format_prompt(report: Report) -> Iterator[str]:
 def _format_rewards(report: Report) -> Iterator[str]:
     for trial in report.trials:
         right, wrong = (
-            ("correct", "wrong") if trial.correct_answer else ("empty answer", "the reference answer is not known")
+            ("correct", "incorrect") if trial.correct_answer else ("empty answer", "the reference answer is unknown")
         )
         yield (
             f"{trial.domain}: {shorten(trial.correct_answer)} ({right}) scores {trial.correct_reward:g}, "

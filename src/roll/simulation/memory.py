@@ -86,7 +86,7 @@ def estimate_memory(
         capacity = max(0, compute_kv_capacity(model, device, width, config.engine.memory_share))
     engine = {
         "weights": model.num_parameters * model.element_bytes // width,
-        "keys and values": int(capacity * model.kv_bytes_per_token / width),
+        "KV cache": int(capacity * model.kv_bytes_per_token / width),
     }
     return [
         RoleMemory(role="actor_train", count=ranks, parts=train),

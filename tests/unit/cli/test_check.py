@@ -56,7 +56,7 @@ def test_cli_check_a_run_that_can_start_is_described_and_0(place, capsys):
         "runs/trial/",
         "the step time can be measured only after the first step",
         "(correct) scores 1",
-        "(wrong) scores 0",
+        "(incorrect) scores 0",
     ):
         assert words in shown.out
 
@@ -318,7 +318,7 @@ def test_cli_check_a_row_without_an_answer_has_no_right_one(place):
     greetings = [f"Say hello to {n}." for n in range(20)]
     report = roll.check("config.yaml", data=greetings, reward=lambda text, answer, metadata: len(text) / 100)
     assert not report.problems and not report.notes
-    assert "'' (empty answer) scores 0, 'no idea' (the reference answer is not known) scores 0.07" in str(report)
+    assert "'' (empty answer) scores 0, 'no idea' (the reference answer is unknown) scores 0.07" in str(report)
 
 
 def test_cli_check_a_misspelt_function_is_not_taken_for_an_import(place, capsys):

@@ -63,8 +63,8 @@ def test_cli_reward_test_says_which_keys_may_have_the_reference(
     file = write(tmp_path / "a.jsonl", [{"response": "7", "solution": "7"}])
     assert run(["reward", "test", file, "-r", "math"]) == 2
     said = capsys.readouterr().err
-    assert "line 1: the reward 'math' needs a reference answer" in said
-    assert "add a key named answer or reference or ground_truth. Other keys of the line: 'solution'." in said
+    assert "line 1: the reward 'math' requires a reference answer" in said
+    assert "add the key answer or reference or ground_truth. Other keys of the line: 'solution'." in said
 
 
 def test_cli_reward_test_marks_answers_of_which_only_the_end_is_shown(
@@ -151,7 +151,7 @@ def test_cli_reward_test_a_configurations_rewards_are_used_by_domain(
         ({"response": "7", "metadata": 3}, "line 2: 'metadata' must be an object, got 3"),
         ({"response": "7", "prompt": 3}, "line 2: the prompt must be a string or a list of chat messages, got 3"),
         ({"response": "7", "expected": "yes"}, "line 2: 'expected' must be true, false or a number, got 'yes'"),
-        ({"response": "7"}, "line 2: the reward 'math' needs a reference answer"),
+        ({"response": "7"}, "line 2: the reward 'math' requires a reference answer"),
     ],
 )
 def test_cli_reward_test_a_malformed_line_is_told_by_its_number(

@@ -154,10 +154,10 @@ def test_config_estimate_ranks_share_the_trainers_states():
 
 def test_config_estimate_an_engine_holds_weights_and_keys_and_values():
     per_token = 2 * 2 * 64 * 2  # keys and values, layers, one head of 64, bfloat16
-    assert memory_of()["actor_infer"].parts["keys and values"] == 64 * 72 * per_token
-    assert memory_of("inference.max_num_seqs=4")["actor_infer"].parts["keys and values"] == 4 * 72 * per_token
-    assert memory_of("inference.kv_cache_bytes=1000")["actor_infer"].parts["keys and values"] == 1000
-    assert memory_of(kind="vllm")["actor_infer"].parts["keys and values"] == DEFAULT_CPU_KV_BYTES
+    assert memory_of()["actor_infer"].parts["KV cache"] == 64 * 72 * per_token
+    assert memory_of("inference.max_num_seqs=4")["actor_infer"].parts["KV cache"] == 4 * 72 * per_token
+    assert memory_of("inference.kv_cache_bytes=1000")["actor_infer"].parts["KV cache"] == 1000
+    assert memory_of(kind="vllm")["actor_infer"].parts["KV cache"] == DEFAULT_CPU_KV_BYTES
 
 
 def test_config_estimate_a_judge_holds_a_model_of_its_own_and_its_requests():
@@ -170,7 +170,7 @@ def test_config_estimate_a_judge_holds_a_model_of_its_own_and_its_requests():
     (found,) = [role for role in roles if role.role == "judge"]
     assert found.count == 2
     # keys and values, layers, one head of 64, float32
-    assert dict(found.parts) == {"weights": 12_000_000, "keys and values": 4 * 500 * 2 * 2 * 64 * 4}
+    assert dict(found.parts) == {"weights": 12_000_000, "KV cache": 4 * 500 * 2 * 2 * 64 * 4}
     assert found.bytes_total == 2 * (12_000_000 + 2_048_000)
 
 
@@ -261,8 +261,8 @@ def test_config_estimate_processes_that_score_answers_count_in_main_memory() -> 
 def test_config_estimate_engines_hold_the_requests_of_an_evaluation_where_it_has_more() -> None:
     """The quickstart: 8 x 8 rollouts in a step, and 4 answers to each of 24 prompts in an evaluation."""
     many = "inference.max_num_seqs=200"
-    per_step = memory_of(many, "evaluation.num_prompts=1")["actor_infer"].parts["keys and values"]
-    evaluated = memory_of(many)["actor_infer"].parts["keys and values"]
+    per_step = memory_of(many, "evaluation.num_prompts=1")["actor_infer"].parts["KV cache"]
+    evaluated = memory_of(many)["actor_infer"].parts["KV cache"]
     assert evaluated == min(per_step * 96 // 64, 256 * 2**20)
 
 

@@ -81,7 +81,7 @@ def test_clips_other_values_are_bad_rows(reader: MediaReader, kind: Any, value: 
 
 def test_clips_a_model_that_reads_only_images_makes_bad_rows() -> None:
     reader = MediaReader(MediaStore(None, kinds=("image",)))
-    with pytest.raises(BadRow, match=r"row 1: the audio is of kind 'audio', but the model reads only: image"):
+    with pytest.raises(BadRow, match=r"row 1: the audio is of type 'audio', but the model supports only: image"):
         reader.read(WAV, "row 1", "audio")
 
 

@@ -98,8 +98,8 @@ def test_place_images_without_places_come_before_the_first_question() -> None:
 
 def test_place_images_other_numbers_are_a_bad_row() -> None:
     for places, images, said in (
-        (1, 2, "has 2 images, but its messages have 1 placeholder <image>: write one for each"),
-        (2, 1, "has 1 image, but its messages have 2 placeholders <image>: write one for each"),
+        (1, 2, "has 2 images, but its messages have 1 placeholder <image>: use one for each"),
+        (2, 1, "has 1 image, but its messages have 2 placeholders <image>: use one for each"),
     ):
         with pytest.raises(BadRow, match=said):
             place_media([user("<image>" * places)], [part()] * images, "row 1")

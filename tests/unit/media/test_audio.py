@@ -134,5 +134,5 @@ def test_audio_store_has_equal_sound_once_at_its_rate(tmp_path: Path) -> None:
 
 
 def test_audio_store_refuses_kinds_that_the_model_does_not_read() -> None:
-    with pytest.raises(DataError, match=r"row 1: the audio is of kind 'audio', but the model reads only: image\."):
+    with pytest.raises(DataError, match=r"row 1: the audio is of type 'audio', but the model supports only: image\."):
         MediaStore(None, kinds=("image",)).add(pcm(VALUES), "row 1: the audio", "audio")

@@ -186,8 +186,8 @@ def test_checkpoint_due_by_number_and_by_being_the_best(run: RunDirectory) -> No
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"format": 99, "roll": "7.1.0"}, r"format 99 \(ROLL 7\.1\.0 wrote it\).* Upgrade: .*roll-rl>=7\.1\.0"),
-        ({"format": 99, "roll": None}, r"format 99 \(another version of ROLL wrote it\).* --upgrade\.$"),
+        ({"format": 99, "roll": "7.1.0"}, r"format 99 \(written by ROLL 7\.1\.0\).* Upgrade: .*roll-rl>=7\.1\.0"),
+        ({"format": 99, "roll": None}, r"format 99 \(written by another version of ROLL\).* --upgrade\.$"),
         (
             {"format": 2, "roll": "0.0.3"},
             r"reads formats 4 to 5.*roll-rl==0\.0\.3'.*model=CHECKPOINT/model",

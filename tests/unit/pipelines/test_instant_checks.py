@@ -154,8 +154,8 @@ def test_check_fast_a_run_that_saves_nothing_needs_no_room_for_checkpoints(
         ({"algorithm": {"loss": "gone.py:loss"}}, "loss: file 'gone.py' does not exist"),
         ({"algorithm": {"loss": "own_rewards.py:nothing"}}, "loss 'own_rewards.py:nothing' is called with (inputs)"),
         ({"algorithm": {"gate": {"type": "python", "gate": "gone.py:G"}}}, "gate: file 'gone.py' does not exist"),
-        ({"algorithm": {"advantage": {"function": "gone.py:f"}}}, "advantage function: there is no file 'gone.py'"),
-        ({"training": {"num_steps": 1, "backend": "gone.py:B"}}, "training back-end: there is no file 'gone.py'"),
+        ({"algorithm": {"advantage": {"function": "gone.py:f"}}}, "advantage function: file 'gone.py' does not exist"),
+        ({"training": {"num_steps": 1, "backend": "gone.py:B"}}, "training back-end: file 'gone.py' does not exist"),
         (
             {"training": {"num_steps": 1, "backend": "own_rewards.py:Kind"}},
             "'own_rewards.py:Kind' lacks train_step, forward_backward, ",

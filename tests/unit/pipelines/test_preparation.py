@@ -67,7 +67,7 @@ def test_preparation_a_reward_function_that_is_not_there_is_missed_before_any_en
     settings = game(model, 1).model_dump(mode="json")
     reward = {"type": "python", "function": "there/rewards.py:good"}
     settings["data"] = [{"source": "arithmetic", "reward": reward}]
-    with pytest.raises(ConfigError, match=r"there is no file 'there/rewards\.py' \(looked for from '"):
+    with pytest.raises(ConfigError, match=r"file 'there/rewards\.py' does not exist"):
         prepare(RLVRConfig.model_validate(settings))
 
 

@@ -206,7 +206,7 @@ def test_adaptive_limit_settings(pool: LocalWorkerPool, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(FUNCTION)
     assert MathReward(type="math", time_limit_s=30.0, adaptive_limit=True).adaptive_limit == AdaptiveLimit()  # type: ignore[arg-type]
     assert MathReward(type="math", adaptive_limit=False).adaptive_limit is None  # type: ignore[arg-type]
-    with pytest.raises(ValidationError, match="min_cpu_s 2 is not below time_limit_s 2: raise time_limit_s"):
+    with pytest.raises(ValidationError, match="requires min_cpu_s < time_limit_s, got 2 and 2: raise time_limit_s"):
         MathReward.model_validate({"type": "math", "time_limit_s": 2.0, "adaptive_limit": True})
     own = {"type": "python", "function": f"{tmp_path}/own.py:later", "adaptive_limit": True}
     with pytest.raises(ConfigError, match="remove `adaptive_limit`"):

@@ -63,7 +63,7 @@ def test_simulation_commands_only_chosen_variants_run_and_unknown_ones_are_refus
     assert run(["simulate", str(tmp_path / "workload.yaml"), "-v", "tail", "--no-trace"]) == 0
     assert {p.name for p in (tmp_path / "out" / "steady").iterdir()} == {"results.json", "plot.png"}
     assert run(["simulate", str(tmp_path / "workload.yaml"), "-v", "tial"]) == 2
-    assert "has no variant 'tial'" in capsys.readouterr().err
+    assert "unknown variant 'tial'" in capsys.readouterr().err
 
 
 def test_simulation_commands_plan_prints_a_recommendation(tmp_path: Path, capsys) -> None:

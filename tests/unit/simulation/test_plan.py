@@ -83,7 +83,7 @@ def test_plan_memory_by_hand() -> None:
     assert train.parts["gathered weights"] == (2 + 4) * 151_936 * 4096
     assert engine.parts["weights"] == 8_190_000_000
     # 36 layers x 2 x 8 heads x 128 x 2 bytes = 147,456 bytes a token, half of it on each of two devices
-    assert engine.parts["keys and values"] == 100_000 * 147_456 // 2
+    assert engine.parts["KV cache"] == 100_000 * 147_456 // 2
 
 
 def test_plan_a_trainer_of_one_device_has_a_copy_to_compute_with_and_gathers_nothing() -> None:

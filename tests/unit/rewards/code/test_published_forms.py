@@ -139,7 +139,7 @@ async def test_code_reward_published_forms_code_packages_are_numpy_where_sandbox
             [{"input": "x y", "output": "1", "testtype": "functional"}],
             "input: expected JSON or a Python literal, got 'x y'",
         ),
-        ([{"input": {"a": 1}, "output": "1"}], "input and output is {'a': 1}: give a string"),
+        ([{"input": {"a": 1}, "output": "1"}], "input and output must be a string, got {'a': 1}"),
         ([{"input": "1", "output": "1", "inptu": 2}], "unknown key 'inptu'"),
     ],
 )

@@ -185,7 +185,7 @@ def estimate_memory_by_role(
         roles.append(_estimate_judge_memory(config, config.judge, judge, on_accelerator))
     if on_accelerator:
         return roles
-    writer = RoleMemory(role="rollouts", count=1, parts={"their writer": WRITER_BYTES})
+    writer = RoleMemory(role="rollouts", count=1, parts={"writer": WRITER_BYTES})
     workers = RoleMemory(
         role="rewards", count=config.rollout.reward_workers, parts={"worker processes": REWARD_WORKER_BYTES}
     )
