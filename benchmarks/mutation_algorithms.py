@@ -101,8 +101,8 @@ BUGS = (
     Bug(
         "KL in the reward counts demonstrations",
         "pipelines/learning/updates.py",
-        "own = [s for s in learned.batch.samples if not s.expert and s.loss_mask.any()]",
-        "own = [s for s in learned.batch.samples if s.loss_mask.any()]",
+        "own = [s for s in results.batch.samples if not s.expert and s.loss_mask.any()]",
+        "own = [s for s in results.batch.samples if s.loss_mask.any()]",
         "pipelines/test_kl_of_demonstrations.py",
     ),
     Bug(
@@ -206,8 +206,8 @@ BUGS = (
     Bug(
         "the template's marks alone say what is trained",
         "data/turns.py",
-        "mask &= _mark_spans(starts, marked)",
-        "mask = _mark_spans(starts, marked)",
+        "mask &= _mark_spans(starts, generated_spans)",
+        "mask = _mark_spans(starts, generated_spans)",
         "data/test_training_templates.py",
     ),
     Bug(
@@ -269,15 +269,15 @@ BUGS = (
     Bug(
         "a judge's score that was cut off counts",
         "rewards/judge/replies.py",
-        "if depth and _OBJECT_START.match(text, begin):",
+        "if depth and _OBJECT_START_PATTERN.match(text, begin):",
         "if False:",
         "rewards/test_judge.py",
     ),
     Bug(
         "demonstrations move the coefficient of the KL penalty",
         "pipelines/learning/updates.py",
-        "num_rollouts = sum(not samples[places[0]].expert for places in learned.batch.sequences)",
-        "num_rollouts = len(learned.batch.sequences)",
+        "num_rollouts = sum(not samples[places[0]].expert for places in results.batch.sequences)",
+        "num_rollouts = len(results.batch.sequences)",
         "pipelines/test_kl_of_demonstrations.py",
     ),
     Bug(

@@ -103,9 +103,7 @@ def test_sft_run_a_run_ends_with_its_steps_or_its_epochs_whichever_come_first(
     training = {"num_epochs": 3, "num_steps": 5, "examples_per_step": 4, "num_threads": 1}
     summary = roll.train(config(tmp_path, tiny_model, data=apart, training=training))
     assert summary.num_steps == 5
-    with pytest.raises(
-        ConfigError, match="warmup_steps must be <= the number of steps, got 4 and 3 steps (10 examples"
-    ):
+    with pytest.raises(ConfigError, match="must be <= the number of steps, got 4 and 3"):
         training = {"num_epochs": 1, "examples_per_step": 4, "warmup_steps": 4}
         roll.train(config(tmp_path, tiny_model, name="other", data=apart, training=training))
 
@@ -130,7 +128,7 @@ def test_sft_run_what_remains_of_the_epochs_is_counted_from_where_a_run_stands(
     assert roll.resume(tmp_path / "run", changes).num_steps == num_steps
     uses = Counter(entry["uid"] for entry in Run.at(tmp_path / "run").ledger())
     assert uses == {f"file/{n}": num_epochs for n in range(1, 11)}
-    with pytest.raises(ConfigError, match="is at step"):
+    with pytest.raises(ConfigError, match="is already at step"):
         roll.resume(tmp_path / "run", ["training.num_epochs=0.1"])
 
 

@@ -112,7 +112,7 @@ def test_streamed_gradients_that_no_longer_match_are_discarded(
         ({"algorithm": {"weights": {"length": True}}}, r"algorithm\.weights\.length"),
         ({"algorithm": {"filters": {"top_variance": 0.5}}}, "top_variance 0.5"),
         ({"algorithm": {"kl": {"coefficient": 0.1, "apply_to": "reward"}}}, "apply_to to loss"),
-        ({"scheduling": {"async_ratio": 1.0}}, "async_ratio is 1"),
+        ({"scheduling": {"async_ratio": 1.0}}, "requires async_ratio 0, got 1"),
         ({"scheduling": {"type": "batch"}}, "set type to queue"),
     ],
 )

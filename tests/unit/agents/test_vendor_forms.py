@@ -325,7 +325,7 @@ async def test_agent_api_chat_tools_of_one_text_and_of_the_vendor(tiny_model: Pa
         assert here.num_chains == 1 and SHOWN in here.seen()
         old = [{"name": "look", "parameters": {}}]
         status, said = await here.try_post("/chat/completions", messages=asked, functions=old)
-        assert status == 400 and "send tools" in said["error"]["message"]
+        assert status == 400 and "to send `tools`" in said["error"]["message"]
 
 
 async def test_agent_api_a_demand_that_is_told_in_words_is_noted_once(

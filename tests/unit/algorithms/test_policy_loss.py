@@ -265,7 +265,7 @@ def test_policy_loss_a_loss_of_the_users_runs_by_its_path(tmp_path: Path) -> Non
         ("loss=0.5", "a loss that is float; expected a scalar tensor"),
         ("loss=inputs.logprobs", r"a loss that is a tensor of shape \(2,\); expected a scalar tensor"),
         ("loss=inputs.logprobs.detach().sum()", "a loss without a gradient: compute it from inputs.logprobs"),
-        ("loss=inputs.logprobs.sum(), metrics={'own/x': 'high'}", "the metric 'own/x' as str, not a number"),
+        ("loss=inputs.logprobs.sum(), metrics={'own/x': 'high'}", "the metric 'own/x' as str; expected a number"),
     ],
 )
 def test_policy_loss_a_loss_of_the_users_that_returns_what_no_trainer_can_use_is_named(

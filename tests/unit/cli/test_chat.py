@@ -105,9 +105,9 @@ def test_cli_chat_a_conversation_that_is_too_long_is_refused_and_stays_as_it_was
     ("line", "message"),
     [
         ("/rest", "unknown command /rest. Did you mean 'reset'?"),
-        ("/temperature warm", "'warm' is not a number from 0 to 1,000,000"),
-        ("/tokens 0", "'0' is not a number from 1 to 1,000,000"),
-        ("/tokens nan", "'nan' is not a number from 1 to 1,000,000"),
+        ("/temperature warm", "expected a number from 0 to 1,000,000, got 'warm'"),
+        ("/tokens 0", "expected a number from 1 to 1,000,000, got '0'"),
+        ("/tokens nan", "expected a number from 1 to 1,000,000, got 'nan'"),
         ("/again", "the conversation is empty"),
     ],
 )

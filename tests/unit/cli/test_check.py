@@ -213,7 +213,7 @@ def test_cli_check_a_dry_run_says_what_ranks_hold_and_send_and_how_far_it_is(pla
     monkeypatch.setattr(layout, "PROGRESS_INTERVAL_S", 0.05)
     assert run(["check", "config.yaml", *RANKS, "training.parallel.tp=2", "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    assert "a trainer rank holds 0.00 GiB between steps" in shown
+    assert "a trainer rank uses 0.00 GiB between steps" in shown
     assert "x all_gather between 2 (tp): 0.00 GiB" in shown
 
 

@@ -70,7 +70,10 @@ def test_cli_train_export_eval_resume(place):
 
     fewer = roll(place, "resume", "runs/trial", "training.num_steps=2")
     assert fewer.returncode == 2
-    assert "ends the run with step 2, but 'runs/trial' is at step 3: raise training.num_steps" in fewer.stderr
+    assert (
+        "'runs/trial' is already at step 3, but the configuration has only 2 steps: raise training.num_steps"
+        in fewer.stderr
+    )
     refused = roll(place, "resume", "runs/trial", "data.0={source: file, path: none.jsonl, reward: exact}")
     assert refused.returncode == 2, refused.stderr
     assert yaml.safe_load((run / "config.yaml").read_text())["data"][0]["source"] == "arithmetic"

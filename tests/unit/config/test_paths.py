@@ -72,9 +72,7 @@ def test_config_path_of_files_whose_names_look_like_variables_stay_as_they_are(h
 def test_config_path_of_a_configuration_are_expanded_or_refused(home: Path, override: str, value: Any) -> None:
     assert value(load_config(BASE, [f"{override}=~/there"])) == f"{home}/there"
     assert value(load_config(BASE, [f"{override}=$HOME/there"])) == f"{home}/there"
-    with pytest.raises(
-        ConfigError, match=r"'\$NOWHERE/there' uses the environment variable \$NOWHERE, which is not defined"
-    ):
+    with pytest.raises(ConfigError, match=r"uses the environment variable \$NOWHERE, which is not defined"):
         load_config(BASE, [f"{override}=$NOWHERE/there"])
 
 

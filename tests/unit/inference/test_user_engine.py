@@ -59,7 +59,7 @@ def test_user_engine_is_an_engine_that_passes_on_what_it_is_told() -> None:
     [
         (
             lambda: object(),
-            "does not implement the methods start, generate, logprobs, abort, pause, resume, update_weights, sleep, wake, load",
+            "methods start, generate, logprobs, abort, pause, resume, update_weights, sleep, wake, load",
         ),
         (lambda: None, r"does not implement the methods .* of roll\.protocols\.InferenceEngine"),
         (lambda: 1 / 0, r"cannot be created with an EngineSpec \(.*test_user_engine.py:\d+\): ZeroDivisionError"),

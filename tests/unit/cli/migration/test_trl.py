@@ -134,7 +134,7 @@ def test_migration_trl_a_share_of_steps_by_its_older_name_is_warm_up(tmp_path):
     _, config = converted(tmp_path, GRPO | {"warmup_ratio": 1.0})
     assert config.training.warmup_steps == 100
     with pytest.raises(
-        ConfigError, match=r"'warmup_ratio' is 1\.5: it is a fraction of all steps, and must be between 0 and 1"
+        ConfigError, match=r"'warmup_ratio' is 1\.5: it is a fraction of all steps and must be between 0 and 1"
     ):
         converted(tmp_path, GRPO | {"warmup_ratio": 1.5})
     texts = {"model_name_or_path": "some/model", "dataset_name": "chats.jsonl", "warmup_ratio": 0.1}
@@ -168,7 +168,7 @@ def test_migration_trl_all_problems_of_a_file_are_told_at_once(tmp_path):
     with pytest.raises(ConfigError) as caught:
         converted(tmp_path, values)
     lines = str(caught.value).splitlines()
-    parts = ("model_name_or_path", "'temperature' is 'warm'", "'beta' is [1]", "reward_funcs", "dataset_name", "--rows")
+    parts = ("model_name_or_path", "'temperature'", "'beta'", "reward_funcs", "dataset_name", "--rows")
     assert lines[0] == f"TRL's trl.json (grpo) has {len(lines) - 1} problems:"
     for part in parts:
         assert sum(part in line for line in lines) == 1, (part, lines)

