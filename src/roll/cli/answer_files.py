@@ -132,7 +132,7 @@ def _read_plain_value(value: Any, key: str, location: str) -> str:
 def _read_typed_value(row: Mapping[str, Any], key: str, kind: type, default: Any, location: str) -> Any:
     value = row.get(key, default)
     if not isinstance(value, kind):
-        words = {bool: "true or false", dict: "an object", str: "text"}[kind]
+        words = {bool: "true or false", dict: "an object", str: "a string"}[kind]
         raise DataError(f"{location}: '{key}' must be {words}, got {shorten(value)}.")
     return value
 

@@ -100,5 +100,5 @@ def test_config_online_a_reference_is_a_role_where_a_method_needs_one_and_no_ada
 
 
 def test_config_online_no_more_answers_can_be_kept_than_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"rejection.keep 9 exceeds rollout.group_size 8"):
+    with pytest.raises(ConfigError, match=r"rejection\.keep must be <= rollout\.group_size, got 9 and 8: lower"):
         load_config({**REJECT, "rejection": {"keep": 9}})

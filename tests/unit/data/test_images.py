@@ -203,7 +203,7 @@ def test_image_prompts_are_refused_for_a_reward_that_reads_text(tmp_path: Path) 
     entry = {"source": "file", "path": str(tmp_path / "rows.jsonl"), "held_out": 0, "reward": [judge]}
     config = FileData.model_validate(entry)
     media = open_media(model, None)
-    with pytest.raises(DataError, match="has images, but the reward 'judge' of domain 'file' reads only text"):
+    with pytest.raises(DataError, match="has images, but the reward 'judge' of domain 'file' supports only text:"):
         build_data([config], load_tokenizer(model), 0, media=media)
     config = FileData.model_validate(entry | {"reward": [{"type": "exact"}]})
     assert build_data([config], load_tokenizer(model), 0, media=media).longest_prompt is not None

@@ -9,7 +9,7 @@ from roll.preflight.layout import _format_bubble, _format_layout
 def test_preflight_layout_it_is_said_which_layers_a_stage_has() -> None:
     found = {"between": 2**30, "gradients": 2**29, "peak": 2**31, "traffic": [], "layers": [(0, 8), (18, 18)]}
     assert list(_format_layout(found, 1)) == [
-        "a rank of stage 1 (layers 0 to 8 and 18) holds 1.00 GiB between steps and 0.50 GiB of gradients; the peak is "
+        "a rank of stage 1 (layers 0 to 8 and 18) uses 1.00 GiB between steps, plus 0.50 GiB of gradients; the peak is "
         "2.00 GiB"
     ]
 

@@ -176,7 +176,9 @@ def test_examples_content_in_parts_is_joined(world: World) -> None:
     parts = [{"type": "text", "text": "1 + "}, {"type": "text", "text": "1?"}]
     assert world.texts({"messages": [{"role": "user", "content": parts}, ANSWER]}) == [(CHAT, "2<|im_end|>")]
     image = {"messages": [{"role": "user", "content": [{"type": "image"}]}, ANSWER]}
-    assert "a part of `content` is of type 'image': images, audio and video are not supported by" in world.refusal(
+    assert "1 of 1 rows of data source 'file' cannot be used for training:
+  1 × images, audio or video
+    '/tmp/pytest-of-roo...ges need a vision-language" in world.refusal(
         [image]
     )
 
