@@ -23,7 +23,7 @@ import numpy as np
 
 from roll.config.sources import FileTable
 from roll.data.cells import BadRow, as_list
-from roll.errors import DataError, shorten
+from roll.errors import DataError, InfraError, shorten
 from roll.media import MediaStore, build_video, convert_array_to_audio, convert_array_to_image, convert_pillow_to_image
 from roll.types import (
     MEDIA_KINDS,
@@ -216,7 +216,11 @@ class MediaReader:
             self._store.check_size(path.stat().st_size, f"{location}: the {kind} '{path}'", kind)
             return path.read_bytes()
         except OSError as error:
-            raise DataError(f"{location}: the {kind} '{path}' cannot be read: {error.strerror}.") from error
+            message = f"{location}: the {kind} '{path}' cannot be read: {error.strerror}."
+            # Any other error, such as one of a network file system, says nothing about the row, which must not be
+            # skipped because of it.
+            is_bad_row = isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError)
+            raise (DataError if is_bad_row else InfraError)(message) from error
 
     def _store_bytes(self, data: bytes, label: str, kind: MediaKind) -> str:
         key = kind, hashlib.blake2b(data, digest_size=20).digest()

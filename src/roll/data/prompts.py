@@ -31,7 +31,7 @@ from roll.data.conversations.messages import check_text
 from roll.data.media import MediaReader, place_media
 from roll.data.media_columns import MediaColumns
 from roll.data.source import get_prompt_content
-from roll.errors import DataError, shorten
+from roll.errors import DataError, InfraError, shorten
 from roll.types import Message, Prompt, get_content_key
 
 __all__ = ["PromptReader"]
@@ -71,7 +71,7 @@ class PromptReader:
             return self._read_prompt(RowView(row, media=self._media), row, key, location)
         except UnsupportedMedia as error:
             raise error.with_cause(self._pipeline, reads_media=self._media is not None) from None
-        except DataError:
+        except (DataError, InfraError):  # an infrastructure error, such as a full disk, is not the row's fault
             raise
         except Exception as error:  # rows from Python may be of classes that raise anything
             raise BadRow(

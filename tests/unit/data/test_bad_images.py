@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import struct
 import zlib
 from collections.abc import Callable
@@ -20,8 +22,8 @@ from roll.config.data import FileData, HuggingFaceData
 from roll.config.examples import FileExamples
 from roll.data import PromptData, build_data
 from roll.data.examples import ExampleData, build_examples
-from roll.errors import DataError
-from roll.media import compute_digest
+from roll.errors import DataError, InfraError
+from roll.media import MediaStore, compute_digest
 from roll.models import load_tokenizer
 from roll.models.multimodal import open_media
 
@@ -266,3 +268,26 @@ def test_bad_images_extreme_shapes_are_seen_or_refused(tmp_path: Path, name: str
         num_read += 1
         assert red.shape == blue.shape and float((red - blue).abs().max()) > 1.0, size
     assert num_read >= 2
+
+
+@pytest.mark.parametrize("read", [read_prompts, read_examples])
+def test_bad_images_an_infrastructure_error_ends_the_reading_and_skips_no_row(
+    world: VisionWorld, monkeypatch: pytest.MonkeyPatch, read: Callable[..., Any]
+) -> None:
+    """A full disk or a network file system that fails for a moment says nothing about a row."""
+    rows = [show("0.png"), show("1.png")]
+
+    def fail(*_: Any) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fail)
+        with pytest.raises(InfraError, match=r"line 1, image 1 .*: the image '.*0\.png' cannot be read: Input/output"):
+            read(world, rows, on_bad_row="skip")
+
+    def fill(*_: Any) -> None:
+        raise InfraError("the disk is full")
+
+    monkeypatch.setattr(MediaStore, "_write", fill)
+    with pytest.raises(InfraError, match="the disk is full"):
+        read(world, rows, on_bad_row="skip")

@@ -20,7 +20,7 @@ from roll.data.examples.repeated_columns import is_repetition
 from roll.data.media import MEDIA_NOUNS, MediaReader, describe_marks, hint_at_missing_media, place_media
 from roll.data.media_columns import MediaColumns
 from roll.data.source import get_message_content, get_message_texts, get_template_inputs, get_tool_texts
-from roll.errors import DataError, shorten
+from roll.errors import DataError, InfraError, shorten
 from roll.types import Conversation, Example, get_content_key
 
 __all__ = ["ExampleKind", "ExampleReader"]
@@ -70,7 +70,7 @@ class ExampleReader:
             return self._read_example(row, key, location)
         except UnsupportedMedia as error:
             raise error.with_cause(self._pipeline, reads_media=self._media is not None) from None
-        except DataError:
+        except (DataError, InfraError):  # an infrastructure error, such as a full disk, is not the row's fault
             raise
         except Exception as error:  # rows from Python may be of classes that raise anything
             raise BadRow(
