@@ -163,7 +163,7 @@ def test_diffusion_rewards_raise_the_reward(world: Path) -> None:
     assert evaluations[-1]["eval/score"] > evaluations[0]["eval/score"] + 0.1
 
 
-def test_diffusion_a_reward_that_fails_loses_its_group_only(world: Path) -> None:
+def test_diffusion_a_reward_that_fails_loses_its_group_only(world: Path, caplog: pytest.LogCaptureFixture) -> None:
     (world / "rows.jsonl").write_text('{"prompt": "x"}\n{"prompt": "y"}\n')
     rewards = [{"function": f"{world}/rewards.py:fails_on_y"}]
     roll.train(settings(world, "flow_grpo", rewards=rewards, training={"prompts_per_step": 2}))
@@ -174,6 +174,9 @@ def test_diffusion_a_reward_that_fails_loses_its_group_only(world: Path) -> None
         *[("images/rows-2", "failed")] * 3,
     ]
     assert all("no y" in entry["why"] for entry in ledger if entry["outcome"] == "failed")
+    (warning, *others) = [r.getMessage() for r in caplog.records if "without a reward" in r.getMessage()]
+    assert warning.startswith("1 of 2 groups have samples without a reward") and "no y" in warning
+    assert len(others) == 2
 
 
 @pytest.mark.parametrize("how", ["dies", "raises"])
@@ -195,13 +198,16 @@ def test_diffusion_a_reward_that_always_fails_ends_the_run(world: Path) -> None:
         roll.train(settings(world, "flow_grpo", rewards=rewards))
 
 
-def test_diffusion_equal_rewards_are_filtered_and_the_step_goes_on(world: Path) -> None:
+def test_diffusion_equal_rewards_are_filtered_and_the_step_goes_on(
+    world: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (world / "rewards.py").write_text("def bright(image, prompt, metadata):\n    return 1.0\n")
     roll.train(settings(world, "flow_grpo"))
     rows = read_metrics(world / "runs" / "flow_grpo" / "metrics.jsonl")
     steps = [row for row in rows if row["kind"] == "train"]
     assert [row["data/filtered"] for row in steps] == [3.0, 6.0, 9.0]
     assert not any("training/loss" in row for row in steps)
+    assert "3 groups have zero reward variance, 0 have unscored samples" in caplog.text
 
 
 def test_diffusion_export_and_evaluation_of_a_trained_model(world: Path) -> None:

@@ -145,8 +145,20 @@ class DiffusionRun:
         self._record_samples(groups, samples)
         outcome.metrics |= compute_reward_metrics(groups)
         outcome.metrics["algorithm/groups_used"] = float(len(usable))
+        problems = [why for draw_outcome, why in outcome.draw_outcomes.values() if draw_outcome is DrawOutcome.FAILED]
+        if problems:
+            logger.warning(
+                "%d of %d groups have samples without a reward, so this step does not train on them: %s",
+                len(problems),
+                len(groups),
+                problems[0],
+            )
         if not usable:
-            logger.warning("all groups of this step have zero reward variance, so the policy is not updated")
+            logger.warning(
+                "the policy is not updated in this step: %d groups have zero reward variance, %d have unscored samples",
+                len(groups) - len(problems),
+                len(problems),
+            )
             return
         with self.run.spans.phase("train"):
             for epoch in range(algorithm.num_epochs):
