@@ -194,7 +194,9 @@ def test_diffusion_a_reward_that_fails_once_is_called_again(how: str, world: Pat
 
 def test_diffusion_a_reward_that_always_fails_ends_the_run(world: Path) -> None:
     rewards = [{"function": f"{world}/rewards.py:fails"}]
-    with pytest.raises(RewardInfraError, match=r"no image of this step could be scored.*returned nan"):
+    with pytest.raises(
+        RewardInfraError, match=r"no image of this step could be scored.*must return a finite number, got nan"
+    ):
         roll.train(settings(world, "flow_grpo", rewards=rewards))
 
 
