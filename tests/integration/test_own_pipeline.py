@@ -83,7 +83,10 @@ def test_own_pipeline_that_changed_is_no_longer_the_runs(folder: Path, tiny_mode
     ("text", "words"),
     [
         ("Longest = 3", "pipeline 'wrong.py:Longest' must be a function or a class, got int."),
-        ("class Longest:\n    config = 1", "pipeline 'wrong.py:Longest' does not define state, check, open, facts, evaluate: "),
+        (
+            "class Longest:\n    config = 1",
+            "pipeline 'wrong.py:Longest' does not define state, check, open, facts, ev",
+        ),
         (
             "class Longest:\n    config = check = open = facts = evaluate = state = 1",
             "pipeline 'wrong.py:Longest': its `config` must be a subclass of roll.config.run.RunConfig.",

@@ -52,7 +52,7 @@ def resolve_placement(cluster: ClusterConfig, roles: Mapping[str, RoleDevices], 
         beyond = [device for device in role.devices if device >= total]
         if beyond:
             raise PlacementError(
-                f"cluster.device_mapping.{name} contains device {beyond[0]}, but {cluster.num_nodes} nodes x "
+                f"cluster.device_mapping.{name} contains device {beyond[0]}, but {cluster.num_nodes} x "
                 f"{devices_per_node} devices are numbered 0-{total - 1}: change the mapping, cluster.num_nodes or "
                 "cluster.devices_per_node."
             )

@@ -263,7 +263,7 @@ BAD_ROWS = {
     "unknown model": (["model=nowhere"], "model 'nowhere'"),
     "impossible devices": (
         ["cluster.type=ray", "cluster.devices_per_node=2", "cluster.device_mapping.actor_train=0-3"],
-        "device_mapping.actor_train names device 2",
+        "device_mapping.actor_train contains device 2",
     ),
     "prompt longer than the context": (["inference.max_context=12"], "tokens, but the context leaves 4 for prompts"),
     "context without room": (["inference.max_context=8"], "leaves no space for prompts"),

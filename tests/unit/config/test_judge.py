@@ -84,6 +84,6 @@ def test_config_judge_a_judge_that_does_not_fit_is_refused(changes: dict[str, An
 
 
 def test_config_judge_devices_that_are_not_there_are_refused() -> None:
-    with pytest.raises(PlacementError, match=r"cluster\.device_mapping\.judge contains device 4, but 1 nodes x 4 devices"):
+    with pytest.raises(PlacementError, match=r"device_mapping\.judge contains device 4, but 1 x 4 devices"):
         loaded = config({"judge": 4}, judge="m")
         resolve_placement(loaded.cluster, loaded.roles, devices_per_node=4)

@@ -164,7 +164,7 @@ def test_config_pipelines_a_role_of_its_own_gets_devices_like_any_other() -> Non
     assert [seat.local_devices for seat in seats["actor_train"]] == [(0,), (1,)]
     assert dump_config(config)["cluster"]["device_mapping"]["teacher"] == [4, 5, 6, 7]
     assert "two for each of its engines" in explain("cluster.device_mapping.teacher", "toy")
-    with pytest.raises(PlacementError, match=r"cluster\.device_mapping\.teacher contains device 4, but 1 nodes x 4 devices"):
+    with pytest.raises(PlacementError, match=r"device_mapping\.teacher contains device 4, but 1 x 4 devices"):
         resolve_placement(load_config(BASE | {"cluster": cluster}).cluster, config.roles, devices_per_node=4)
 
 

@@ -345,8 +345,7 @@ def test_examples_bad_row_what_cannot_fit_is_not_tokenised(world: World, monkeyp
     monkeypatch.setattr(turns, "_encode", lambda tokenizer, text: pytest.fail(f"{len(text)} characters"))
     rows = [{"prompt": "p", "completion": "x" * 5000}]
     with pytest.raises(
-        DataError, match=r"1 × too long
-    '.*', line 1: the example has 5,001 characters, but the context length is 64"
+        DataError, match=r"1 × too long\n.*line 1: the example has 5,001 characters, but the context length is 64"
     ):
         world.examples(rows, "supervised", 64)
     with pytest.raises(DataError, match="has no examples for training"):
