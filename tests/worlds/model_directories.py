@@ -211,7 +211,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
         _break(float("inf")),
         r"weight 'model\.layers\.1\.mlp\.up_proj\.weight' of model .* has NaN or",
     ),
-    "missing file": (_lose_shard, r"lacks 1 of 2 weight files, for example 'model-00002-of-00002\.safetensors'"),
+    "missing file": (_lose_shard, r"missing 1 of 2 weight files, for example 'model-00002-of-00002\.safetensors'"),
     "truncated": (_truncate, r"model\.safetensors' is corrupted, or is not a safetensors file.*Copy the model again"),
     ".bin": (_convert_to_bin, r"older format \(\.bin\): convert them to safetensors"),
 }

@@ -80,7 +80,7 @@ def test_device_mapping_global_numbers_become_machine_and_local_device() -> None
 
 
 def test_device_mapping_a_device_beyond_the_cluster_is_refused_with_its_number() -> None:
-    with pytest.raises(PlacementError, match=r"actor_infer names device 2, but 1 x 2 devices are numbered 0-1"):
+    with pytest.raises(PlacementError, match=r"actor_infer contains device 2, but 1 x 2 devices are numbered 0-1"):
         place(config({"actor_train": 0, "actor_infer": 2}), devices_per_node=2)
 
 

@@ -76,7 +76,7 @@ def test_data_python_numbers_of_numpy_are_numbers():
         ("3 + 4", "data of 'own' must be a list of dictionaries"),
         (3, "data of 'own' must be a list of dictionaries"),
         ([], "data of 'own' has no rows"),
-        ([{"prompt": "a", "answer": "1"}, 3], "data of 'own', row 1 is of type int, but must be a dictionary"),
+        ([{"prompt": "a", "answer": "1"}, 3], "data of 'own', row 1 must be a dictionary"),
         ([{"question": "a", "answer": "1"}], "row 0: column 'prompt' does not exist"),
         ([{"prompt": "a", "answer": math.nan}], "row 0: column 'answer' is nan: provide an answer, or remove the row"),
         (

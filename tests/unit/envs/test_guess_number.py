@@ -50,7 +50,9 @@ def test_env_guess_number_a_seed_gives_the_same_secret_again() -> None:
 def test_env_guess_number_wrong_options_and_names_are_refused() -> None:
     with pytest.raises(DataError, match="secret must be from 1 to 3, got 9"):
         make("guess_number", {"max_number": 3, "secret": 9})
-    with pytest.raises(DataError, match=r"has no argument 'colour'\. It accepts: max_number, num_turns, secret"):
+    with pytest.raises(
+        DataError, match=r"has no argument 'colour'\. Supported arguments: max_number, num_turns, secret\."
+    ):
         make("guess_number", {"colour": 1})
     with pytest.raises(ConfigError, match="Did you mean 'guess_number'"):
         make("guess_numbr", {})

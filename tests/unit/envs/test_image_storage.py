@@ -134,7 +134,7 @@ def test_media_store_pixels_of_another_image_are_refused(tmp_path: Path) -> None
 
 async def test_image_storage_too_many_images_at_once_are_refused(inputs: MediaInputs, decoded: list[int]) -> None:
     storage = ImageStorage(inputs, cast(WorkerPool, Pool()))
-    with pytest.raises(DataError, match=r"the image: there are 1001 images, but at most 1000"):
+    with pytest.raises(DataError, match=r"the image: at most 1000 images are allowed per observation, got 1001"):
         await storage.store((encode(draw(0)),) * 1001, "the image")
     assert decoded == []
 
@@ -162,7 +162,7 @@ async def test_image_storage_an_image_that_takes_too_long_is_reported(inputs: Me
             raise TimeoutError(f"took longer than {time_limit_s:g} s")
 
     storage = ImageStorage(inputs, cast(WorkerPool, Hanging()))
-    with pytest.raises(DataError, match=r"the image was not decoded in 30 s\."):
+    with pytest.raises(DataError, match=r"the image exceeded the time limit of 30 s\."):
         await storage.store((encode(draw(0)),), "the image")
     result = ((encode(draw(0)),), {})
     with pytest.raises(InfraError, match=r"environment 'e': the image of an observation was not decoded in 30 s\."):

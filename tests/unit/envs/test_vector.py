@@ -195,7 +195,7 @@ def test_env_vector_a_single_text_or_a_wrong_number_of_actions_is_refused() -> N
     envs = make_vec("guess_number")
     envs.reset()
     for actions, message in (
-        ("5", "one text"),
+        ("5", "one action"),
         (["1", "2"], "2 actions for 1"),
         ({4: "x"}, "environment 4 does not exist"),
     ):

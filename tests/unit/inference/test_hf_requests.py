@@ -130,7 +130,7 @@ def test_hf_requests_a_negative_token_is_refused() -> None:
     bad = GenerationRequest(
         request_id="r", token_ids=np.array([1, -1], np.int32), sampling=SamplingParams(max_new_tokens=1)
     )
-    with pytest.raises(UserError, match="token -1"):
+    with pytest.raises(UserError, match="token id -1, which is out of range"):
         check_request(bad, max_context=10, vocab_size=5)
 
 

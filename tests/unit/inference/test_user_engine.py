@@ -93,7 +93,7 @@ def test_user_engine_that_fails_is_named_with_the_method(
 
 def test_user_engine_without_async_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Echo, "wake", lambda self: None)
-    with pytest.raises(EngineError, match="wake is not a coroutine function: write `async def wake`"):
+    with pytest.raises(EngineError, match="wake must be a coroutine function: write `async def wake`"):
         asyncio.run(own(None).wake())
 
 

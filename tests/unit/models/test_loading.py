@@ -69,7 +69,7 @@ def test_model_loading_a_missing_weight_is_refused_and_named_not_invented(model_
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, model_copy / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(
-        ModelError, match=r"lacks 1 of its weights, for example 'model\.layers\.1\.mlp\.up_proj\.weight'"
+        ModelError, match=r"missing 1 of its weights, for example 'model\.layers\.1\.mlp\.up_proj\.weight':"
     ):
         load_causal_lm(model_copy, "float32")
 

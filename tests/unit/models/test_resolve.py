@@ -66,7 +66,7 @@ def test_model_resolve_a_missing_shard_is_named(model_copy: Path) -> None:
     (model_copy / "model.safetensors").rename(model_copy / "model-00001-of-00002.safetensors")
     weight_map = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     (model_copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    with pytest.raises(ModelError, match=r"lacks 1 of 2 .*model-00002-of-00002"):
+    with pytest.raises(ModelError, match=r"missing 1 of 2 .*model-00002-of-00002"):
         resolve_model(model_copy)
 
 
@@ -164,7 +164,7 @@ def test_model_resolve_an_index_that_is_no_index_is_refused(model_copy: Path) ->
 def test_model_resolve_an_index_of_a_name_that_no_file_can_have_is_refused(model_copy: Path) -> None:
     (model_copy / "model.safetensors").unlink()
     (model_copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x" * 100_000}}))
-    with pytest.raises(ModelError, match=r"lacks 1 of 1 weight files, for example 'x+\.\.\.: copy"):
+    with pytest.raises(ModelError, match=r"missing 1 of 1 weight files, for example 'x+\.\.\.: copy"):
         resolve_model(str(model_copy))
 
 

@@ -53,7 +53,7 @@ def test_preference_a_setting_that_means_nothing_to_a_method_is_refused() -> Non
         PreferenceSection.model_validate({"type": "orpo", "margin": 0.5})
     with pytest.raises(ValidationError, match="simpo does not use a reference"):
         PreferenceSection.model_validate({"type": "simpo", "reference_model": "m"})
-    with pytest.raises(ConfigError, match=r"preference\.type exo: label_smoothing must be above 0"):
+    with pytest.raises(ConfigError, match=r"preference\.type exo: label_smoothing must be > 0"):
         build_preference_loss(PreferenceSection(type="exo", label_smoothing=0.0))
 
 

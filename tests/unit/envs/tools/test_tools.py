@@ -280,7 +280,7 @@ def test_tool_unknown_tools_and_options_are_refused() -> None:
         build_tools(["math:sqrt"])
     with pytest.raises(ConfigError, match="under 'tool'"):
         build_tools([{"folder": "x"}])
-    with pytest.raises(ConfigError, match="same name"):
+    with pytest.raises(ConfigError, match="must be unique, got duplicates: calculator"):
         ToolEnv(Echo(), [Calculator(), Calculator()])
     with pytest.raises(ConfigError, match=r"unknown tool call format 'hermse'. Did you mean 'hermes'"):
         ToolEnv(Echo(), [Calculator()], tool_format="hermse")
