@@ -215,9 +215,9 @@ def test_env_conformance_what_is_only_missing_is_advice() -> None:
     assert [finding.rule[:25] for finding in findings] == [
         "`sample_random_action()` ",
         '`info["state"]` names the',
-        "different seeds produce diff",
+        "different seeds produce d",
         "episodes end",
-        "an environment can be sen",
+        "an environment can be pic",
     ]
 
 

@@ -481,7 +481,7 @@ async def test_remote_reward_after_closing_no_answer_waits(service: RewardServic
         ({"url": "http://me:secret@host"}, "must not contain a password"),
         ({"url": "http://host?x=1"}, "without query and fragment"),
         ({"url": "http://host", "solved_at": 1.0, "decides": False}, "has no effect"),
-        ({"url": "http://host", "cache_size": 0, "cache_dir": "x"}, "disables the cache"),
+        ({"url": "http://host", "cache_size": 0, "cache_dir": "x"}, "requires cache_size > 0"),
         ({"url": "http://host", "batch_size": 0}, "greater than or equal to 1"),
         ({"url": "http://host", "api_key_env": "a b"}, "should match pattern"),
         ({"url": "http://host", "retries": 3}, "Extra inputs"),
