@@ -426,7 +426,10 @@ async def test_remote_reward_columns(service: RewardService, rollout: MakeRollou
     assert service.bodies[-1]["items"][0]["token_ids"] == [0]
     await chosen.close()
     absent = make_scorer(service, metadata_keys=["test"])
-    with pytest.raises(MalformedPromptError, match=r"no column 'test'.*columns: 'tests', 'image', 'level'"):
+    with pytest.raises(
+        MalformedPromptError,
+        match=r"column 'test' of `metadata_keys` does not exist \(columns: 'tests', 'image', 'level'\)",
+    ):
         await absent.judge(rows)
     await absent.close()
 

@@ -353,7 +353,7 @@ def test_code_reward_parts_a_missing_tool_chain_is_refused_before_training(monke
 
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     assert describe_missing_tool("python") == ""
-    with pytest.raises(ConfigError, match=r"programs in cpp require 'g\+\+'.*apt-get install g\+\+\"):
+    with pytest.raises(ConfigError, match=r"programs in cpp require 'g\+\+'.*apt-get install g\+\+"):
         build_code_verifier(CodeReward(type="code", language="cpp"), CodeSandboxes(SandboxConfig()))
     with pytest.raises(ConfigError, match="requires sandboxes, but none are available"):
         build_code_verifier(CodeReward(type="code"), None)
