@@ -252,7 +252,7 @@ async def test_reward_a_function_that_cannot_be_used_is_refused_at_once(
 
 
 @pytest.mark.parametrize(
-    ("function", "words"), [("words", "returned 'good'"), ("infinite", "returned inf"), ("nothing", "returned None")]
+    ("function", "words"), [("words", "got 'good'"), ("infinite", "got inf"), ("nothing", "got None")]
 )
 async def test_reward_a_function_that_returns_no_number_fails_its_answer_and_names_the_prompt(
     pool: LocalWorkerPool, rollout: MakeRollout, module: str, function: str, words: str

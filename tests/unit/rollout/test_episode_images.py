@@ -223,7 +223,7 @@ def test_episode_images_are_refused_for_a_model_that_reads_text(shows: Environme
         async with hosts.open(shows) as env:
             await hosts.store_images(await env.reset(0), shows.name)
 
-    with pytest.raises(RollError, match="reads only text"):
+    with pytest.raises(RollError, match="supports only text:"):
         asyncio.run(collect())
 
 

@@ -329,7 +329,7 @@ def test_rollout_transition_engine_group_of_engines_that_were_all_given_up_says_
         await world.proxy.wait_for_replacements()
         await asyncio.gather(*world.ask(1))
         await world.move.retire("b")
-        with pytest.raises(NoEngineError, match="no inference engine is left: a failed 6 times"):
+        with pytest.raises(NoEngineError, match="no inference engine is left: a failed 6 consecutive times"):
             await world.ask(1)[0]
         world.group._fault = lambda engine_id: None
         await world.move.add("c", lambda: world.engine("c"))
