@@ -92,6 +92,9 @@ class Engines:
     def engines(self) -> Sequence[CountingEngine]:
         return self._engines
 
+    def exclude(self, engine: CountingEngine) -> None:
+        """Weight syncs are not tested here."""
+
     async def replace(self, engine_id: str) -> CountingEngine:
         await asyncio.sleep(0)
         self.num_replaced += 1

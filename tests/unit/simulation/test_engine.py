@@ -191,7 +191,7 @@ def test_simulation_engine_load_tells_of_the_moment() -> None:
 
 def test_simulation_engine_what_can_never_fit_and_an_id_in_use_are_refused() -> None:
     async def scenario(engine: SimulatedEngine) -> None:
-        with pytest.raises(UserError, match=r"needs 1,001 tokens of KV cache, .* has 1,000"):
+        with pytest.raises(UserError, match=r"requires 1,001 tokens of KV cache, but engine engine-0 has 1,000:"):
             await engine.generate(request("big", prompt=900, wanted=101))
         task = asyncio.create_task(engine.generate(request("same")))
         await asyncio.sleep(0)

@@ -54,5 +54,5 @@ def test_callbacks_what_cannot_be_called_between_steps_is_refused_at_once():
 
     with pytest.raises(ConfigError, match="on_step must be an ordinary function, got a coroutine function"):
         Callbacks(on_step=on_step)
-    with pytest.raises(ConfigError, match="on_evaluation is of type int: pass a function"):
+    with pytest.raises(ConfigError, match="on_evaluation must be a function,"):
         Callbacks(on_evaluation=3)
