@@ -87,5 +87,5 @@ def test_activation_checkpointing_routers_are_counted_once_and_replayed_alike(
 
 def test_activation_checkpointing_a_model_without_such_an_mlp_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     path = write_model(tmp_path / "moe", tiny_model, FAMILIES["qwen3-moe"])
-    with pytest.raises(ModelError, match=r"tiled_mlp_tokens is 8, but .* has no MLP"):
+    with pytest.raises(ModelError, match=r"8 is not supported for PolicyNetwork, which has no MLP"):
         TorchBackend(make_spec(path, tiled_mlp_tokens=8))
