@@ -326,5 +326,5 @@ def test_critic_a_step_of_a_critic_whose_loss_is_not_finite_changes_nothing(tiny
 
 
 def test_critic_a_policys_loss_is_no_critics(tiny_model: Path) -> None:
-    with pytest.raises(ValueError, match="needs logprobs"):
+    with pytest.raises(ValueError, match="requires logprobs"):
         TorchBackend(critic_spec(tiny_model)).train_step(valued(make_batch()), PolicyLoss())

@@ -171,7 +171,7 @@ def test_images_a_model_without_a_tower_refuses_them(worlds: Any, tiny_model: Pa
     backend = TorchBackend(dataclasses.replace(make_spec(tiny_model), media_dir=Path("nowhere")))
     tokens = np.minimum(batch.samples[0].token_ids, 200)
     batch = TrainingBatch(samples=(dataclasses.replace(batch.samples[0], token_ids=tokens),))
-    with pytest.raises(UnsupportedError, match=r"sample '0\.0' has media of kind 'image'"):
+    with pytest.raises(UnsupportedError, match=r"sample '0\.0' has media of type 'image',"):
         backend.forward(batch, ["logprobs"])
 
 

@@ -362,7 +362,10 @@ def test_pipeline_parallel_layers_that_answer_more_than_hidden_states_are_refuse
 
 @pytest.mark.parametrize(
     ("stages", "chunks", "says"),
-    [(3, 1, "pp 3 needs as many decoder layers, but"), (2, 2, "pp 2 x vpp 2 needs 4 decoder layers, but")],
+    [
+        (3, 1, "pp 3 requires at least as many decoder layers, but"),
+        (2, 2, "pp 2 x vpp 2 requires at least 4 decoder layers, but"),
+    ],
 )
 def test_pipeline_parallel_a_model_of_fewer_layers_than_parts_is_refused(
     model: Any, stages: int, chunks: int, says: str

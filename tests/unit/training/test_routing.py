@@ -203,9 +203,9 @@ def test_router_replay_tokens_of_unknown_experts_choose_their_own(tiny_model: Pa
     [
         (lambda own: own[:, :1], r"shape \[tokens, layers, experts\] must be \["),
         (lambda own: own[..., :1], r"shape \[tokens, layers, experts\] must be \["),
-        (lambda own: np.where(np.arange(own.shape[-1]) == 1, 99, own), r"token 0 has \[.*99\] in layer 0, not"),
-        (lambda own: np.zeros_like(own), r"token 0 has \[0, 0.*\] in layer 0, not"),
-        (lambda own: np.where(np.arange(own.shape[-1]) == 1, -1, own), r"token 0 has \[.*-1\] in layer 0, not"),
+        (lambda own: np.where(np.arange(own.shape[-1]) == 1, 99, own), r"token 0 has \[.*99\] in layer 0, expected"),
+        (lambda own: np.zeros_like(own), r"token 0 has \[0, 0.*\] in layer 0, expected"),
+        (lambda own: np.where(np.arange(own.shape[-1]) == 1, -1, own), r"token 0 has \[.*-1\] in layer 0, expected"),
     ],
 )
 def test_router_replay_experts_that_cannot_be_chosen_are_named(

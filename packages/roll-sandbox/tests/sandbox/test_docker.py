@@ -136,7 +136,7 @@ async def test_sandbox_docker_a_container_that_does_not_start_is_removed(monkeyp
     container = Container(DockerError('exec: "python3": executable file not found in $PATH'))
     sdk(monkeypatch, connects=None, creates=container)
     async with SandboxManager("docker", warm=0) as sandboxes:
-        with pytest.raises(SandboxUnavailableError, match=r"image 'mine' has no python3.*3\.9 or newer"):
+        with pytest.raises(SandboxUnavailableError, match=r"image 'mine' does not contain python3.*3\.9 or newer"):
             await sandboxes.execute(HELLO, spec=spec_for("docker", image="mine"))
     assert container.removed
 

@@ -202,7 +202,7 @@ def test_sandbox_cli_without_a_service_or_a_token_one_line_says_so(
     arguments: tuple[str, ...], place: dict[str, str]
 ) -> None:
     nobody = command({**place, "ROLL_SANDBOX_URL": "http://127.0.0.1:9"}, *arguments)
-    assert nobody.returncode == 2 and b"no sandbox service answers at 'http://127.0.0.1:9'" in nobody.stderr
+    assert nobody.returncode == 2 and b"cannot reach a sandbox service at 'http://127.0.0.1:9'" in nobody.stderr
     wrong = command({**place, "ROLL_SANDBOX_TOKEN": "roll_wrong_x"}, *arguments)
     assert wrong.returncode == 2 and b"refuses the token" in wrong.stderr
     none = command({**place, "ROLL_SANDBOX_TOKEN": ""}, *arguments)
@@ -214,7 +214,7 @@ def test_sandbox_cli_a_shell_without_a_terminal_is_refused_and_a_local_one_needs
         pytest.skip(reason)
     alone = {name: value for name, value in os.environ.items() if not name.startswith("ROLL_SANDBOX")}
     refused = command(alone, "shell")
-    assert refused.returncode == 2 and b"a shell needs a terminal" in refused.stderr
+    assert refused.returncode == 2 and b"a shell requires a terminal" in refused.stderr
     assert command(alone, "run", "--local", "--", "cat", stdin=b"x").stdout == b"x"
     person = Person(alone, "shell", "--local")
     person.reads(r"\$ ")

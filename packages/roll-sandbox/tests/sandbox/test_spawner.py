@@ -114,7 +114,7 @@ async def test_sandbox_spawner_that_does_not_answer_in_time_says_so(monkeypatch:
     monkeypatch.setattr("roll_sandbox.spawner.START_TIMEOUT_S", 0.3)
     monkeypatch.setattr("roll_sandbox.spawner.get_spawner_source", lambda: "import time; time.sleep(3)")
     monkeypatch.setattr("roll_sandbox.spawner.END_TIMEOUT_S", 0.1)
-    with pytest.raises(SandboxUnavailableError, match=r"does not start: it did not answer within 0\.3 s.*overloaded"):
+    with pytest.raises(SandboxUnavailableError, match=r"failed to start: it did not respond within 0\.3 s.*overloaded"):
         await SpawnerClient.start()
 
 
@@ -245,7 +245,7 @@ async def test_sandbox_spawner_sandbox_whose_processes_do_not_end_is_discarded(m
     if not (FREEZER / "cgroup.procs").exists():
         pytest.skip("no freezer of control groups of version 1 here")
     parts = agent_code._read_sources
-    short = lambda text: text.replace("_EMPTY_TIMEOUT_S = 10.0", "_EMPTY_TIMEOUT_S = 0.5")  # noqa: E731
+    short = lambda text: text.replace("_EXIT_TIMEOUT_S = 10.0", "_EXIT_TIMEOUT_S = 0.5")  # noqa: E731
     monkeypatch.setattr(agent_code, "_read_sources", lambda names: [(name, short(text)) for name, text in parts(names)])
     for made in (agent_code.get_agent_bytecode, agent_code.get_zygote_bytecode, agent_code.get_spawner_source):
         made.cache_clear()

@@ -106,7 +106,7 @@ class Routing:
                     continue
                 token, layer = places[0].tolist()
                 chosen = sample.experts[token, layer].tolist()
-                expected = f"{self.num_chosen} different ones of {self.num_experts}"
+                expected = f"{self.num_chosen} different experts out of {self.num_experts}"
                 reason = f"token {token} has {chosen} in layer {layer}, expected {expected}"
             raise ModelError(
                 f"the experts recorded in sample {shorten(sample.sample_id)} cannot be replayed: {reason}. The engine "
