@@ -201,7 +201,7 @@ def test_env_vector_a_single_text_or_a_wrong_number_of_actions_is_refused() -> N
     ):
         with pytest.raises(DataError, match=message):
             envs.step(actions)
-    with pytest.raises(DataError, match="autoreset is 'maybe', but must be one of same_step, next_step, disabled"):
+    with pytest.raises(DataError, match="autoreset must be one of same_step, next_step, disabled,"):
         make_vec("guess_number", autoreset="maybe")  # type: ignore[arg-type]
 
 

@@ -281,7 +281,7 @@ def test_fp8_what_cannot_be_is_refused() -> None:
     for changes, said in (
         (["model.dtype=float32"], r"model.dtype bfloat16, got 'float32': set training.fp8 to none"),
         (["training.backend=deepspeed"], "the back-end deepspeed does not support this key:"),
-        (["training.backend=megatron"], "the megatron back-end does not support this key"),
+        (["training.backend=megatron"], "the back-end megatron does not support this key:"),
         (["model.lora.base=nf4"], r"4-bit weights \(model.lora.base\)"),
     ):
         with pytest.raises(ConfigError, match=said):

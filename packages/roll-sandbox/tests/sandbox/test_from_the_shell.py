@@ -204,9 +204,9 @@ def test_sandbox_cli_without_a_service_or_a_token_one_line_says_so(
     nobody = command({**place, "ROLL_SANDBOX_URL": "http://127.0.0.1:9"}, *arguments)
     assert nobody.returncode == 2 and b"cannot reach a sandbox service at 'http://127.0.0.1:9'" in nobody.stderr
     wrong = command({**place, "ROLL_SANDBOX_TOKEN": "roll_wrong_x"}, *arguments)
-    assert wrong.returncode == 2 and b"refuses the token" in wrong.stderr
+    assert wrong.returncode == 2 and b"rejected the token" in wrong.stderr
     none = command({**place, "ROLL_SANDBOX_TOKEN": ""}, *arguments)
-    assert none.returncode == 2 and b"needs a token" in none.stderr
+    assert none.returncode == 2 and b"requires a token" in none.stderr
 
 
 def test_sandbox_cli_a_shell_without_a_terminal_is_refused_and_a_local_one_needs_no_service(tmp_path: Path) -> None:
