@@ -266,7 +266,7 @@ BAD_ROWS = {
         "device_mapping.actor_train contains device 2",
     ),
     "prompt longer than the context": (["inference.max_context=12"], "tokens, but the context leaves 4 for prompts"),
-    "context without room": (["inference.max_context=8"], "leaves no space for prompts"),
+    "context without room": (["inference.max_context=8"], "to leave space for prompts"),
     "first turn that does not fit": (
         ["data=[{source: guess_number, max_number: 3}]", "inference.max_context=40"],
         "but the context leaves 32 for prompts",

@@ -89,7 +89,7 @@ async def test_cluster_backend_a_back_end_of_the_users_runs_the_trainer(backend:
             "class Mine:\n    pass",
             "training.backend 'mine_as_rank.py:Mine' is called with (spec), which () does not",
         ),
-        ("class Mine:\n    def __init__(self, spec): ...", "lacks train_step, forward_backward, "),
+        ("class Mine:\n    def __init__(self, spec): ...", "does not define train_step, forward_backward, "),
         ("", "training back-end: 'mine_as_rank.py' has no 'Mine'"),
     ],
 )

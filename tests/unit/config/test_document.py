@@ -75,7 +75,7 @@ def test_config_document_an_alias_and_a_merge_key_are_copied_in():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a: 1\nb: 2\na: 3", ["f.yaml:3", "'a'", "twice", "f.yaml:1"]),
+        ("a: 1\nb: 2\na: 3", ["f.yaml:3", "'a'", "duplicate key", "f.yaml:1"]),
         ("a:\n  b: 1\n  b: 2", ["f.yaml:3", "'a.b'", "f.yaml:2"]),
         ("a: [1, 2", ["f.yaml", "not valid YAML"]),
         ("a:\n\t- b", ["f.yaml:2", "spaces"]),

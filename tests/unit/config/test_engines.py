@@ -96,13 +96,13 @@ def test_config_engines_whose_capabilities_are_no_capabilities_are_refused() -> 
     [
         (
             "class E:\n    def __init__(self, spec): pass\n    def close(self): pass",
-            r"E' lacks start, generate, .*, load:",
+            r"E' does not define start, generate, .*, load:",
         ),
         ("class E: pass", r"is called with \(spec\), which \(\) does not accept"),
         (
             "from roll.inference import EngineCapabilities\nclass E:\n"
             "    capabilities = EngineCapabilities(can_sleep='no')",
-            r"can_sleep of the engine .* is 'no': it must be True or False",
+            r"can_sleep of the engine .* must be True or False, got 'no'",
         ),
     ],
 )

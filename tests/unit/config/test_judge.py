@@ -64,7 +64,7 @@ def test_config_judge_engines_follow_from_devices(
         ),
         (
             {"judge": {"num_engines": 3}, "mapping": {}},
-            r"needs 3 devices .* actor_infer, whose devices it shares, has only 2",
+            r"requires 3 devices .* actor_infer, whose devices it shares, has only 2",
         ),
         ({"judge": {"num_engines": 2}, "mapping": {"judge": 3}}, "judge.num_engines 2 x .*device_mapping.judge has 1"),
         (

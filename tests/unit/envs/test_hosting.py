@@ -113,7 +113,7 @@ def test_env_hosting_what_an_environment_says_can_be_encoded_and_its_state_has_a
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"step_s": 9.0}, "its step took longer than 5 s"),
+        ({"step_s": 9.0}, "its step exceeded the time limit of 5 s"),
         ({"fails": "step"}, "its step failed: KeyError: 'piece'"),
         ({"fails": "time"}, "its step failed: TimeoutError: its server is slow"),
         ({"fails": "reset"}, "its reset failed: RuntimeError: no board"),
@@ -143,7 +143,7 @@ def test_env_hosting_what_an_environment_says_can_be_encoded_and_its_state_has_a
         ),
         (
             {"returns": ([{"type": "image", "digest": "0f", "grid": 7}], 1.0, True, True, {})},
-            r".*the observation \[.* of type list \(the grid of a part of kind 'image' must be .*, got 7\)\. Fix: ret",
+            r".*the observation \[.* of type list \(the grid of a part of type 'image' must be .*, got 7\)\. Fix: ret",
         ),
         (
             {"returns": ("a", 1.0, True, True, {"tool_results": [{"content": "x", "name": 5}]})},
@@ -224,7 +224,7 @@ def test_env_hosting_a_host_that_a_run_does_not_have_and_wrong_options_are_the_u
 @pytest.mark.parametrize(
     ("action", "message"),
     [
-        ("hang", "its step took longer than 0.5 s"),
+        ("hang", "its step exceeded the time limit of 0.5 s"),
         ("crash", r"its step failed: WorkerDiedError: the process \(\d+\) ended with code 3"),
         ("leak", "its step failed: MemoryError: the process exceeded its memory limit"),
         ("1/0", r"its step failed: ZeroDivisionError: division by zero \(<string>:1\)"),

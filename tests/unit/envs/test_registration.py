@@ -44,7 +44,7 @@ def test_env_registration_a_class_without_step_is_refused_with_the_way_out(own: 
 
 
 def test_env_registration_misspelt_arguments_are_refused_also_where_the_class_would_swallow_them(own: str) -> None:
-    with pytest.raises(DataError, match=r"no argument 'wrod'. Did you mean 'word'\? It accepts: word"):
+    with pytest.raises(DataError, match=r"no argument 'wrod'. Did you mean 'word'\? Supported arguments: word"):
         make(f"{own}:Echo", wrod="x")
     with pytest.raises(DataError, match=r"no argument 'max_turn'. Did you mean 'max_turns'\?.*min_number"):
         make("game:GuessTheNumber-v0-easy", max_turn=3)

@@ -117,7 +117,7 @@ def test_hf_requests_are_removed_wherever_they_wait() -> None:
     [
         (request(prompt=0), "0 prompt tokens"),
         (request(max_new_tokens=0), "max_new_tokens=0"),
-        (request(prompt=7, max_new_tokens=4), "7 \\+ 4 tokens.*context of 10"),
+        (request(prompt=7, max_new_tokens=4), "7 \\+ 4 tokens.*context length 10"),
         (request(prompt=6, max_new_tokens=4), "token id 5, which is out of range for the vocabulary size 5"),
     ],
 )
@@ -138,8 +138,8 @@ def test_hf_requests_a_negative_token_is_refused() -> None:
     ("changes", "message"),
     [
         ({"options": {"admision": "wave"}}, "Did you mean 'admission'"),
-        ({"options": {"admission": "often"}}, "must be one of: wave, continuous"),
-        ({"tensor_parallel": 2}, "one device"),
+        ({"options": {"admission": "often"}}, "must be one of wave, continuous"),
+        ({"tensor_parallel": 2}, "must be 1 for the hf engine, got 2"),
     ],
 )
 def test_hf_requests_options_that_do_not_exist_are_refused(changes: dict[str, object], message: str) -> None:

@@ -84,7 +84,7 @@ def test_video_that_cannot_be_read_is_reported(frames: Any, fps: Any, message: s
     ("data", "message"),
     [
         (b"", "empty: 0 bytes"),
-        (animation(100, 100, 300, 100, 100), "frames of 100 to 300 ms"),
+        (animation(100, 100, 300, 100, 100), "frame durations of 100 to 300 ms"),
         (animation(*[100] * 5)[:200], "cannot be decoded"),
         (b"\0\0\0\x18ftypmp42" + bytes(50), "not an animated image; it begins with .*`av`"),
     ],

@@ -190,10 +190,10 @@ def test_checkpoint_due_by_number_and_by_being_the_best(run: RunDirectory) -> No
         ({"format": 99, "roll": None}, r"format 99 \(written by another version of ROLL\).* --upgrade\.$"),
         (
             {"format": 2, "roll": "0.0.3"},
-            r"reads formats 4 to 5.*roll-rl==0\.0\.3'.*model=CHECKPOINT/model",
+            r"supports formats 4 to 5.*roll-rl==0\.0\.3'.*model=CHECKPOINT/model",
         ),
         ({"format": None}, "format None"),
-        ({"num_draws": None}, "lacks 'num_draws'"),
+        ({"num_draws": None}, "missing 'num_draws'"),
     ],
 )
 async def test_checkpoint_a_checkpoint_of_another_version_is_refused_with_the_way_out(

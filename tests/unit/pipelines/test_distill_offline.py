@@ -154,7 +154,7 @@ def test_distill_offline_the_whole_vocabulary_kept_is_the_exact_divergence(
 def test_distill_offline_models_that_cannot_teach_are_refused_before_anything_starts(
     tmp_path: Path, tiny_model: Path, teachers: list[Path]
 ) -> None:
-    with pytest.raises(ConfigError, match=r"top_k is 300, but teacher\.model '.*' predicts 260 tokens: lower distil"):
+    with pytest.raises(ConfigError, match=r"top_k must be <= 260, .* of teacher\.model '.*', got 300: lower distil"):
         resolve_offline_teachers(config(tmp_path, tiny_model, str(teachers[0]), top_k=300), tiny_model)
     other = write_tiny_model(tmp_path / "other")
     vocabulary = json.loads((other / "tokenizer.json").read_text())

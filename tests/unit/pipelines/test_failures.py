@@ -58,7 +58,7 @@ def test_failures_shares_are_of_the_answers_that_a_verifier_was_asked_about() ->
     }  # fmt: skip
     assert describe_failures(found) == (
         "3 of 5 answers got no reward, 2 of them: a worker is gone (first: prompt 'd/0'); "
-        "1 of 5 answers took longer to verify than time_limit_s"
+        "1 of 5 answers exceeded time_limit_s during verification"
     )
     assert describe_failures(count_failures([group(0, RIGHT, CUT)])) == ""
 

@@ -102,4 +102,4 @@ def test_media_in_an_observation_is_refused_by_agentic(tiny_model: Path, tmp_pat
     given = {"pipeline": "agentic", "name": "x", "output_dir": str(tmp_path), "model": str(tiny_model)}
     given["environments"] = [entry]
     said = problems("agentic", {**given, **ONLINE})
-    assert "sees.py:Sees' returned a part of type 'image'" in said and "this model reads only text" in said
+    assert "sees.py:Sees' returned a part of type 'image'" in said and "this model supports only text" in said

@@ -335,7 +335,11 @@ def test_recording_a_hostile_line_stops_reading_and_cutting_back_with_its_place(
         ("step.json", lambda facts: {**facts, "counters": ["x"]}, r"step\.json', counters: Input should be a valid"),
         ("step.json", lambda facts: {**facts, "step": 7}, r"step\.json' belongs to step 7"),
         ("rollouts", lambda table: table.drop(["status"]), r"is missing the columns \['status'\]"),
-        ("rollouts", lambda table: table.set_column(5, "logprobs", pa.array([["x"]])), "column logprobs .* is of type"),
+        (
+            "rollouts",
+            lambda table: table.set_column(5, "logprobs", pa.array([["x"]])),
+            "column logprobs .* must be of type",
+        ),
         ("rollouts", lambda table: table.set_column(1, "draw_id", pa.array([99])), "KeyError: 99"),
         (
             "rollouts",

@@ -114,7 +114,10 @@ async def test_reward_engine_judge_an_answer_too_long_for_the_judge_is_given_up_
 ) -> None:
     model = Model(tiny_model, weights=SCORES)
     long: list[Message] = [Message(role="user", content="x" * 4096)]
-    with pytest.raises(UnscorableError, match=r"requires 4126 tokens for this answer, but its context length is 4096: raise judge\.max_context,"):
+    with pytest.raises(
+        UnscorableError,
+        match=r"requires 4126 tokens for this answer, but its context length is 4096: raise judge\.max_context,",
+    ):
         await EngineChat(config(explain=False), model.judge).generate_reply(
             long, build_pointwise_schema(1, 10, explain=False)
         )

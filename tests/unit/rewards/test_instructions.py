@@ -281,7 +281,7 @@ async def test_reward_instructions_columns_may_be_json_and_called_otherwise(
 @pytest.mark.parametrize(
     ("metadata", "error", "words"),
     [
-        ({}, UnscorableError, r"prompt 'd/0' has no column 'instruction_id_list' .* .it has: none."),
+        ({}, UnscorableError, r"prompt 'd/0' has no column 'instruction_id_list' .*columns: none"),
         (
             {"instruction_id_list": []},
             MalformedPromptError,

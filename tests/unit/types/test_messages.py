@@ -123,7 +123,7 @@ def test_messages_what_is_no_content_is_refused(value: Any) -> None:
     ],
 )
 def test_messages_a_part_of_media_with_fields_of_other_types_is_refused_as_no_content(fields: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"the (grid|source) of a part of kind 'image' must be .*, got") as caught:
+    with pytest.raises(ValueError, match=r"the (grid|source) of a part of type 'image' must be .*, got") as caught:
         parse_content([{"type": "image", "digest": ONE, **fields}])
     assert len(str(caught.value)) < 200
 

@@ -130,7 +130,7 @@ async def test_code_reward_published_forms_code_packages_are_numpy_where_sandbox
 @pytest.mark.parametrize(
     ("tests", "words"),
     [
-        ({"inputs": ["1"], "outputs": []}, "1 inputs but 0 outputs"),
+        ({"inputs": ["1"], "outputs": []}, "got 0 outputs and 1 inputs"),
         ({"inputs": ["1"], "outputs": ["1"], "fnname": "f"}, "unknown key 'fnname'. Did you mean 'fn_name'?"),
         ({"inputs": [1], "outputs": [1], "fn_name": "f"}, "case 0: the input must be a list with one entry per"),
         ({"inputs": [[1]], "outputs": [1], "fn_name": "f("}, "expected an expression"),
