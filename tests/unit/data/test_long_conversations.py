@@ -195,7 +195,7 @@ def test_conversation_long_masks_of_long_conversations_leave_out_what_is_not_to_
     tokenizers: dict[str, PreTrainedTokenizerBase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat = questions(70)
-    given = {"num_prompt_messages": 31, "untrained": {35, 61, 69}}
+    given = {"num_prompt_messages": 31, "untrained_messages": {35, 61, 69}}
     found = outcome(tokenizers["qwen3"], chat, **given)
     monkeypatch.setattr(turn_pieces, "MIN_MESSAGES", 10**9)
     assert found == outcome(tokenizers["qwen3"], chat, **given)

@@ -158,7 +158,7 @@ def test_check_fast_a_run_that_saves_nothing_needs_no_room_for_checkpoints(
         ({"training": {"num_steps": 1, "backend": "gone.py:B"}}, "training back-end: file 'gone.py' does not exist"),
         (
             {"training": {"num_steps": 1, "backend": "own_rewards.py:Kind"}},
-            "'own_rewards.py:Kind' lacks train_step, forward_backward, ",
+            "'own_rewards.py:Kind' does not define train_step, forward_backward, ",
         ),
         ({"rollout": {"loop": "own_rewards.py:nothing"}}, "rollout loop 'own_rewards.py:nothing' is called with"),
     ],
