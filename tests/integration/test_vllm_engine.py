@@ -395,7 +395,7 @@ async def test_vllm_engine_weights_of_this_process_cannot_reach_the_engine(engin
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (request("long", max_new_tokens=MAX_CONTEXT), "20 prompt tokens and max_new_tokens 192 make 212"),
+        (request("long", max_new_tokens=MAX_CONTEXT), "20 prompt tokens plus max_new_tokens 192 exceed"),
         (request("none", max_new_tokens=0), "must be at least 1"),
         (request("foreign", prompt=np.array([5, 999], np.int32)), "token id 999"),
         (request("empty", prompt=np.array([], np.int32)), "no tokens"),
