@@ -218,7 +218,9 @@ def test_colocation_on_a_cpu_nothing_is_handed_over_unless_it_is_asked_for(
 def test_colocation_what_cannot_hand_over_is_refused(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=r"cluster\.sharing partial_overlap needs engines that continue to generate"):
+    with pytest.raises(
+        ConfigError, match=r"cluster\.sharing partial_overlap requires engines that continue to generate"
+    ):
         roll.train(config(tmp_path, tiny_model, sharing="partial_overlap", rollout={"scheduling": {"async_ratio": 1}}))
     apart = {"type": "ray", "device_mapping": {"actor_train": 0, "actor_infer": 1}, "sharing": "colocated"}
     with pytest.raises(ConfigError, match="no trainer shares a device with engines"):

@@ -55,7 +55,7 @@ def test_own_engine_trains_in_the_workers_of_ray(folder: Path, tiny_model: Path)
     [
         (
             {"cluster": {"sharing": "colocated"}},
-            "cluster.sharing colocated requires an engine that can free its memory (sleep) (can_sleep), but "
+            "cluster.sharing colocated requires an engine that can free its memory (can_sleep), but "
             "inference.engine is engines/mine.py:PlainEngine: set inference.engine to hf, or set "
             "cluster.sharing to auto.",
         ),

@@ -155,7 +155,7 @@ def build_messages(transcript: Transcript) -> list[Message]:
         messages.append(Message(role="user", content=turn.observation))
     if any(message.media for message in messages):
         raise UserError(
-            f"the environment '{transcript.environment}' shows images, but models play here with text only: use "
+            f"the environment '{transcript.environment}' returns images, but this command supports only text: use "
             "`--policy random`, or evaluate the model with `roll eval` and a configuration with this environment."
         )
     return messages

@@ -72,10 +72,10 @@ class DecodingWorker:
         try:
             found = wait_for_future(asyncio.run_coroutine_threadsafe(work, loop))
         except TimeoutError:
-            raise DataError(f"decoding {name} exceeded the time limit of {TIME_LIMITS_S[kind]:g} s.") from None
+            raise DataError(f"{name} could not be decoded within {TIME_LIMITS_S[kind]:g} s.") from None
         except MemoryError:
             raise DataError(
-                f"decoding {name} exceeded the memory limit of {self._memory_limit_bytes / 2**30:g} GiB."
+                f"{name} requires more than {self._memory_limit_bytes / 2**30:g} GiB of memory to decode."
             ) from None
         except WorkerDiedError as error:
             raise DataError(f"{name} cannot be decoded: {error}.") from error

@@ -102,7 +102,7 @@ class LocalWorkerPool:
             raise
         except TimeoutError:
             self._num_timeouts += 1
-            raise TimeoutError(f"{function.__qualname__} took longer than {time_limit_s:g} s") from None
+            raise TimeoutError(f"{function.__qualname__} exceeded the time limit of {time_limit_s:g} s") from None
         if ok:
             return value
         # The function raised it. As a `RuntimeError` it is not mistaken for a failure of the pool, which is retried.

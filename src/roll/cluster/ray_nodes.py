@@ -77,7 +77,7 @@ class RayNodes:
             nodes = [node for node in ray.nodes() if node["Alive"]]
             draining, free = state.get_draining_nodes(), available_resources_per_node()
         except Exception as error:  # Ray raises many types when its head does not answer
-            raise InfraError(f"the head of the Ray cluster does not answer: {error}") from error
+            raise InfraError(f"the head of the Ray cluster does not respond: {error}") from error
         return [
             self._describe(node, draining.get(node["NodeID"]), free.get(node["NodeID"], {}))
             for node in nodes

@@ -156,10 +156,10 @@ class ClusterConfig(Section):
             return None
         if elastic.min_engines > elastic.max_engines:
             return (
-                f"cluster.elastic.min_engines {elastic.min_engines} is above cluster.elastic.max_engines "
+                f"cluster.elastic.min_engines must be <= cluster.elastic.max_engines, got {elastic.min_engines} and "
                 f"{elastic.max_engines}: lower min_engines, or raise max_engines"
             )
-        needs = "cluster.elastic needs a Ray cluster that nodes can join, but"
+        needs = "cluster.elastic requires a Ray cluster that nodes can join, but"
         if self.type != "ray":
             return (
                 f"{needs} cluster.type is {self.type}: set cluster.type to ray and cluster.address to the address of a "
@@ -173,7 +173,7 @@ class ClusterConfig(Section):
             )
         if self.address.startswith("ray://"):
             return (
-                f"cluster.elastic cannot observe nodes through Ray Client, but cluster.address is {self.address}: run "
-                "`roll train` on a node of the cluster (or with `ray job submit`), and set cluster.address to auto"
+                f"cluster.elastic is not supported with Ray Client (cluster.address {self.address}): run `roll train` "
+                "on a node of the cluster (or with `ray job submit`), and set cluster.address to auto"
             )
         return None

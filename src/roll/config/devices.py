@@ -120,9 +120,8 @@ def load_entry(kind: type[T], label: str, name: str, file: Path, other_sources: 
         document = Document(name=name, tree={"name": Path(name).stem} | written.tree, origins=written.origins)
     else:
         raise ConfigError(
-            f"unknown {label} '{name}'.{did_you_mean(name, list(shipped))} Known: {', '.join(shipped)}; or "
-            "name a YAML file "
-            f"with the same keys{other_sources}."
+            f"unknown {label} '{name}'.{did_you_mean(name, list(shipped))} Known: {', '.join(shipped)}; or specify a "
+            f"YAML file with the same keys{other_sources}."
         )
     try:
         return kind.model_validate(document.tree)

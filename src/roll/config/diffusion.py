@@ -72,7 +72,7 @@ class DiffusionModelConfig(ModelConfig):
             raise ValueError(f"lora.base {self.lora.base} is not supported for diffusion models: set it to as_is")
         if self.lora is not None and self.lora.dropout:
             raise ValueError(
-                "lora.dropout is not supported for diffusion models, since samples and updates must use the same "
+                "lora.dropout is not supported for diffusion models, because samples and updates must use the same "
                 "policy: set it to 0"
             )
         if self.vision.freeze or self.vision.learning_rate_factors:

@@ -94,7 +94,7 @@ _CAPABILITY_DESCRIPTIONS: Mapping[str, str] = {
     "restricts_choices": "restrict sampling to given tokens",
     "records_experts": "record the experts that routers choose",
     "continues_sampling": "continue an interrupted answer with the same random state",
-    "can_sleep": "free its memory (sleep)",
+    "can_sleep": "free its memory",
     "tensor_parallel": "run on several devices",
     "quantization": "load quantized checkpoints",
     "lora": "generate with LoRA adapters",

@@ -109,10 +109,10 @@ class DiskUse:
         needed = self.num_scheduled * self.checkpoint_bytes
         if needed <= free_bytes:
             return ""
-        what = f"{self.num_scheduled} checkpoints of" if self.num_scheduled > 1 else "a checkpoint of"
+        what = f"{self.num_scheduled} checkpoints" if self.num_scheduled > 1 else "a checkpoint"
         return (
-            f"the disk has {_format_size(free_bytes)} free, but {what} {_format_size(self.checkpoint_bytes)} must fit: "
-            "free space, choose another output_dir, save less often (checkpoint), or train adapters (model.lora)."
+            f"the disk has {_format_size(free_bytes)} of free space, but the run needs space for {what} of "
+            f"{_format_size(self.checkpoint_bytes)}: choose another output_dir, save less often, or set model.lora."
         )
 
     @property

@@ -199,7 +199,8 @@ def _is_number(text: str) -> bool:
 def _format_value_error(text: str, path: KeyPath, document: Document) -> str:
     """Format a validator's message with the key and the place where it was written."""
     if path:
-        return f"'{format_path(path)}'{format_location(document, path)}: {text}."
+        separator = " " if text.startswith("must ") else ": "
+        return f"'{format_path(path)}'{format_location(document, path)}{separator}{text}."
     for name in _DOTTED_KEY_PATTERN.findall(text):
         key = tuple(name.split("."))
         if key in document.origins:

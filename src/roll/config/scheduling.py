@@ -123,8 +123,8 @@ class SchedulingConfig(Section):
                 )
             if self.type == "tail_batching" and self.stale_policy == "drop":
                 raise ValueError(
-                    "`type: tail_batching` is not supported with `stale_policy: drop`, because it defers such groups: "
-                    "set stale_policy to wait"
+                    "`type: tail_batching` is not supported with `stale_policy: drop`, because it defers stale groups "
+                    "instead of dropping them: set stale_policy to wait"
                 )
             if self.stream_training:
                 raise ValueError(

@@ -27,18 +27,18 @@ def find_sharing_problem(
         return ""
     if num_shared == num_engines:
         return (
-            f"{key} needs engines that continue to generate while trainers compute, but all {num_engines} engines "
-            f"share devices with trainers: map actor_train ({num_ranks} ranks) to fewer devices or actor_infer to more "
-            "(cluster.device_mapping), or set sharing to colocated"
+            f"{key} requires engines that continue to generate while trainers compute, but all {num_engines} engines "
+            f"share devices with trainers: map actor_train ({num_ranks} ranks) to fewer devices or actor_infer to "
+            "more (cluster.device_mapping), or set sharing to colocated"
         )
     if rule == "stream_training" and async_ratio > 0:
         return (
-            f"{key} shortens synchronous steps, but rollout.scheduling.async_ratio is {async_ratio:g}: set sharing to "
-            "elastic_overlap, or async_ratio to 0"
+            f"{key} requires rollout.scheduling.async_ratio 0, got {async_ratio:g}: set sharing to elastic_overlap, "
+            "or async_ratio to 0"
         )
     if rule != "stream_training" and async_ratio == 0:
         return (
-            f"{key} needs rollouts that run during an update, but rollout.scheduling.async_ratio is 0: set sharing to "
-            "stream_training, which trains finished groups while the others are generated, or async_ratio to 1"
+            f"{key} requires rollout.scheduling.async_ratio > 0, got 0: set sharing to stream_training, which trains "
+            "finished groups while the others are generated, or async_ratio to 1"
         )
     return ""

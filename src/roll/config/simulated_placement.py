@@ -33,7 +33,7 @@ class SimulatedPlacement(Section):
         rule = self.sharing
         if self.overlaps and not 0 < self.training < self.generation:
             raise ValueError(
-                f"sharing {rule} needs engines that continue to generate, but training is {self.training} of "
+                f"sharing {rule} requires engines that continue to generate, but training uses {self.training} of "
                 f"{self.generation} generation devices: set training between 1 and {self.generation - 1}"
             )
         if rule in ("disaggregated", "colocated") and (rule == "colocated") != (self.training == 0):

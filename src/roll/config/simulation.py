@@ -253,8 +253,8 @@ class SimulationConfig(Section):
             )
         if place.training % self.engine.tensor_parallel and place.overlaps:
             raise ValueError(
-                f"placement.sharing {place.sharing} releases whole engines, but placement.training {place.training} is "
-                f"not a multiple of engine.tensor_parallel {self.engine.tensor_parallel}"
+                "placement.training must be divisible by engine.tensor_parallel with placement.sharing "
+                f"{place.sharing}, got {place.training} and {self.engine.tensor_parallel}"
             )
         problem = find_sharing_problem(
             place.rule,

@@ -59,8 +59,8 @@ class MediaColumns:
         for key, name in self._missing.items():
             hint = did_you_mean(name, [column for column in self._columns if isinstance(column, str)])
             raise DataError(
-                f"no row of data source '{domain}' has the column '{name}', which `{key}` names.{hint} "
-                f"{self._list_columns()} Set `{key}` to the right column, or remove it."
+                f"data source '{domain}' has no column '{name}' (`{key}`).{hint} {self._list_columns()} Set `{key}` "
+                "to the correct column, or remove it."
             )
 
     def warn_without_media(self, domain: str, kinds: Collection[MediaKind]) -> None:
@@ -68,8 +68,8 @@ class MediaColumns:
         if self.has_media or all(getattr(self._config, key) is None for key in _KEYS):
             return
         logger.warning(
-            "the model reads %s, but no row of data source '%s' has any: to train on images, set `images_key` to their "
-            "column. %s Set it to null if the source has none.",
+            "the model supports %s, but no row of data source '%s' contains any: to train on images, set `images_key` "
+            "to their column. %s Set it to null if the source has none.",
             " and ".join({"image": "images", "audio": "audio", "video": "videos"}[kind] for kind in kinds),
             domain,
             self._list_columns(),
@@ -77,4 +77,4 @@ class MediaColumns:
 
     def _list_columns(self) -> str:
         columns = ", ".join(shorten(column) for column in self._columns[:20])
-        return f"The columns of the first row are: {columns}."
+        return f"Columns of the first row: {columns}."

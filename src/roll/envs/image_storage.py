@@ -139,9 +139,9 @@ class ImageStorage:
                         self.pool, _store_image, *arguments, time_limit_s=DECODE_TIME_LIMIT_S
                     )
             except TimeoutError:
-                raise DataError(f"decoding {label} exceeded the time limit of {DECODE_TIME_LIMIT_S:g} s.") from None
+                raise DataError(f"{label} could not be decoded within {DECODE_TIME_LIMIT_S:g} s.") from None
             except MemoryError:
-                raise DataError(f"{label} needs more memory to decode than a worker may use.") from None
+                raise DataError(f"{label} requires more memory to decode than the limit of a worker.") from None
             digest, size, pixels = found
             await run_in_thread(store.cache_image, digest, size, pixels)
         return digest

@@ -219,7 +219,7 @@ def _decode_with_av(data: bytes, label: str, limits: VideoLimits) -> VideoClip:
         with av.open(io.BytesIO(data)) as container:
             stream = next(iter(container.streams.video), None)
             if stream is None or not stream.average_rate:
-                raise DataError(f"{label} has no video with a frame rate.")
+                raise DataError(f"{label} has no video stream with a frame rate.")
             fps = float(stream.average_rate)
             return build_video(read(container, stream), fps, label, limits)
     except DataError:

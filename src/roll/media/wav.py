@@ -46,7 +46,7 @@ def read_wav(data: bytes, label: str) -> tuple[NDArray[np.float32], int]:
                 size = len(data) - start
             if size > len(data) - start:
                 raise DataError(
-                    f"{label} is truncated: its header names {size:,} bytes of samples, but it has "
+                    f"{label} is truncated: its header specifies {size:,} bytes of samples, but it has "
                     f"{len(data) - start:,}."
                 )
             return _read_samples(form, data[start : start + size], label)

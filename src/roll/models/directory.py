@@ -222,7 +222,7 @@ def _build_format_hint(directory: Path) -> str:
             "transformers."
         )
     if any(directory.glob("diffusion_pytorch_model*.safetensors")):
-        return " It has the denoiser of a diffusion model, but a language model is needed here: give another model."
+        return " It contains the denoiser of a diffusion model, but a language model is required: choose another model."
     other = sorted(file.name for file in directory.glob("*.safetensors") if file.is_file())
     if not other:
         return ""

@@ -180,7 +180,7 @@ class ElasticEngines:
                 nodes = await self._nodes.list_nodes()
             except InfraError as error:
                 if not self._is_silent:
-                    logger.warning("the nodes of the cluster are not known: %s", one_line_error(error))
+                    logger.warning("cannot list the nodes of the cluster: %s", one_line_error(error))
                 self._is_silent = True
             else:
                 self._is_silent = False
@@ -231,7 +231,7 @@ class ElasticEngines:
     def _log_ignored(self, ignored: set[str]) -> None:
         for node_id in ignored - self._ignored:
             logger.warning(
-                "node %s gets no further engine: the run has %d elastic engines, the maximum "
+                "no engine is started on node %s: the run has %d elastic engines, the maximum "
                 "(cluster.elastic.max_engines)",
                 self._describe(node_id),
                 self._max_engines,
@@ -285,14 +285,14 @@ class ElasticEngines:
             engine_id,
             where,
             one_line_error(error),
-            "the node is ignored from now on" if last else f"the next attempt follows in {wait_s:g} s",
+            "the node is ignored from now on" if last else f"the next attempt is in {wait_s:g} s",
         )
 
     def _remove(self, change: RemoveEngine) -> None:
         engine_id, member = change.engine_id, self._members[change.engine_id]
         if member.state == "starting":
             logger.warning(
-                "engine %s no longer starts, because node %s leaves", engine_id, self._describe(member.node_id)
+                "the start of engine %s is canceled, because node %s leaves", engine_id, self._describe(member.node_id)
             )
             member.state = "leaving"
             member.task.cancel()  # removes the member
@@ -320,8 +320,8 @@ class ElasticEngines:
         await self._retire(engine_id)
         self.num_lost += 1
         self._report(
-            f"engine {engine_id} is gone, because its node {member.node_id[:8]} left the cluster without notice; its "
-            "requests start again on other engines"
+            f"engine {engine_id} was lost, because its node {member.node_id[:8]} left the cluster without notice; its "
+            "requests restart on other engines"
         )
 
     async def _retire(self, engine_id: str) -> None:

@@ -73,7 +73,7 @@ async def test_agent_images_that_exceed_the_memory_of_a_worker_are_rejected(worl
         object.__setattr__(session._images._storage, "pool", FullPool())
         image = picture(901, 30, 30)
         status, reply = await post("chat/completions", BODIES["chat/completions"](lambda encode: [encode(image)]))
-        assert status == 400 and "needs more memory to decode than a worker may use" in str(reply)
+        assert status == 400 and "requires more memory to decode than the limit of a worker" in str(reply)
 
 
 async def test_agent_images_that_arrive_slowly_do_not_outlive_their_session(world: ImageWorld) -> None:

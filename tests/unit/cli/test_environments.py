@@ -185,7 +185,9 @@ async def test_cli_env_the_embedded_engine_plays(tiny_model: Path) -> None:
 def test_cli_env_a_model_that_plays_reads_only_text() -> None:
     shown = (TextPart(text="Look: "), ImagePart(digest="00ff"))
     transcript = Transcript(environment="screens.py:Screens", seed=0, first=shown, turns=[])
-    with pytest.raises(UserError, match=r"'screens.py:Screens' shows images, but models play here with text only: use"):
+    with pytest.raises(
+        UserError, match=r"'screens.py:Screens' returns images, but this command supports only text: use"
+    ):
         build_messages(transcript)
 
 

@@ -40,7 +40,7 @@ async def test_worker_pool_coroutine_a_call_over_its_time_is_cancelled_and_the_o
     pool: LocalWorkerPool,
 ) -> None:
     before = await pool.submit(coroutines.process, time_limit_s=20)
-    with pytest.raises(TimeoutError, match=r"forever took longer than 0\.01 s"):
+    with pytest.raises(TimeoutError, match=r"forever exceeded the time limit of 0\.01 s"):
         await pool.submit(coroutines.forever, time_limit_s=0.01)
     assert await pool.submit(coroutines.process, time_limit_s=20) == before
     assert pool.health()["timeouts"] == 1

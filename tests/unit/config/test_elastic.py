@@ -31,23 +31,23 @@ RAY = {"type": "ray", "address": "auto"}
     [
         (
             RLVR | {"cluster": RAY | {"elastic": {"min_engines": 3, "max_engines": 2}}},
-            "cluster.elastic.min_engines 3 is above cluster.elastic.max_engines 2: lower min_engines, or raise",
+            "cluster.elastic.min_engines must be <= cluster.elastic.max_engines, got 3 and 2: lower min_engines",
         ),
         (
             RLVR | {"cluster": {"elastic": {"max_engines": 2}}},
-            "cluster.elastic needs a Ray cluster that nodes can join, but cluster.type is local: set cluster.type to",
+            "cluster.elastic requires a Ray cluster that nodes can join, but cluster.type is local: set",
         ),
         (
             RLVR | {"cluster": {"type": "ray", "elastic": {"max_engines": 2}}},
-            "cluster.elastic needs a Ray cluster that nodes can join, but cluster.address is null, which starts a",
+            "cluster.elastic requires a Ray cluster that nodes can join, but cluster.address is null, which starts a",
         ),
         (
             RLVR | {"cluster": {"type": "ray", "address": "local", "elastic": {"max_engines": 2}}},
-            "cluster.elastic needs a Ray cluster that nodes can join, but cluster.address is local, which starts a",
+            "cluster.elastic requires a Ray cluster that nodes can join, but cluster.address is local, which starts a",
         ),
         (
             RLVR | {"cluster": {"type": "ray", "address": "ray://head:10001", "elastic": {"max_engines": 2}}},
-            "cluster.elastic cannot observe nodes through Ray Client, but cluster.address is ray://head:10001: run",
+            "cluster.elastic is not supported with Ray Client (cluster.address ray://head:10001): run",
         ),
         (
             RLVR | {"cluster": RAY | {"elastic": {"max_engines": 2}}, "weight_sync": {"transport": "shared_memory"}},

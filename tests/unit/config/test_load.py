@@ -215,7 +215,7 @@ def test_config_load_names_from_elsewhere_lead_to_keys_that_exist():
         ("training.num_steps=0", "must be an integer >= 1, got 0."),
         ("training.num_steps=null", "must be an integer >= 1, got null."),
         ("training.num_steps=[3]", "must be an integer >= 1, got [3]."),
-        ("training.warmup_steps=33", "'training.warmup_steps': must be <= training.num_steps 32, got 33"),
+        ("training.warmup_steps=33", "'training.warmup_steps' must be <= training.num_steps 32, got 33"),
         ("training.learning_rate=-1", "must be a number > 0, got -1."),
         ("training.learning_rate=.inf", "must be a number > 0, got Infinity."),
         ("training.learning_rate=.nan", "must be a number > 0, got NaN."),

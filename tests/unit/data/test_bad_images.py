@@ -189,8 +189,8 @@ def test_bad_images_a_named_column_that_no_row_has_is_an_error(world: VisionWorl
         with pytest.raises(DataError) as raised:
             read(world, [{"prompt": "What?", "picture": "0.png"}], images_key="pictures", ignored_fields=["picture"])
         text = str(raised.value)
-        assert "no row of data source 'file' has the column 'pictures', which `images_key` names." in text
-        assert "Did you mean 'picture'?" in text and "Set `images_key` to the right column" in text
+        assert "data source 'file' has no column 'pictures' (`images_key`)." in text
+        assert "Did you mean 'picture'?" in text and "Set `images_key` to the correct column" in text
         mixed = read(world, [{"prompt": "What?"}, {"prompt": "And?", "pictures": "0.png"}], images_key="pictures")
         assert mixed.train.num_items == 2  # some rows have no images
 
@@ -201,8 +201,8 @@ def test_bad_images_a_vision_model_without_images_is_a_warning(
     rows = [{"prompt": "What?", "path": "0.png"}]
     for read in (read_prompts, read_examples):
         read(world, rows, ignored_fields=["path"])
-        assert "the model reads images, but no row of data source 'file' has any" in caplog.text
-        assert "The columns of the first row are: 'prompt', 'path'" in caplog.text.replace("'answer', ", "")
+        assert "the model supports images, but no row of data source 'file' contains any" in caplog.text
+        assert "Columns of the first row: 'prompt', 'path'" in caplog.text.replace("'answer', ", "")
         caplog.clear()
         read(world, rows, images_key="path")
         read(world, rows, ignored_fields=["path"], images_key=None, audios_key=None, videos_key=None)

@@ -162,10 +162,10 @@ async def test_image_storage_an_image_that_takes_too_long_is_reported(inputs: Me
             raise TimeoutError(f"took longer than {time_limit_s:g} s")
 
     storage = ImageStorage(inputs, cast(WorkerPool, Hanging()))
-    with pytest.raises(DataError, match=r"the image exceeded the time limit of 30 s\."):
+    with pytest.raises(DataError, match=r"the image could not be decoded within 30 s\."):
         await storage.store((encode(draw(0)),), "the image")
     result = ((encode(draw(0)),), {})
     with pytest.raises(
-        InfraError, match=r"environment 'e': the image of an observation exceeded the time limit of 30 s\."
+        InfraError, match=r"environment 'e': the image of an observation could not be decoded within 30 s\."
     ):
         await storage.store_result(result, "e")

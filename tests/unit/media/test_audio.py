@@ -86,7 +86,7 @@ def test_audio_resampling_removes_tones_above_the_nyquist_frequency() -> None:
     ("data", "message"),
     [
         (b"", "empty: 0 bytes"),
-        (pcm(VALUES)[:-4], "truncated: its header names 12 bytes of samples, but it has 8"),
+        (pcm(VALUES)[:-4], "truncated: its header specifies 12 bytes of samples, but it has 8"),
         (pcm(VALUES)[:30], "without a format or without samples"),
         (pcm(VALUES[:0]), "has no samples"),
         (pcm(VALUES).replace(struct.pack("<HH", 1, 1), struct.pack("<HH", 7, 1)), "format 7, 1 channels and 16 bits"),

@@ -198,7 +198,9 @@ def test_model_directory_a_diffusion_model_is_named_as_such(tiny_model: Path, tm
     directory = tmp_path / "model"
     shutil.copytree(tiny_model, directory)
     (directory / "model.safetensors").rename(directory / "diffusion_pytorch_model.safetensors")
-    with pytest.raises(ModelError, match="has the denoiser of a diffusion model, but a language model is needed here"):
+    with pytest.raises(
+        ModelError, match="contains the denoiser of a diffusion model, but a language model is required"
+    ):
         find_model(directory)
 
 

@@ -135,8 +135,10 @@ def test_check_fast_a_disk_without_room_for_checkpoints_is_refused_before_a_run(
     monkeypatch.setattr("shutil.disk_usage", usage)
     assert roll.check(settings).problems == []
     free -= 1
-    assert any("must fit: free space" in problem for problem in roll.check(settings).problems)
-    with pytest.raises(RunDirectoryError, match=r"the disk has .* free, but .* must fit: free space"):
+    assert any("but the run needs space for" in problem for problem in roll.check(settings).problems)
+    with pytest.raises(
+        RunDirectoryError, match=r"the disk has .* of free space, but the run needs .*: choose another output_dir"
+    ):
         roll.train(settings)
     assert not (tmp_path / "run").exists()
 

@@ -65,7 +65,9 @@ def test_media_in_a_row_is_refused_by_every_pipeline(pipeline: str, tiny_model: 
     assert "1 of 3 rows" in said and "1 × images, audio or video" in said
     assert f"{PLACE.format(tmp_path)}, message 1: a part of `content` is of type 'image_url'" in said
     unsupported = "images, audio and video are not supported by pipeline 'reward_model' yet"
-    assert (unsupported if pipeline == "reward_model" else "the model reads only text; images need a vision-") in said
+    assert (
+        unsupported if pipeline == "reward_model" else "the model supports only text; images require a vision-"
+    ) in said
 
 
 @pytest.mark.parametrize("pipeline", ["rlvr", "sft"])
@@ -76,7 +78,7 @@ def test_media_in_a_column_is_refused_with_the_cause(
     row = rows(pipeline, "What is it?") | {column: ["a.png"]}
     said = refusal(pipeline, tiny_model, tmp_path, row, images_key=column)
     assert f"{PLACE.format(tmp_path)}: the column '{column}' would be ignored" in said
-    assert "the model reads only text; images need a vision-language model. Remove it" in said
+    assert "the model supports only text; images require a vision-language model. Remove it" in said
 
 
 def test_media_refusal_is_tested_for_every_pipeline() -> None:

@@ -168,8 +168,8 @@ def _check_functions(values: LibraryValues) -> Mapping[str, Any]:
     own = [name for name in _read_reward_names(values) if "." in name]
     if own:
         raise UnsupportedValueError(
-            f"{', '.join(own)} must be rewritten: ROLL calls `def reward(text, answer, metadata) -> float` for one "
-            "answer, TRL a function of all completions"
+            f"{', '.join(own)} must be rewritten: ROLL calls `def reward(text, answer, metadata) -> float` for each "
+            "answer, while TRL passes all completions to the function"
         )
     return {}
 

@@ -91,7 +91,7 @@ class UnsupportedMedia(BadRow):
         elif reads_media:
             cause = "media are read from the columns that `images_key`, `audios_key` and `videos_key` name"
         else:
-            cause = "the model reads only text; images need a vision-language model"
+            cause = "the model supports only text; images require a vision-language model"
         return UnsupportedMedia(self.reason, self._found, self._remedy, cause)
 
 

@@ -123,7 +123,7 @@ class MessageReader:
         for number, message in enumerate(value, 1):
             read, mark = self._read_message(message, key, f"{location}, message {number}")
             for each in read:
-                _check_not_empty(each, f"message {number}, of the {each.role},", location)
+                _check_not_empty(each, f"message {number} ({each.role})", location)
             if mark is not None:
                 marks |= {len(messages) + i: mark for i, each in enumerate(read) if each.role == "assistant"}
             messages += read
@@ -305,7 +305,7 @@ def check_order(messages: Sequence[Message], location: str, *, ends_with_answer:
     if problem is not None:
         raise BadRow("roles out of order", f"{location}: {problem} (the roles are {', '.join(roles[:8])}).")
     for message in messages:
-        _check_not_empty(message, f"a message of the {message.role}", location)
+        _check_not_empty(message, f"a message with the role '{message.role}'", location)
 
 
 def _check_not_empty(message: Message, label: str, location: str) -> None:
@@ -316,5 +316,5 @@ def _check_not_empty(message: Message, label: str, location: str) -> None:
     """
     role = message.role
     if role in ("user", "assistant") and not get_content_key(message.content).strip() and not message.tool_calls:
-        label = "answer" if role == "assistant" else "prompt"
-        raise BadRow(f"empty {label}", f"{location}: {label} is empty: fill it in.")
+        noun = "answer" if role == "assistant" else "prompt"
+        raise BadRow(f"empty {noun}", f"{location}: {label} is empty: fill it in.")

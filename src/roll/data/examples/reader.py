@@ -245,7 +245,8 @@ def _read_pair(parser: RowParser, config: ExampleColumns, location: str) -> tupl
     rejected = parser.read_answer(config.rejected_key, "rejected_key")
     if (chosen.text is None) != (rejected.text is None):
         raise BadRow(
-            "wrong type", f"{location}: one answer is text and the other a list of chat messages: use one form."
+            "wrong type",
+            f"{location}: one answer is a string and the other a list of chat messages: use the same form for both.",
         )
     if chosen == rejected:
         raise BadRow(

@@ -181,7 +181,7 @@ def _read_table(path: Path, config: DiffusionDataConfig, keys: Mapping[str, str]
         except DataError as error:
             bad.add_error(error)
     if bad.counts:
-        raise DataError("\n".join([*bad.format_lines(config.domain), "Correct these rows, or leave them out."]))
+        raise DataError("\n".join([*bad.format_lines(config.domain), "Correct these rows, or remove them."]))
     if not rows:
         raise DataError(f"{table.name} has no rows: at least one row is required.")
     return rows
@@ -227,7 +227,7 @@ class _SizeCheck:
                 try:
                     decode_image(path.read_bytes(), f"{row.location}: the image '{path}'")
                 except DataError as error:
-                    raise BadRow("image", f"{error} Correct the image, or leave the row out.") from error
+                    raise BadRow("image", f"{error} Correct the image, or remove the row.") from error
                 continue
             self._first = self._first or (size, path)
             # The rotation in the EXIF data is not read, so width and height may be exchanged.

@@ -110,7 +110,7 @@ def restore_prompts(data: PromptData, groups: Iterable[Group]) -> list[Group]:
         try:
             draw = data.train.redraw(recorded.draw_id, recorded.prompt.domain, recorded.position)
         except CheckpointError as error:
-            raise DataError(f"draw {recorded.draw_id} of the recording cannot be drawn again: {error}") from None
+            raise DataError(f"draw {recorded.draw_id} of the recording cannot be reproduced: {error}") from None
         if draw.prompt.uid != recorded.prompt.uid:
             raise DataError(
                 f"draw {recorded.draw_id} was recorded with prompt '{recorded.prompt.uid}', but the data now "

@@ -69,7 +69,9 @@ class _Unpickler(pickle.Unpickler):
             return lambda value: value
         if module == "torch" and isinstance(found := vars(torch).get(name), torch.dtype):
             return found
-        raise pickle.UnpicklingError(f"the index names '{module}.{name}', which is not a class of a checkpoint index")
+        raise pickle.UnpicklingError(
+            f"the index references '{module}.{name}', which is not a class of a checkpoint index"
+        )
 
 
 class _Record:
@@ -166,7 +168,9 @@ def _read_byte_range(record: Any) -> _StorageInfo:
     state = _read_state(record, "_StorageInfo")
     name = _check_type(str, state["relative_path"])
     if PurePath(name).name != name:
-        raise pickle.UnpicklingError(f"the index names the file '{name}', which is not in the checkpoint's directory")
+        raise pickle.UnpicklingError(
+            f"the index references the file '{name}', which is not in the checkpoint's directory"
+        )
     if state.get("transform_descriptors"):
         raise pickle.UnpicklingError("the index has transformed tensors, which are not supported")
     return _StorageInfo(name, _check_type(int, state["offset"]), _check_type(int, state["length"]))

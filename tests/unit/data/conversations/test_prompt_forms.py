@@ -182,7 +182,7 @@ def test_conversation_prompt_rlvr_rows_with_pictures_are_refused_by_name(
 def test_conversation_prompt_rlvr_rows_with_pictures_are_refused_whatever_the_columns_name(
     plain: PreTrainedTokenizerBase, column: str, value: Any
 ) -> None:
-    with pytest.raises(DataError, match=rf"1 × unsupported column: '{column}'(?s:.)*the model reads only text"):
+    with pytest.raises(DataError, match=rf"1 × unsupported column: '{column}'(?s:.)*the model supports only text"):
         prompt_data(plain, [row("q", **{column: value})])
 
 

@@ -296,7 +296,7 @@ def test_conversation_row_sft_rows_give_arguments_to_the_template(
 @pytest.mark.parametrize("column", ["images", "image", "videos", "audio"])
 def test_conversation_row_with_pictures_are_refused_by_name(plain: PreTrainedTokenizerBase, column: str) -> None:
     row = messages(USER, ANSWER, **{column: ["a.png"]})
-    with pytest.raises(DataError, match=rf"1 × unsupported column: '{column}'\n.*the model reads only text"):
+    with pytest.raises(DataError, match=rf"1 × unsupported column: '{column}'\n.*the model supports only text"):
         row_examples(plain, [row])
     assert row_examples(plain, [row], ignored_fields=[column]).train.num_items == 1
     assert row_examples(plain, [messages(USER, ANSWER, **{column: []})]).train.num_items == 1

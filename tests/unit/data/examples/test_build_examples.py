@@ -121,7 +121,7 @@ def test_examples_bad_rows_are_counted_and_named_before_training(world: World) -
     empty = {"messages": [USER, {**ANSWER, "content": " "}]}
     said = world.refusal([good, empty, {"question": "x"}, *[empty] * 4])
     assert said.startswith("6 of 7 rows of data source 'file' cannot be used for training:\n  5 × empty answer\n")
-    assert said.count("is empty: fill it in") == 3 and "line 2: answer is empty" in said
+    assert said.count("is empty: fill it in") == 3 and "line 2: message 2 (assistant) is empty" in said
     assert "line 3: no column contains text to train on. Available columns: 'question'" in said
     examples = world.examples([good, empty], on_bad_row="skip")
     assert examples.train.num_items == 1 and examples.report.bad["file"].counts == {"empty answer": 1}
@@ -176,7 +176,7 @@ def test_examples_content_in_parts_is_joined(world: World) -> None:
     parts = [{"type": "text", "text": "1 + "}, {"type": "text", "text": "1?"}]
     assert world.texts({"messages": [{"role": "user", "content": parts}, ANSWER]}) == [(CHAT, "2<|im_end|>")]
     image = {"messages": [{"role": "user", "content": [{"type": "image"}]}, ANSWER]}
-    assert "the model reads only text; images need a vision-language model" in world.refusal([image])
+    assert "the model supports only text; images require a vision-language model" in world.refusal([image])
 
 
 def test_examples_answers_without_a_prompts_column_are_texts_that_differ_at_their_end(world: World) -> None:

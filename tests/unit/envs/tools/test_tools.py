@@ -276,7 +276,7 @@ def test_tool_unknown_tools_and_options_are_refused() -> None:
         build_tools(["calculater"])
     with pytest.raises(ConfigError, match="rejected the options"):
         build_tools([{"tool": "calculator", "precision": 3}])
-    with pytest.raises(ConfigError, match=r"'math:sqrt'|rejects"):
+    with pytest.raises(ConfigError, match=r"'math:sqrt'|rejected"):
         build_tools(["math:sqrt"])
     with pytest.raises(ConfigError, match="under 'tool'"):
         build_tools([{"folder": "x"}])

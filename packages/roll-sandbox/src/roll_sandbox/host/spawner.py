@@ -127,7 +127,7 @@ class Spawner:
         """Build the file-system tree `name`, and send its directory or the error to the manager."""
         try:
             if self.trees is None:
-                raise OSError("only root can build a file system")
+                raise OSError("creating a file system requires root privileges")
             self.send("image", name, self.trees.build_tree(name, plan), "")
         except OSError as error:
             self.send("image", name, None, str(error))

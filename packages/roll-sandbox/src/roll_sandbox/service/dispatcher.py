@@ -64,7 +64,7 @@ class Dispatcher:
                 if op == "stop":
                     connection.deliver({"op": "gone", "sandbox": name, **_UNKNOWN_SANDBOX_ERROR})
                     return
-                raise UnknownSandboxError(f"the owner '{connection.identity.owner}' has no sandbox '{name}'.")
+                raise UnknownSandboxError(f"sandbox '{name}' of owner '{connection.identity.owner}' does not exist.")
             if op == "look":
                 # This is not treated as use: it must not prevent an orphaned sandbox from being stopped.
                 entry.inspections[message["id"]] = connection
@@ -333,7 +333,7 @@ class Dispatcher:
         """
         entry = self.entries.get(f"{owner}/{name}")
         if entry is None:
-            raise UnknownSandboxError(f"the owner '{owner}' has no sandbox '{name[:64]}'.")
+            raise UnknownSandboxError(f"sandbox '{name[:64]}' of owner '{owner}' does not exist.")
         return entry
 
 

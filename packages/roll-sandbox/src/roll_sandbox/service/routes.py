@@ -178,7 +178,7 @@ def _add_programs(router: APIRouter) -> None:
         """Return a program's state and result, until an hour after its sandbox has ended."""
         record = await _load_program(owned, name, program)
         if record is None:
-            raise UnknownSandboxError(f"the sandbox '{name}' of '{owned.owner}' has no program '{program}'.")
+            raise UnknownSandboxError(f"program '{program}' does not exist in the sandbox '{name}' of '{owned.owner}'.")
         return record
 
     @router.websocket("/sandboxes/{name}/stream")
