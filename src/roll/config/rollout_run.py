@@ -77,7 +77,6 @@ class RolloutRunConfig(RunConfig):
             async_ratio=self.rollout.scheduling.async_ratio,
             num_engines=self.num_engines,
             num_shared=len(self.find_shared_engines()),
-            num_ranks=self.num_ranks,
         )
         if problem:
             raise ValueError(problem)

@@ -10,9 +10,7 @@ SharingRule: TypeAlias = Literal["disaggregated", "colocated", "partial_overlap"
 """When engines release devices that they share with trainers."""
 
 
-def find_sharing_problem(
-    rule: SharingRule, *, async_ratio: float, num_engines: int, num_shared: int, num_ranks: int
-) -> str:
+def find_sharing_problem(rule: SharingRule, *, async_ratio: float, num_engines: int, num_shared: int) -> str:
     """Return the reason why a run cannot use a sharing rule, and a remedy; empty if it can.
 
     Args:
@@ -20,16 +18,15 @@ def find_sharing_problem(
         async_ratio: Async ratio of the run.
         num_engines: Number of engines.
         num_shared: Number of engines that share devices with trainers.
-        num_ranks: Number of trainer ranks.
     """
     key = f"cluster.sharing {rule}"
     if rule in ("disaggregated", "colocated"):
         return ""
     if num_shared == num_engines:
         return (
-            f"{key} requires engines that continue to generate while trainers compute, but all {num_engines} engines "
-            f"share devices with trainers: map actor_train ({num_ranks} ranks) to fewer devices or actor_infer to "
-            "more (cluster.device_mapping), or set sharing to colocated"
+            f"{key} requires engines that continue to generate while trainers compute, but every engine "
+            "shares devices with trainers: map actor_train to fewer devices or actor_infer to more "
+            "(cluster.device_mapping), or set sharing to colocated"
         )
     if rule == "stream_training" and async_ratio > 0:
         return (

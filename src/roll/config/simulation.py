@@ -261,7 +261,6 @@ class SimulationConfig(Section):
             async_ratio=ahead,
             num_engines=self.num_engines,
             num_shared=self.num_released_engines,
-            num_ranks=place.num_training_devices,
         )
         if problem:
             raise ValueError(problem.replace("cluster.sharing", "placement.sharing"))

@@ -10,7 +10,7 @@
                                                       and the rest fits into the KV cache
 
 `stream_training` is the stream trainer of RollPacker (arXiv 2509.21009, section 4.3), and `partial_overlap` the
-train-rollout multiplexing of ROLL (arXiv 2512.22560). `elastic_overlap` adapts its ratio as verl does. A run and the
+train-rollout multiplexing of ROLL (arXiv 2512.24873). `elastic_overlap` adapts its ratio as verl does. A run and the
 simulator call the same functions.
 """
 
