@@ -71,6 +71,11 @@ def parse_json(data: bytes, document: str) -> Any:
         raise BadImageError(f"{document} of the image is not valid JSON.") from None
 
 
+def _missing_tag(tag: str, known_tags: set[str]) -> BadImageError:
+    available = ", ".join(sorted(known_tags))[:200]
+    return BadImageError(f"tag '{tag}' was not found; available tags: {available or 'none'}.")
+
+
 def choose_platform(index: object) -> Mapping[str, Any]:
     """Return the first entry of an index for this machine's platform; entries without a platform match any machine.
 
@@ -147,22 +152,27 @@ class LayoutSource:
             names = [_read_tags(each) for each in named]
             named = [each for each, tags in zip(named, names, strict=True) if tag in tags]
             if not named:
-                known_tags = ", ".join(sorted({name for tags in names for name in tags}))[:200]
-                raise BadImageError(f"tag '{tag}' was not found; available tags: {known_tags or 'none'}.")
+                raise _missing_tag(tag, {name for tags in names for name in tags})
         return choose_platform({"manifests": named})
 
     def _find_docker_image(self, tag: str | None) -> tuple[Image, list[tuple[str, object]]]:
         """Return the image, and its layers as file names without digests, from the `manifest.json` of `docker save`."""
         entries = parse_json(self._read_file("manifest.json"), "the manifest")
+        known_tags = set[str]()
         for entry in entries if isinstance(entries, list) else ():
-            names = entry.get("RepoTags") or [] if isinstance(entry, dict) else []
-            if isinstance(entry, dict) and (tag is None or any(str(name).endswith(f":{tag}") for name in names)):
+            if not isinstance(entry, dict):
+                continue
+            tags = {str(name).rpartition(":")[2] for name in entry.get("RepoTags") or []}
+            known_tags |= tags
+            if tag is None or tag in tags:
                 data = self._read_file(str(entry.get("Config")))
                 image = parse_image(parse_json(data, "the configuration"), "sha256:" + hashlib.sha256(data).hexdigest())
                 blobs: list[tuple[str, object]] = [(str(name), None) for name in entry.get("Layers") or ()]
                 _check_count(blobs, image)
                 return image, blobs
-        raise BadImageError(f"the archive contains no image{f' tagged {tag!r}' if tag else ''}.")
+        if tag is not None:
+            raise _missing_tag(tag, known_tags)
+        raise BadImageError("the archive contains no image.")
 
     def _read_file(self, name: str) -> bytes:
         with self._open(name) as file:
