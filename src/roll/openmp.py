@@ -207,10 +207,10 @@ def watch(control: SpinControl, path: Path | None, pause: Callable[[float], bool
 
 
 def _create_team() -> IdleTeam | None:
-    """Create a team; return `None` if PyTorch uses another runtime.
+    """Create a thread team; return `None` if PyTorch does not use libgomp.
 
     Raises:
-        OSError: The library's file has changed.
+        OSError: The file of libgomp was changed after it was loaded.
         RuntimeError: No more threads can be started.
     """
     library = find_loaded_libgomp()

@@ -13,7 +13,7 @@ from roll.types import DrawOutcome, Group, Rollout
 
 __all__ = [
     "AnswerSelection",
-    "Answers",
+    "LossUnit",
     "Pairing",
     "find_failure_reason",
     "select_answers_in_vocabulary",
@@ -22,8 +22,8 @@ __all__ = [
     "select_rollouts_per_group",
 ]
 
-Answers: TypeAlias = tuple[Rollout, ...]
-"""Rollouts that are trained together: a single one, or the better and the worse one of a pair."""
+LossUnit: TypeAlias = tuple[Rollout, ...]
+"""A single rollout, or the better and the worse rollout of a pair, for losses of pairs."""
 Pairing: TypeAlias = Literal["best_worst", "all"]
 
 
@@ -31,19 +31,19 @@ Pairing: TypeAlias = Literal["best_worst", "all"]
 class AnswerSelection:
     """The rollouts that a step trains on, and the outcome of every group."""
 
-    answers: tuple[Answers, ...]
-    """The chosen rollouts, in the order of their groups."""
+    units: tuple[LossUnit, ...]
+    """The chosen loss units, in the order of their groups."""
     draw_outcomes: dict[int, tuple[DrawOutcome, str]]
     """The outcome of each group by draw id, with the reason if it is not trained on."""
 
     @property
     def rollouts(self) -> tuple[Rollout, ...]:
         """All chosen rollouts; a rollout in several pairs is repeated."""
-        return tuple(rollout for answers in self.answers for rollout in answers)
+        return tuple(rollout for unit in self.units for rollout in unit)
 
 
 def select_rollouts_per_group(
-    groups: Iterable[Group], select_answers: Callable[[Sequence[Rollout]], list[Answers] | str]
+    groups: Iterable[Group], select_answers: Callable[[Sequence[Rollout]], list[LossUnit] | str]
 ) -> AnswerSelection:
     """Choose the rollouts of every group that a step trains on.
 
@@ -52,10 +52,10 @@ def select_rollouts_per_group(
 
     Args:
         groups: Groups of the step.
-        select_answers: Function of a group's scored rollouts that returns the answers to train on, or the reason why
+        select_answers: Function of a group's scored rollouts that returns the loss units to train on, or the reason why
             there are none.
     """
-    answers: list[Answers] = []
+    units: list[LossUnit] = []
     draw_outcomes: dict[int, tuple[DrawOutcome, str]] = {}
     for group in groups:
         written = [r for r in group.scored_rollouts if any(turn.end > turn.start for turn in r.spans)]
@@ -63,11 +63,11 @@ def select_rollouts_per_group(
         if isinstance(found, str):
             draw_outcomes[group.draw.draw_id] = (DrawOutcome.FILTERED, found)
             continue
-        answers += found
+        units += found
         draw_outcomes[group.draw.draw_id] = (
             (DrawOutcome.TRAINED, "") if written else (DrawOutcome.FAILED, find_failure_reason(group))
         )
-    return AnswerSelection(answers=tuple(answers), draw_outcomes=draw_outcomes)
+    return AnswerSelection(units=tuple(units), draw_outcomes=draw_outcomes)
 
 
 def find_failure_reason(group: Group) -> str:
@@ -76,7 +76,7 @@ def find_failure_reason(group: Group) -> str:
     return "; ".join(sorted({r.cause for r in group.rollouts if r.cause})) or "no rollout has a token"
 
 
-def select_answers_in_vocabulary(rollouts: Sequence[Rollout], *, vocab_size: int) -> list[Answers] | str:
+def select_answers_in_vocabulary(rollouts: Sequence[Rollout], *, vocab_size: int) -> list[LossUnit] | str:
     """Select the rollouts whose token IDs are all in the teacher's vocabulary, or return the reason why there are none.
     A policy with a padded vocabulary may sample IDs outside the teacher's vocabulary.
 
@@ -89,7 +89,7 @@ def select_answers_in_vocabulary(rollouts: Sequence[Rollout], *, vocab_size: int
     )
 
 
-def select_best_answers(rollouts: Sequence[Rollout], *, num_answers: int, min_reward: float) -> list[Answers] | str:
+def select_best_answers(rollouts: Sequence[Rollout], *, num_answers: int, min_reward: float) -> list[LossUnit] | str:
     """Select the `num_answers` best rollouts (RAFT, arXiv 2304.06767), or return the reason why there are none.
 
     Args:
@@ -104,7 +104,7 @@ def select_best_answers(rollouts: Sequence[Rollout], *, num_answers: int, min_re
     return [(rollouts[i],) for i in sorted(best)]
 
 
-def select_pairs(rollouts: Sequence[Rollout], *, pairing: Pairing, min_difference: float = 0.0) -> list[Answers] | str:
+def select_pairs(rollouts: Sequence[Rollout], *, pairing: Pairing, min_difference: float = 0.0) -> list[LossUnit] | str:
     """Select preference pairs of a better and a worse answer, or return the reason why a group has none.
 
     Args:

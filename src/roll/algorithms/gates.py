@@ -43,7 +43,7 @@ class Gate(Protocol):
         ...
 
     def compute_clip_mask(self, ratio: Tensor, advantages: Tensor) -> Tensor:
-        """Return a mask [N] of the tokens whose objective a bound changes, for the metric `clip_fraction`."""
+        """Return a mask [N] of the tokens whose objective is clipped, for the metric `clip_fraction`."""
         ...
 
 

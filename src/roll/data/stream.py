@@ -114,7 +114,9 @@ class WeightedStream(ABC, Generic[T, D]):
         which = self._find_source_index(domain)
         if which is None:
             raise CheckpointError(
-                _describe_change(f"draw {draw_id} came from domain '{domain}', but no source has this domain now")
+                _describe_change(
+                    f"prompt {draw_id} was sampled from domain '{domain}', but no source has this domain now"
+                )
             )
         return self._draw_at(draw_id, which, position)
 

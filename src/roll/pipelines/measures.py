@@ -32,7 +32,7 @@ def _collect_rewards(rollouts: Sequence[Rollout]) -> list[float]:
     return [r.reward.value for r in rollouts if r.reward is not None]
 
 
-def _collect_verdicts(rollouts: Sequence[Rollout]) -> list[float]:
+def _collect_correctness(rollouts: Sequence[Rollout]) -> list[float]:
     return [float(r.reward.correct) for r in rollouts if r.reward is not None and r.reward.correct is not None]
 
 
@@ -41,8 +41,8 @@ def _compute_accuracy(rollouts: Sequence[Rollout], prefix: str) -> dict[str, flo
 
     Only rollouts whose reward decides correctness are included. The result is empty if there are none.
     """
-    found = _collect_verdicts(rollouts)
-    return compute_accuracy_metrics(prefix, _compute_mean(found), len(found)) if found else {}
+    correctness = _collect_correctness(rollouts)
+    return compute_accuracy_metrics(prefix, _compute_mean(correctness), len(correctness)) if correctness else {}
 
 
 def compute_score(rollouts: Sequence[Rollout]) -> float:
@@ -163,7 +163,7 @@ def compute_evaluation_metrics(groups: Sequence[Group]) -> dict[str, float]:
         return metrics
     metrics |= _compute_accuracy(scored, "eval/") | {
         "eval/score": compute_score(scored),
-        "eval/verified_share": len(_collect_verdicts(scored)) / len(scored),
+        "eval/verified_share": len(_collect_correctness(scored)) / len(scored),
         "eval/reward": _compute_mean(_collect_rewards(scored)),
         "eval/timeouts": float(failures.timed_out),
         "eval/length_mean": _compute_mean([len(r.token_ids) for r in scored]),

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from roll.errors import EngineDiedError, InfraError, one_line_error
 from roll.protocols import InferenceEngine, PauseMode
 from roll.rollout.hang_detector import CHECK_INTERVAL_S, HangDetector
-from roll.rollout.pace import ActivityClock, AnswerTime
+from roll.rollout.pace import ActivityClock, AnswerLatency
 from roll.types import Generation, GenerationRequest
 
 __all__ = ["EngineConnection"]
@@ -64,7 +64,7 @@ class EngineConnection:
         self,
         engine: InferenceEngine,
         on_lost: Callable[[EngineConnection], None],
-        on_answer: Callable[[str, AnswerTime], None] = lambda engine_id, answer: None,
+        on_answer: Callable[[str, AnswerLatency], None] = lambda engine_id, answer: None,
         *,
         is_preemptible: bool = False,
     ) -> None:
@@ -119,7 +119,7 @@ class EngineConnection:
         ended_s, ended_request_s = self._advance_activity()
         if (seconds := ended_s - began_s) > 0:
             mean_requests = (ended_request_s - request_s) / seconds
-            answer = AnswerTime(num_tokens=len(generation.token_ids), seconds=seconds, mean_requests=mean_requests)
+            answer = AnswerLatency(num_tokens=len(generation.token_ids), seconds=seconds, mean_requests=mean_requests)
             self._on_answer(self.engine.engine_id, answer)
         return generation
 

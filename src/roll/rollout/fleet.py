@@ -155,7 +155,7 @@ class EngineFleet:
         await self.starts.wait_for_start(engine_id)
 
     def mark_lost(self, engine_id: str, cause: str) -> None:
-        """Mark an engine that will be removed as lost; its requests start again elsewhere. Unknown ids are ignored."""
+        """Mark an engine as lost before it is removed: other engines restart its requests. Unknown IDs are ignored."""
         connection = self._connections.get(engine_id)
         if connection is not None:
             self._detached_ids.add(engine_id)
@@ -233,7 +233,7 @@ class EngineFleet:
         self._connections[engine.engine_id] = EngineConnection(
             engine,
             self._on_lost,
-            self._router.record_answer,
+            self._router.record_latency,
             is_preemptible=engine.engine_id in self._preemptible_ids,
         )
         self._router.add(engine)

@@ -17,8 +17,8 @@ from dataclasses import astuple, dataclass
 __all__ = [
     "UNMEASURED",
     "ActivityClock",
+    "AnswerLatency",
     "AnswerSums",
-    "AnswerTime",
     "PaceCurve",
     "PaceMeter",
     "estimate_pace_curves",
@@ -58,7 +58,7 @@ UNMEASURED = PaceCurve(1.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AnswerTime:
+class AnswerLatency:
     """The time that an engine took for an answer."""
 
     num_tokens: int
@@ -209,7 +209,7 @@ class PaceMeter:
         """Forget an engine."""
         del self._sums[engine_id]
 
-    def record(self, engine_id: str, answer: AnswerTime, capacity: int) -> None:
+    def record(self, engine_id: str, answer: AnswerLatency, capacity: int) -> None:
         """Record an answer of an engine that has `capacity` slots."""
         if answer.num_tokens <= 0 or answer.seconds < MIN_SECONDS:
             return

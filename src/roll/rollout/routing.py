@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from roll.protocols import InferenceEngine
-from roll.rollout.pace import UNMEASURED, AnswerTime, PaceCurve, PaceMeter
+from roll.rollout.pace import UNMEASURED, AnswerLatency, PaceCurve, PaceMeter
 
 __all__ = ["Router", "RoutingPolicy"]
 
@@ -104,7 +104,7 @@ class Router:
         del self._entries[engine_id]
         self._pace_meter.remove(engine_id)
 
-    def record_answer(self, engine_id: str, answer: AnswerTime) -> None:
+    def record_latency(self, engine_id: str, answer: AnswerLatency) -> None:
         """Record the time that an engine took for an answer, from which its pace is measured."""
         entry = self._entries.get(engine_id)
         if self._policy != "measured_pace" or entry is None:

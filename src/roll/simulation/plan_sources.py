@@ -325,12 +325,12 @@ def _choose_local_device() -> tuple[str, str]:
 
 
 def _list_update_constants(config: SimulationConfig, passes: str, overhead: str = "assumed") -> list[Constant]:
-    """Return the constants that determine the duration of an update, without the device's constants.
+    """Return the constants, other than the device's, that determine how long an update takes.
 
     Args:
         config: The workload.
-        passes: Origin of the number of forward passes.
-        overhead: Origin of the overhead of every update.
+        passes: Where the number of forward passes comes from, such as `assumed` or `measured`.
+        overhead: Where the overhead of an update comes from.
     """
     training = config.training
     if training.duration is not None:

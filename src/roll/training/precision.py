@@ -45,7 +45,7 @@ class MasterWeights:
     Args:
         parameters: The network's trainable parameters by name: DTensor shards, or plain tensors in any dtype.
         precision: The dtypes. Parameters whose dtype is not `precision.master` have separate master weights.
-        copies: The names of tied parameters that the gradient norm includes in another pipeline stage.
+        copies: Names of tied parameters whose gradients another pipeline stage includes in the gradient norm.
         memory: Host memory for master weights and gradients; by default they are on the device.
     """
 

@@ -171,8 +171,8 @@ class WeightSync:
             if len(self.versions) > 1:
                 held = "the policy" if self._adapter is None else f"adapter '{self._adapter}'"
                 raise WeightSyncError(
-                    f"engine '{engine.engine_id}' cannot be synced: {len(self.versions)} sets of weights were pushed; "
-                    f"the trainer has only the weights of {held}. Resume the run, which pushes all of them."
+                    f"engine '{engine.engine_id}' needs the weights of {len(self.versions)} models, but the trainer "
+                    f"has only the weights of {held}. Resume the run to push the weights of all models."
                 )
             self._probed.pop(engine.engine_id, None)
             if self._probe_checker is not None:

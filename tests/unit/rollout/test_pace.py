@@ -19,8 +19,8 @@ from roll.rollout.pace import (
     HALF_LIFE,
     TOLERANCE,
     UNMEASURED,
+    AnswerLatency,
     AnswerSums,
-    AnswerTime,
     PaceCurve,
     PaceMeter,
     estimate_pace_curves,
@@ -32,15 +32,15 @@ from roll.types import Generation
 
 CAPACITY = 16
 ANSWERS = st.builds(
-    AnswerTime,
+    AnswerLatency,
     num_tokens=st.integers(0, 10**6),
     seconds=st.floats(0, 1e6),
     mean_requests=st.floats(0, 10**4),
 )
 
 
-def answer(token_s: float, num_tokens: int = 100, mean_requests: float = 4.0) -> AnswerTime:
-    return AnswerTime(num_tokens=num_tokens, seconds=token_s * num_tokens, mean_requests=mean_requests)
+def answer(token_s: float, num_tokens: int = 100, mean_requests: float = 4.0) -> AnswerLatency:
+    return AnswerLatency(num_tokens=num_tokens, seconds=token_s * num_tokens, mean_requests=mean_requests)
 
 
 def meter_of(num_answers: int = 10, **token_s: float) -> PaceMeter:
@@ -61,7 +61,7 @@ def router_of(policy: RoutingPolicy = "measured_pace", **token_s: float) -> Rout
         router.add(engine(name, CAPACITY))  # type: ignore[arg-type]
     for _ in range(10):
         for name, seconds in token_s.items():
-            router.record_answer(name, answer(seconds))
+            router.record_latency(name, answer(seconds))
     return router
 
 
@@ -75,7 +75,7 @@ def count_choices(router: Router, num_requests: int) -> Counter[str]:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 64), ANSWERS), max_size=60))
 def test_pace_curves_are_finite_positive_and_increasing_after_any_answers(
-    answers: list[tuple[str, int, AnswerTime]],
+    answers: list[tuple[str, int, AnswerLatency]],
 ) -> None:
     meter = PaceMeter()
     for name in "abc":
@@ -190,7 +190,7 @@ def test_pace_routing_to_equal_engines_is_that_of_least_loaded(
         elif running:
             name = running.pop(kind % len(running))
             for router in routers:
-                router.record_answer(name, answer(0.01 * factor))
+                router.record_latency(name, answer(0.01 * factor))
                 router.release_slot(name)
 
 
@@ -207,7 +207,7 @@ def test_pace_no_slot_is_free_while_a_request_waits(moves: list[tuple[bool, floa
             running += [chosen.engine_id] if chosen is not None else []
         elif running:
             name = running.pop(len(moves) % len(running))
-            router.record_answer(name, answer(token_s * (1 + int(name[1:]))))
+            router.record_latency(name, answer(token_s * (1 + int(name[1:]))))
             router.release_slot(name)
 
 
@@ -236,13 +236,13 @@ def test_pace_a_replacement_is_measured_again_and_an_engine_that_wakes_is_not() 
 
 
 def test_pace_the_time_of_an_answer_does_not_include_pauses_and_counts_the_requests_beside_it() -> None:
-    answers: list[AnswerTime] = []
+    answers: list[AnswerLatency] = []
 
     async def main() -> list[Generation]:
         router = Router()
-        router.record_answer = lambda engine_id, answer: answers.append(answer)  # type: ignore[method-assign]
+        router.record_latency = lambda engine_id, answer: answers.append(answer)  # type: ignore[method-assign]
         proxy = proxy_of(engine("a"))
-        proxy._fleet.get_connection("a")._on_answer = router.record_answer
+        proxy._fleet.get_connection("a")._on_answer = router.record_latency
         tasks = [asyncio.create_task(proxy.generate(request(str(i)))) for i in range(3)]
         await asyncio.sleep(2.5)
         await proxy.suspend("keep")

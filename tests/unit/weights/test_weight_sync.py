@@ -493,7 +493,7 @@ async def test_weight_sync_keeps_a_version_of_every_adapter(open_bench: Callable
     assert bench.sync.versions == {None: 0, "judge": 3}
     assert bench.engines.engines[0].held == {None: 0, "judge": 3}
     with pytest.raises(
-        WeightSyncError, match="2 sets of weights were pushed; the trainer has only the weights of adapter"
+        WeightSyncError, match="needs the weights of 2 models, but the trainer has only the weights of adapter"
     ):
         await bench.sync.push_to(bench.engines.engines[0])
     assert (await bench.sync.push(1)).probe

@@ -32,7 +32,7 @@ class DistillationLoss:
 
     @property
     def needs(self) -> LossRequirements:
-        """The policy's divergence from the teacher."""
+        """The loss requires the policy's divergence from the teacher."""
         return LossRequirements(divergence=self.divergence)
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
@@ -56,7 +56,7 @@ class TopKDistillationLoss:
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
     """`token_mean` weights all tokens equally, `sequence_mean` all sequences: see `compute_aggregation_weights`."""
     needs = LossRequirements(top_logprobs=True)
-    """The policy's log-probs of the same tokens."""
+    """The loss requires the policy's log-probs of the same tokens."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """Compute the micro-batch's contribution to the loss.

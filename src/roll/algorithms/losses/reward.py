@@ -30,13 +30,13 @@ class BradleyTerryLoss:
     centering: float = 0.0
     """Coefficient c of the centering term; TRL recommends 0.01."""
     needs = LossRequirements(whole_units=True)
-    """The scores of both answers of a pair, in one micro-batch."""
+    """The loss requires both answers of a pair in one micro-batch."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """Compute the micro-batch's contribution to the loss.
 
         Raises:
-            ValueError: A unit is not a pair, or the network does not return one value for each sequence.
+            ValueError: A loss unit does not have two sequences, or the network does not return one value per sequence.
         """
         scores, pairs = _collect_scores(inputs), find_pairs(inputs)
         chosen, rejected = scores[pairs.chosen], scores[pairs.rejected]

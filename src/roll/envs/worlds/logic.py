@@ -74,10 +74,10 @@ class RuleTaker(World):
         chain = random.sample(TRAITS, self.depth + 1)
         spare = [trait for trait in TRAITS if trait not in chain]
         extra = random.sample(spare[:8], 2)  # further traits of that person, outside the chain
-        never = spare[8:]  # traits that no person has and no rule implies
+        unused_traits = spare[8:]  # traits that no person has and no rule implies
         rules = [_Rule(_sample_premises(random, chain[n], extra), chain[n + 1]) for n in range(self.depth)]
         for _ in range(self.num_distractors):
-            rules.append(_Rule((random.choice(never), random.choice(TRAITS)), random.choice(spare[:8])))
+            rules.append(_Rule((random.choice(unused_traits), random.choice(TRAITS)), random.choice(spare[:8])))
         facts = {person: {chain[0], *extra}} | {
             other: set(random.sample([*chain[1:], *spare[:8]], 2)) if self.depth else set(random.sample(spare[:8], 2))
             for other in others
@@ -86,20 +86,20 @@ class RuleTaker(World):
         lines = [f"{name} is {trait}." for name, traits in facts.items() for trait in sorted(traits)]
         random.shuffle(lines)
         self._truth = random.random() < 0.5
-        statement = self._draw_statement(person, chain[-1], never)
+        statement = self._sample_statement(person, chain[-1], unused_traits)
         text = " ".join([*lines, *map(str, rules)])
         question = f"{text}\nIs it true or false that {statement}?"
         wish = "What does not follow is false. Put True or False into \\boxed{}."
         return f"{question} {wish}", {"state": question}
 
-    def _draw_statement(self, person: str, last: str, never: list[str]) -> str:
+    def _sample_statement(self, person: str, derived_trait: str, missing_traits: list[str]) -> str:
         """Return a statement about a person with the truth value `_truth`, negated or not at random.
 
-        The statement uses the trait `last`, which the person has, or a trait in `never`, which the person does not
+        The statement uses `derived_trait`, which the person has, or one of `missing_traits`, which the person does not
         have.
         """
         negated = self.random.random() < 0.5
-        trait = self.random.choice(never) if negated == self._truth else last
+        trait = self.random.choice(missing_traits) if negated == self._truth else derived_trait
         return f"{person} is {'not ' if negated else ''}{trait}"
 
     def step(self, action: str) -> StepResult:

@@ -111,7 +111,7 @@ class TwoPlayer(World):
         self._match = Match(self.game, 0)
 
     def reset(self, seed: int | None = None) -> Any:
-        """See `Env`; returns a coroutine if the opponent moves and is an async function."""
+        """See `Env`. Returns a coroutine if it is the opponent's turn and the opponent is an async function."""
         self.begin(seed)
         self._match = Match(self.game, self.random.randrange(2**31))
         self._seat = self.random.randrange(2) if self.seat is None else self.seat
@@ -119,7 +119,7 @@ class TwoPlayer(World):
         return map_result(self._play_opponent(), self._finish_reset)
 
     def step(self, action: str) -> Any:
-        """See `Env`; returns a coroutine if the opponent moves and is an async function."""
+        """See `Env`. Returns a coroutine if it is the opponent's turn and the opponent is an async function."""
         self._turn += 1
         if not self._match.act(action):
             return self._finish_step(FORMAT_ERROR_REWARD, "That is not a legal move.\n")

@@ -113,9 +113,9 @@ def _check_gaps(base: Any, media: Sequence[MediaSpan], min_gap: int) -> None:
     for span, other in pairwise(media):
         if other.start - span.end < min_gap:
             raise DataError(
-                f"{span.kind} {span.digest[:12]} and {other.kind} {other.digest[:12]} follow each other with "
-                f"{other.start - span.end} tokens between them, which {type(base).__name__} cannot tell apart: write "
-                "text between them, or use the chat template"
+                f"{type(base).__name__} cannot separate {span.kind} {span.digest[:12]} from {other.kind} "
+                f"{other.digest[:12]}, because only {other.start - span.end} tokens are between them: write text "
+                "between them, or use the chat template"
             )
 
 

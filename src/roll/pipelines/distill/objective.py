@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from roll.algorithms.answer_selection import Answers, AnswerSelection, select_answers_in_vocabulary
+from roll.algorithms.answer_selection import AnswerSelection, LossUnit, select_answers_in_vocabulary
 from roll.algorithms.correction import Correction
 from roll.algorithms.losses import DistillationLoss, PolicyLoss, SummedLoss
 from roll.algorithms.normalization import standardize_by_group
@@ -45,7 +45,7 @@ def build_objective(online: OnlineRun[DistillConfig, Any], num_tokens: Sequence[
     """
     config, rollout, teachers, run = online.config, online.config.rollout, online.learner.teachers, online.run
 
-    def select_in_vocabulary(rollouts: Sequence[Rollout]) -> list[Answers] | str:
+    def select_in_vocabulary(rollouts: Sequence[Rollout]) -> list[LossUnit] | str:
         return select_answers_in_vocabulary(
             rollouts, vocab_size=num_tokens[config.teacher_by_domain[rollouts[0].prompt.domain]]
         )

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roll.algorithms.answer_selection import Answers, AnswerSelection, select_rollouts_per_group
+from roll.algorithms.answer_selection import AnswerSelection, LossUnit, select_rollouts_per_group
 from roll.pipelines.learner import train_policy
 from roll.pipelines.learning.measures import compute_learning_metrics, compute_mean_advantages
 from roll.pipelines.online.boundary import collect_draw_outcomes
@@ -27,7 +27,7 @@ class AnswersObjective:
     """An `Objective` that trains a loss on chosen answers of each group."""
 
     online: OnlineRun[Any, Any]
-    choose: Callable[[Sequence[Rollout]], list[Answers] | str]
+    choose: Callable[[Sequence[Rollout]], list[LossUnit] | str]
     """Returns the answers to train on from a group's scored rollouts, or the reason if there are none."""
     build: Callable[[AnswerSelection], Awaitable[TrainingBatch]]
     """Builds the batch of the chosen answers, with all columns that the loss needs."""

@@ -40,7 +40,7 @@ def build_objective(online: OnlineRun[PreferenceOnlineConfig, Any]) -> AnswersOb
         choose=partial(select_pairs, pairing=config.pairing.type, min_difference=config.pairing.min_difference),
         build=build,
         loss=build_preference_loss(config.preference),
-        compute_choice_metrics=lambda choice: {"data/pairs": float(len(choice.answers))},
+        compute_choice_metrics=lambda choice: {"data/pairs": float(len(choice.units))},
     )
 
 
@@ -50,7 +50,7 @@ def build_pair_batch(choice: AnswerSelection, temperature: float) -> TrainingBat
         replace(
             sample, unit=number, sequence=sample.sequence and f"{number}/{sample.sequence}", preferred=rollout is better
         )
-        for number, (better, worse) in enumerate(choice.answers)
+        for number, (better, worse) in enumerate(choice.units)
         for rollout in (better, worse)
         for sample in build_samples(rollout)
     ]

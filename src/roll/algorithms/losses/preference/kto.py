@@ -38,7 +38,7 @@ class KTOLoss:
     undesirable_weight: float = 1.0
     """Weight of undesirable answers, w_U."""
     needs = LossRequirements(whole_sequences=True)
-    """The policy's log-probs of whole sequences."""
+    """The loss requires the policy's log-probs of whole sequences."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """Compute the micro-batch's contribution to the loss.

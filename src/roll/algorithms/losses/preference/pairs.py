@@ -48,7 +48,7 @@ class PreferenceLoss:
     likelihood_mean: Literal["tokens", "answers"] = "tokens"
     """Mean over all tokens of the chosen answers, or over each answer's tokens and then answers (arXiv 2404.19733)."""
     needs = LossRequirements(whole_units=True)
-    """The log-probs of both answers of a pair, in one micro-batch."""
+    """The loss requires the log-probs of both answers of a pair in one micro-batch."""
 
     def __post_init__(self) -> None:
         if self.beta <= 0:

@@ -123,12 +123,12 @@ def _check_continuations(report: Report, config: RolloutRunConfig) -> None:
 def _check_model(report: Report, config: RolloutRunConfig) -> None:
     report.model = inspect_policy(report, config.model)
     if report.model is not None and config.inference.quantization != "none":
-        _check_linear_weights(config)
+        _check_quantizable(config)
     if report.model is not None:
         _check_context(config, report.model.context_length)
 
 
-def _check_linear_weights(config: RolloutRunConfig) -> None:
+def _check_quantizable(config: RolloutRunConfig) -> None:
     from roll.models import check_quantizable, find_model
 
     if directory := find_model(config.model.path):

@@ -57,7 +57,7 @@ class Service:
         """Load the code, then answer the checker's messages up to its last one; never returns."""
         os.dup2(self.printed, 1)
         sys.stdin, sys.stderr = CheckerInput(self), io.StringIO()
-        vars(builtins).update(input=lambda prompt="": self.call_checker(_INPUT, (prompt,), {}))
+        vars(builtins).update(input=lambda prompt="": self.run_checker(_INPUT, (prompt,), {}))
         try:
             exec(self.code, self.variables)
         except Exception as error:
@@ -135,7 +135,7 @@ class Service:
         except Exception as error:
             return self.encode_exception(error)
 
-    def call_checker(self, number, args, kwargs):
+    def run_checker(self, number, args, kwargs):
         """Call a function of the checker and return its result."""
         self.send({"callback": number, "args": self.encode(tuple(args)), "kwargs": self.encode(dict(kwargs))})
         while (question := self.read_question()).op != "answer":
@@ -241,7 +241,7 @@ def make_callback(service, number):
     """Return a function that calls a function of the checker."""
 
     def call(*args, **kwargs):
-        return service.call_checker(number, args, kwargs)
+        return service.run_checker(number, args, kwargs)
 
     return call
 
@@ -250,7 +250,7 @@ def iterate_remote(service, number):
     """Yield the items of an iterator of the checker."""
     while True:
         try:
-            item = service.call_checker(number, (), {})
+            item = service.run_checker(number, (), {})
         except StopIteration:
             return
         yield item
@@ -268,8 +268,8 @@ class CheckerInput(io.TextIOBase):
 
     def readline(self, size=-1):
         """Read a line from the checker's standard input."""
-        return self.service.call_checker(_LINE, (), {})
+        return self.service.run_checker(_LINE, (), {})
 
     def read(self, size=-1):
         """Read the rest of the checker's standard input; `size` is ignored."""
-        return self.service.call_checker(_REST, (), {})
+        return self.service.run_checker(_REST, (), {})

@@ -25,7 +25,7 @@ from . import library
 
 MAX_DEPTH = 64
 """Maximum nesting of a decoded value. An encoded value may be deeper: received values can be returned inside a list."""
-MAX_EQUAL_HASHES = 32
+MAX_HASH_COLLISIONS = 32
 """Maximum number of equal hashes in a set or in the keys of a dict, which is the number of comparisons in a lookup.
 Numbers that are equal modulo 2**61 - 1 could otherwise make lookups take minutes."""
 MAX_ITEMS = 1 << 20
@@ -248,7 +248,7 @@ def check_hashes(values):
     for value in values:
         found = hash(value)
         counts[found] = counts.get(found, 0) + 1
-    if max(counts.values(), default=0) > MAX_EQUAL_HASHES:
+    if max(counts.values(), default=0) > MAX_HASH_COLLISIONS:
         raise WireError("too many values have the same hash")
     return values
 
