@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from roll.config.cluster import ClusterConfig, RoleDevices
 from roll.errors import PlacementError
 
-__all__ = ["Placement", "PlacementSlot", "resolve_placement"]
+__all__ = ["Placement", "PlacementSlot", "list_accelerator_types", "resolve_placement"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,3 +70,25 @@ def _build_slot(devices: Sequence[int], devices_per_node: int, width_key: str) -
             f"machines {sorted(nodes)}: lower {width_key}, or align the mapping with the machines."
         )
     return PlacementSlot(node=nodes.pop(), local_devices=tuple(device % devices_per_node for device in devices))
+
+
+def list_accelerator_types(cluster: ClusterConfig, devices_per_node: int) -> list[str | None]:
+    """Return Ray's accelerator type that every machine must have; `None` if its device classes do not name one.
+
+    Raises:
+        PlacementError: a machine has devices of classes with different accelerator types.
+    """
+    types: list[dict[str, str]] = [{} for _ in range(cluster.num_nodes)]
+    for name, device_class in cluster.device_classes.items():
+        if device_class.accelerator_type is not None:
+            for node in {device // devices_per_node for device in device_class.devices} & set(range(cluster.num_nodes)):
+                types[node].setdefault(device_class.accelerator_type, name)
+    for node, found in enumerate(types):
+        if len(found) > 1:
+            (first, a), (second, b) = list(found.items())[:2]
+            raise PlacementError(
+                f"cluster.device_classes: machine {node} (devices {node * devices_per_node}-"
+                f"{(node + 1) * devices_per_node - 1}) has devices of the classes {a} and {b} with the accelerator "
+                f"types {first} and {second}: give the devices of each machine to classes of one type."
+            )
+    return [next(iter(found), None) for found in types]

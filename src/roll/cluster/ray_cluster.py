@@ -31,7 +31,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from roll.cluster.actor_log import ACTOR_LOG
 from roll.cluster.base import count_accelerators, set_media_dir
-from roll.cluster.devices import Placement, PlacementSlot, resolve_placement
+from roll.cluster.devices import Placement, PlacementSlot, list_accelerator_types, resolve_placement
 from roll.cluster.engines import ManagedEngineGroup
 from roll.cluster.pool import LocalWorkerPool
 from roll.cluster.ray_devices import CUDA_VISIBLE_DEVICES, KEEP_CUDA_VISIBLE_DEVICES, list_reserved_devices
@@ -75,8 +75,9 @@ def open_ray(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDi
         _connect(config, per_node)
     kind = "GPU" if accelerators else "CPU"
     elastic = config.elastic
+    types = list_accelerator_types(config, per_node)
     group = placement_group(
-        [{kind: float(per_node)}] * placement.num_nodes,
+        [{kind: float(per_node), **({f"accelerator_type:{each}": FRACTIONAL_CPU} if each else {})} for each in types],
         strategy="STRICT_SPREAD" if placement.num_nodes > 1 else "PACK",
         # Trainers must not run on nodes that may leave.
         bundle_label_selector=[build_label_selector(elastic)] * placement.num_nodes if elastic else None,
@@ -88,7 +89,8 @@ def open_ray(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDi
         raise PlacementError(
             f"the Ray cluster could not reserve {placement.num_nodes} x {per_node} {kind} within "
             f"{PLACEMENT_TIMEOUT_S:g} s ({available:g} in total{_describe_excluded_nodes(config)}): lower "
-            "cluster.num_nodes or cluster.devices_per_node, or wait until other jobs end."
+            "cluster.num_nodes or cluster.devices_per_node, correct the accelerator_type of cluster.device_classes, or "
+            "wait until other jobs end."
         )
     for module in list_loaded_modules():  # workers cannot import the pipeline's file, which may define a loss
         ray.cloudpickle.register_pickle_by_value(module)

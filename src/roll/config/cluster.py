@@ -4,46 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Literal, Self
 
-from pydantic import BeforeValidator
+from pydantic import model_validator
 
 from roll.config.base import LABEL_PATTERN, Section, option
+from roll.config.device_classes import ClassName, DeviceClass, find_price_problem
+from roll.config.device_numbers import Devices
 from roll.config.sharing import SharingRule
 
 __all__ = ["ClusterConfig", "DeviceMapping", "Devices", "ElasticConfig", "RoleDevices"]
-
-MAX_DEVICES = 100_000
-"""Maximum number of devices of a role, so that a typing error cannot create a huge list."""
-
-
-def _parse_devices(value: Any) -> list[int]:
-    """Parse `"0-3,6"`, `2` or `[0, 1]` into a sorted list of device numbers."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = [value]
-    if isinstance(value, str):
-        devices: list[int] = []
-        for part in value.replace(" ", "").split(","):
-            first, dash, last = part.partition("-")
-            known = all(number.isdecimal() and len(number) <= 18 for number in ((first, last) if dash else (first,)))
-            if not known or not int(last or first) - int(first) >= 0:
-                raise ValueError(
-                    f"'{value}' is not a valid list of devices: expected, for example, '0-3', '0,2' or [0, 1]"
-                )
-            numbers = range(int(first), int(last or first) + 1)
-            if len(devices) + len(numbers) > MAX_DEVICES:
-                raise ValueError(f"'{value}' has more than {MAX_DEVICES:,} devices")
-            devices += numbers
-        value = devices
-    if not isinstance(value, list) or not value or any(not isinstance(d, int) or d < 0 for d in value):
-        shown = "null" if value is None else repr(value)
-        raise ValueError(f"{shown} is not a valid list of devices: expected, for example, '0-3', '0,2' or [0, 1]")
-    if len(set(value)) != len(value):
-        raise ValueError(f"{value} contains duplicate devices: list each device once")
-    return sorted(value)
-
-
-Devices: TypeAlias = Annotated[list[int], BeforeValidator(_parse_devices, json_schema_input_type=list[int] | int | str)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +102,14 @@ class ClusterConfig(Section):
         None, "Number of devices of each machine; by default all detected devices (on a CPU, one per core).", ge=1
     )
     device_mapping: DeviceMapping = option(DeviceMapping(), "Devices of each role.")
+    device_classes: dict[ClassName, DeviceClass] = option(
+        {},
+        "Classes of devices by name, for a cluster with different devices. A data source can prefer a class "
+        "(`device_class`). Every device of `device_mapping.actor_infer` must belong to one class.",
+        examples=[
+            {"h800": {"devices": "0-15", "price_per_hour": 5.0}, "h20": {"devices": "16-31", "price_per_hour": 1.8}}
+        ],
+    )
     sharing: Literal["auto"] | SharingRule = option(
         "auto",
         "When engines release the devices that they share with trainers. The engines then sleep, and their requests "
@@ -177,3 +155,17 @@ class ClusterConfig(Section):
                 "on a node of the cluster (or with `ray job submit`), and set cluster.address to auto"
             )
         return None
+
+    @model_validator(mode="after")
+    def _check_device_classes(self) -> Self:
+        by_device: dict[int, str] = {}
+        for name, device_class in self.device_classes.items():
+            for device in device_class.devices:
+                if (other := by_device.setdefault(device, name)) != name:
+                    raise ValueError(
+                        f"device {device} is in the device_classes {other} and {name}: list each device in one class"
+                    )
+        prices = {name: device_class.price_per_hour for name, device_class in self.device_classes.items()}
+        if problem := find_price_problem(prices):
+            raise ValueError(problem)
+        return self

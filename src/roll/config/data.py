@@ -47,6 +47,16 @@ class _ScoredDataConfig(Section):
 
 
 class _Source(DataEntryBase, _ScoredDataConfig):
+    device_class: str | None = option(
+        None,
+        "Class in `cluster.device_classes` whose engines generate the answers of this source; engines of other classes "
+        "are used only if all engines of the class are full. `prefill_heavy`: the class with the most FLOP/s for its "
+        "price, for long prompts and short answers. `decode_heavy`: the class with the most memory bandwidth for its "
+        "price, for long answers. `measured`: the class with the lowest measured price per token. By default, all "
+        "engines are used equally.",
+        examples=["decode_heavy"],
+    )
+
     @field_validator("reward", mode="before", json_schema_input_type=str | RewardConfig | list[str | RewardConfig])
     @classmethod
     def _expand_reward(cls, value: Any) -> Any:

@@ -58,8 +58,15 @@ def find_keys(name: str, model: type[Section]) -> list[Key]:
 def _find_named_keys(name: str, model: type[Section]) -> list[Key]:
     parts = tuple(part for part in replace_indices(tuple(name.strip().split("."))) if part != "N")
     keys = list(iterate_keys(model))
-    found = [key for key in keys if _remove_indices(key) == parts]
+    found = [key for key in keys if _remove_indices(key) == parts or _matches_name(key, parts)]
     return found or [key for key in keys if _remove_indices(key)[-len(parts) :] == parts]
+
+
+def _matches_name(key: Key, parts: tuple[str, ...]) -> bool:
+    """Return whether `parts` is the key's path with names of mappings, as in `cluster.device_classes.h800.devices`."""
+    return len(key.path) == len(parts) and all(
+        known in ("N", part) for known, part in zip(key.path, parts, strict=True)
+    )
 
 
 def _remove_indices(key: Key) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """The tree of configuration keys, derived from the section classes.
 
 `explain`, the error messages and the reference page are built from this tree, so they always agree with the classes. A
-position in a list is written `N`, as in `data.N.max_operand`.
+position in a list is written `N`, as in `data.N.max_operand`, and so is a name in a mapping of sections, as in
+`cluster.device_classes.N.devices`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class ValueType:
     variants: tuple[tuple[str, type[Section]], ...] = ()
     """Members of a union of sections: the tag that selects each, and the section."""
     item: Any = None
-    """Annotation of a list's entries."""
+    """Annotation of a list's entries, or of a mapping's values if they are sections."""
     is_list: bool = False
     is_dict: bool = False
     alternatives: tuple[Any, ...] = ()
@@ -98,7 +99,7 @@ class Key:
     @property
     def members(self) -> tuple[tuple[str, type[Section]], ...]:
         """The sections below this key, each with the tag that selects it; the tag of a single section is empty."""
-        value_type = parse_annotation(self.value_type.item) if self.value_type.is_list else self.value_type
+        value_type = parse_annotation(self.value_type.item) if self.value_type.item is not None else self.value_type
         return (("", value_type.section),) if value_type.section else value_type.variants
 
 
@@ -121,7 +122,8 @@ def parse_annotation(annotation: Any) -> ValueType:
     if origin is list:
         return ValueType(is_list=True, item=get_args(annotation)[0])
     if origin is dict:
-        return ValueType(is_dict=True)
+        values = parse_annotation(get_args(annotation)[1])
+        return ValueType(is_dict=True, item=get_args(annotation)[1] if values.section or values.variants else None)
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return ValueType(section=annotation)
     return ValueType(scalar=annotation)
@@ -157,6 +159,8 @@ def find_children(value_type: ValueType, part: str | int, value: Any = None) -> 
     if value_type.is_list:
         is_index = isinstance(part, int) or part == "N" or part.isdigit()
         return [(None, value_type.item)] if is_index else []
+    if value_type.is_dict and value_type.item is not None:
+        return [(None, value_type.item)]
     fields = [section.model_fields.get(str(part)) for section in select_sections(value_type, value)]
     return [(field, field.annotation) for field in fields if field is not None]
 
@@ -180,7 +184,7 @@ def _iterate_section(section: type[Section], prefix: tuple[str, ...], variants: 
         path = (*prefix, name)
         yield Key(path=path, field=field, owner=section, variants=variants)
         value_type = parse_annotation(field.annotation)
-        if value_type.is_list:
+        if value_type.item is not None:
             value_type, path = parse_annotation(value_type.item), (*path, "N")
         if value_type.section:
             yield from _iterate_section(value_type.section, path, ())
@@ -217,7 +221,7 @@ def _describe_values(value_type: ValueType, limits: list[Any]) -> str:
     if value_type.section or value_type.variants:
         return "a section"
     if value_type.is_dict:
-        return "a mapping of names to values"
+        return f"a mapping of names to {'values' if value_type.item is None else 'sections'}"
     if value_type.alternatives:
         words = [describe_type(alternative) for alternative in value_type.alternatives]
         return " or ".join(words).replace(" or true or false", ", true or false")

@@ -140,7 +140,9 @@ def _locate_field(loc: tuple[str | int, ...], model: type[Section]) -> tuple[Key
         path.append(part)
         found = find_children(value_type, part)
         if found:
-            field, value_type = found[0][0] or field, parse_annotation(found[0][1])
+            # An entry of a mapping has no field of its own, and the field of the mapping does not describe it.
+            kept = None if value_type.is_dict else field
+            field, value_type = found[0][0] or kept, parse_annotation(found[0][1])
         elif not value_type.is_dict:
             field, value_type = None, ValueType()
     return tuple(path), field, value_type

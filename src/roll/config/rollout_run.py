@@ -10,6 +10,7 @@ from pydantic import field_validator, model_validator
 from roll.config.base import option
 from roll.config.cluster import RoleDevices
 from roll.config.data import DataConfig
+from roll.config.device_classes import MEASURED, choose_class, find_engine_classes
 from roll.config.engines import EngineRequirement
 from roll.config.inference import InferenceConfig
 from roll.config.judge import JudgeConfig, check_judge
@@ -54,6 +55,8 @@ class RolloutRunConfig(RunConfig):
                 "`algorithm`: remove the key, or use the pipeline rlvr or agentic"
             )
         self._check_sharing()
+        if self.cluster.device_classes or any(entry.device_class for entry in self.data):
+            self._check_device_classes()
         transport = self.weight_sync.transport
         if self.cluster.elastic is not None and transport in ("in_process", "shared_memory"):
             raise ValueError(
@@ -80,6 +83,42 @@ class RolloutRunConfig(RunConfig):
         )
         if problem:
             raise ValueError(problem)
+
+    def _check_device_classes(self) -> None:
+        preferred, engine_classes = self.preferred_classes, self.engine_classes
+        for domain, name in preferred.items():
+            if name != MEASURED and name not in engine_classes:
+                raise ValueError(
+                    f"the source '{domain}' prefers the device class {name}, but no engine runs on devices of this "
+                    "class: add them to cluster.device_mapping.actor_infer, or choose another device_class"
+                )
+        if preferred and self.rollout.scheduling.type == "batch":
+            raise ValueError(
+                f"the source '{next(iter(preferred))}' prefers a device class, but `rollout.scheduling.type: batch` "
+                "assigns prompts to engines in turn: set the type to queue, or remove device_class"
+            )
+
+    @property
+    def engine_classes(self) -> list[str]:
+        """Device class of each engine; empty if the run has no device classes."""
+        engines, classes = self.roles["actor_infer"], self.cluster.device_classes
+        numbers = {name: each.devices for name, each in classes.items()}
+        return find_engine_classes(engines.devices, engines.tensor_parallel, numbers) if classes else []
+
+    @property
+    def preferred_classes(self) -> dict[str, str]:
+        """The preferred device class by domain, or `measured`; without the domains that prefer none."""
+        classes = {
+            name: (each.device or name, each.price_per_hour) for name, each in self.cluster.device_classes.items()
+        }
+        section = "environments" if "environments" in type(self).model_fields else "data"
+        return {
+            entry.domain or entry.source: choose_class(
+                entry.device_class, classes, f"{section}.{number}.device_class", "cluster.device_classes"
+            )
+            for number, entry in enumerate(self.data)
+            if entry.device_class is not None
+        }
 
     def find_shared_engines(self) -> list[int]:
         """Find the indices of the policy's engines that share devices with trainers."""

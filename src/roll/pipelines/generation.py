@@ -29,6 +29,7 @@ from roll.protocols import InferenceEngine, Reward, WorkerPool
 from roll.rewards.compose import WeightedReward
 from roll.rewards.opening import open_rewards
 from roll.rollout import LLMProxy, RolloutScheduler, Router
+from roll.rollout.device_classes import DeviceClasses
 from roll.rollout.elastic_engines import ElasticEngines, ElasticNodes
 from roll.rollout.engine_group import EngineGroup
 from roll.rollout.episode_start import EpisodePlan
@@ -38,7 +39,14 @@ from roll.tracking import RunDirectory, Spans, Tracker
 from roll.tracking.rollout_trace import RolloutTrace, trace_engine_change
 from roll.tracking.wait_phases import WaitPhases
 
-__all__ = ["GenerationParts", "StartedRoles", "build_episode_plan", "open_generation", "start_roles"]
+__all__ = [
+    "GenerationParts",
+    "StartedRoles",
+    "build_device_classes",
+    "build_episode_plan",
+    "open_generation",
+    "start_roles",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,7 +219,7 @@ def _build_proxy(
         roles.engines,
         prepare_engine,
         max_attempts=config.rollout.max_attempts,
-        router=Router(scheduling.routing_policy, scheduling.max_kv_used),
+        router=Router(scheduling.routing_policy, scheduling.max_kv_used, build_device_classes(config)),
         restart_aborted=scheduling.interrupted_turns == "restart",
     )
 
@@ -237,6 +245,19 @@ def _build_elastic_engines(
     )
     stack.push_async_callback(engines.close)
     return engines
+
+
+def build_device_classes(config: RolloutRunConfig) -> DeviceClasses | None:
+    """Return the device classes of the engines and the preferences of the sources; `None` without device classes."""
+    names, width = config.engine_classes, config.inference.tensor_parallel
+    if not names:
+        return None
+    classes = config.cluster.device_classes
+    return DeviceClasses(
+        engine_classes={f"engine-{index}": name for index, name in enumerate(names)},
+        engine_prices={name: width * (each.price_per_hour or 1.0) for name, each in classes.items()},
+        preferences=config.preferred_classes,
+    )
 
 
 def build_episode_plan(config: RolloutRunConfig, max_context: int) -> EpisodePlan:

@@ -153,7 +153,8 @@ class RolloutRunner:
                 on_start()
 
         async def generate(request: GenerationRequest) -> Generation:
-            return await self.proxy.generate(request, session=session, pinned=not self.replicate, on_start=begin)
+            route = {"session": session, "pinned": not self.replicate, "domain": draw.prompt.domain}
+            return await self.proxy.generate(request, **route, on_start=begin)
 
         rollout: Rollout | None = None
         cause = self._malformed.get((draw.prompt.domain, draw.prompt.uid), "")

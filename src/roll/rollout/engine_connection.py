@@ -91,13 +91,14 @@ class EngineConnection:
 
     # ---- calls
 
-    async def generate(self, request: GenerationRequest, on_end: Callable[[], None]) -> Generation:
+    async def generate(self, request: GenerationRequest, on_end: Callable[[], None], domain: str = "") -> Generation:
         """Run a request; if the caller is canceled, the request is aborted at the engine.
 
         Args:
             request: A request with a unique id. If an earlier request with this id was canceled, the new request waits
                 until the engine has released the earlier request.
             on_end: Called once, when the engine has released the request.
+            domain: Domain of the request's prompt, for the measurement of its time.
 
         Raises:
             EngineDiedError: The engine is lost.
@@ -119,7 +120,9 @@ class EngineConnection:
         ended_s, ended_request_s = self._advance_activity()
         if (seconds := ended_s - began_s) > 0:
             mean_requests = (ended_request_s - request_s) / seconds
-            answer = AnswerLatency(num_tokens=len(generation.token_ids), seconds=seconds, mean_requests=mean_requests)
+            answer = AnswerLatency(
+                num_tokens=len(generation.token_ids), seconds=seconds, mean_requests=mean_requests, domain=domain
+            )
             self._on_answer(self.engine.engine_id, answer)
         return generation
 

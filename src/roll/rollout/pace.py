@@ -66,6 +66,8 @@ class AnswerLatency:
     """Time at the engine, without pauses of the engine."""
     mean_requests: float
     """Mean number of requests at the engine during this time, including this one."""
+    domain: str = ""
+    """Domain of the answer's prompt."""
 
 
 class ActivityClock:
@@ -194,9 +196,14 @@ def _estimate_token_times(
 
 
 class PaceMeter:
-    """Measures the pace of the engines of a run from their answers; older answers count less."""
+    """Measures the pace of engines, or of groups of engines, from their answers; older answers count less.
 
-    def __init__(self) -> None:
+    Args:
+        tolerance: Ratio of times per token up to which engines are considered equally fast.
+    """
+
+    def __init__(self, tolerance: float = TOLERANCE) -> None:
+        self._tolerance = tolerance
         self._sums: dict[str, AnswerSums] = {}
         self._weight = 1.0
         """Weight of the next answer; it grows, so that earlier answers need not be scaled down one by one."""
@@ -224,4 +231,9 @@ class PaceMeter:
 
     def estimate_curves(self) -> dict[str, PaceCurve]:
         """Return the pace curve of every engine."""
-        return estimate_pace_curves({name: each.scale(1 / self._weight) for name, each in self._sums.items()})
+        sums = {name: each.scale(1 / self._weight) for name, each in self._sums.items()}
+        return estimate_pace_curves(sums, tolerance=self._tolerance)
+
+    def count_answers(self, engine_id: str) -> float:
+        """Return the number of answers of an engine, each with its current weight; the latest answer counts 1."""
+        return self._sums[engine_id].answers / self._weight

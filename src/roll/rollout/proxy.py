@@ -36,7 +36,7 @@ from roll.protocols import InferenceEngine, PauseMode
 from roll.rollout.engine_connection import EngineConnection
 from roll.rollout.engine_group import EngineGroup
 from roll.rollout.fleet import EngineChange, EngineFleet
-from roll.rollout.routing import Router
+from roll.rollout.routing import Route, Router
 from roll.rollout.transitions import EngineTransitions
 from roll.types import Generation, GenerationRequest
 
@@ -54,8 +54,7 @@ class _QueuedRequest:
 
     future: asyncio.Future[InferenceEngine]
     """Resolves to the engine at which the request has a slot."""
-    session: str
-    pinned: bool
+    route: Route
 
 
 class LLMProxy:
@@ -150,6 +149,7 @@ class LLMProxy:
         *,
         session: str = "",
         pinned: bool = False,
+        domain: str = "",
         on_start: OnStart | None = None,
     ) -> Generation:
         """Run a request on the least loaded engine; an aborted request returns its partial tokens.
@@ -158,6 +158,7 @@ class LLMProxy:
             request: A request whose id is unique among the requests in progress.
             session: See `Router.acquire_slot`.
             pinned: See `Router.acquire_slot`.
+            domain: See `Router.acquire_slot`.
             on_start: Called each time an engine receives the request.
 
         Raises:
@@ -169,14 +170,14 @@ class LLMProxy:
         order = self._num_requests
         self._num_requests += 1
         pieces: list[Generation] = []
-        current, attempt = request, 1
+        current, attempt, route = request, 1, Route(session, pinned, domain)
         while True:
-            connection, give_back = await self._wait_for_free_engine(request, order, session, pinned)
+            connection, give_back = await self._wait_for_free_engine(request, order, route)
             if on_start is not None:
                 on_start(connection.engine.engine_id)
             self._at_engines[request.request_id] = connection
             try:
-                generation = await connection.generate(current, give_back)
+                generation = await connection.generate(current, give_back, domain)
             except EngineDiedError as error:
                 logger.debug("request %s, attempt %d: %s", request.request_id, attempt, error)
                 if not connection.is_preemptible:  # otherwise, the request is not to blame
@@ -203,7 +204,7 @@ class LLMProxy:
             current = following
 
     async def _wait_for_free_engine(
-        self, request: GenerationRequest, order: int, session: str, pinned: bool
+        self, request: GenerationRequest, order: int, route: Route
     ) -> tuple[EngineConnection, Callable[[], None]]:
         """Wait for a slot at an engine that can accept the request immediately.
 
@@ -211,7 +212,7 @@ class LLMProxy:
             The connection to the engine, and a function that releases the slot.
         """
         while True:
-            engine = await self._wait_for_slot(request.priority, order, session, pinned)
+            engine = await self._wait_for_slot(request.priority, order, route)
             connection, give_back = (
                 self._fleet.get_connection(engine.engine_id),
                 partial(self._release_slot, engine.engine_id),
@@ -229,17 +230,17 @@ class LLMProxy:
         self._router.release_slot(engine_id)
         self._dispatch()
 
-    async def _wait_for_slot(self, priority: int, order: int, session: str, pinned: bool) -> InferenceEngine:
+    async def _wait_for_slot(self, priority: int, order: int, route: Route) -> InferenceEngine:
         """Wait for a slot at an engine; return the engine, whose load then includes this request."""
         if self._fleet.error is not None:
             raise self._fleet.error
         if not self._queue and self._suspended is None:
-            engine = self._router.acquire_slot(session, pinned)
+            engine = self._router.acquire_slot(*route)
             if engine is not None:
                 return engine
         while True:
             future: asyncio.Future[InferenceEngine] = asyncio.get_running_loop().create_future()
-            heapq.heappush(self._queue, (priority, order, _QueuedRequest(future, session, pinned)))
+            heapq.heappush(self._queue, (priority, order, _QueuedRequest(future, route)))
             self._dispatch()
             try:
                 engine = await future
@@ -261,9 +262,9 @@ class LLMProxy:
             if entry.future.done():  # its caller was canceled
                 heapq.heappop(self._queue)
                 continue
-            engine = self._router.acquire_slot(entry.session, entry.pinned)
+            engine = self._router.acquire_slot(*entry.route)
             if engine is None:
-                if not entry.pinned:
+                if not entry.route.pinned:
                     break
                 held.append(heapq.heappop(self._queue))  # pinned to a busy engine: later requests may overtake it
                 continue

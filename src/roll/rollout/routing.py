@@ -15,13 +15,15 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from roll.protocols import InferenceEngine
+from roll.rollout.device_classes import ClassSelector, DeviceClasses
 from roll.rollout.pace import UNMEASURED, AnswerLatency, PaceCurve, PaceMeter
 
-__all__ = ["Router", "RoutingPolicy"]
+__all__ = ["Route", "Router", "RoutingPolicy"]
 
 RoutingPolicy: TypeAlias = Literal["measured_pace", "least_loaded", "round_robin"]
 Load: TypeAlias = tuple[int, float]
@@ -36,6 +38,14 @@ MIN_NEW_ANSWERS = 4
 """Minimum number of answers after which pace curves are estimated again; with more engines, one answer per engine."""
 
 
+class Route(NamedTuple):
+    """What the router knows about a request; see `Router.acquire_slot`."""
+
+    session: str = ""
+    pinned: bool = False
+    domain: str = ""
+
+
 @dataclass(slots=True)
 class _EngineEntry:
     """An engine, and the number of its slots in use."""
@@ -44,6 +54,7 @@ class _EngineEntry:
     order: int
     limit: int
     """The engine's capacity: the maximum number of concurrent requests that are routed to it."""
+    device_class: str = ""
     num_requests: int = 0
     is_serving: bool = True
     curve: PaceCurve = UNMEASURED
@@ -66,13 +77,21 @@ class Router:
         policy: `measured_pace`; `least_loaded`, which assumes that all engines are equally fast; or the baseline
             `round_robin`, which ignores the load of engines.
         max_kv_used: KV cache use above which an engine gets no further requests while it runs any.
+        device_classes: Device classes of the engines; `round_robin` ignores them.
     """
 
-    def __init__(self, policy: RoutingPolicy = "measured_pace", max_kv_used: float = 0.95) -> None:
+    def __init__(
+        self,
+        policy: RoutingPolicy = "measured_pace",
+        max_kv_used: float = 0.95,
+        device_classes: DeviceClasses | None = None,
+    ) -> None:
         self._policy = policy
         self._max_kv_used = max_kv_used
         self._entries: dict[str, _EngineEntry] = {}
-        self._heap: list[tuple[Load, int, str]] = []
+        self._classes = ClassSelector(device_classes or DeviceClasses())
+        self._heaps: dict[str, list[tuple[Load, int, str]]] = {"": []}
+        """Engines by load, for each device class."""
         self._sessions: OrderedDict[str, str] = OrderedDict()
         self._turn = self._num_added = 0
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
@@ -85,8 +104,11 @@ class Router:
         limit = max(1, engine.load().capacity)
         order = known.order if known else self._num_added
         self._num_added += known is None
-        entry = _EngineEntry(engine, order, limit, known.num_requests if known else 0)
+        device_class = self._classes.get_class(engine.engine_id)
+        entry = _EngineEntry(engine, order, limit, device_class, known.num_requests if known else 0)
         self._entries[engine.engine_id] = entry
+        self._heaps.setdefault(device_class, [])
+        self._classes.set_capacity(device_class, limit)
         if known is not None and known.engine is engine:
             entry.curve = known.curve
         else:  # a replacement may run on another device
@@ -107,7 +129,10 @@ class Router:
     def record_latency(self, engine_id: str, answer: AnswerLatency) -> None:
         """Record the time that an engine took for an answer, from which its pace is measured."""
         entry = self._entries.get(engine_id)
-        if self._policy != "measured_pace" or entry is None:
+        if entry is None:
+            return
+        self._classes.record(entry.device_class, answer)
+        if self._policy != "measured_pace":
             return
         self._pace_meter.record(engine_id, answer, entry.limit)
         self._num_new_answers += 1
@@ -123,12 +148,13 @@ class Router:
             idle.set_result(None)
         return idle
 
-    def acquire_slot(self, session: str = "", pinned: bool = False) -> InferenceEngine | None:
+    def acquire_slot(self, session: str = "", pinned: bool = False, domain: str = "") -> InferenceEngine | None:
         """Choose an engine for a request, and occupy one of its slots; return `None` if no engine has room.
 
         Args:
             session: Session id; requests of one session prefer the engine that has their prefix in its prefix cache.
             pinned: Whether requests of the session go only to the engine that it used last, even if others are free.
+            domain: Domain of the request's prompt, which may prefer a device class.
         """
         entry = self._find_session_engine(session, pinned)
         if entry is None:
@@ -137,11 +163,12 @@ class Router:
             entry = (
                 None
                 if known
-                else (self._pick_round_robin() if self._policy == "round_robin" else self._find_least_loaded())
+                else (self._pick_round_robin() if self._policy == "round_robin" else self._find_by_class(domain))
             )
         if entry is None:
             return None
         entry.num_requests += 1
+        self._classes.count_request(domain)
         engine_id = entry.engine.engine_id
         self._push(engine_id)
         if session:
@@ -175,14 +202,20 @@ class Router:
 
     def _push(self, engine_id: str) -> None:
         entry = self._entries[engine_id]
+        heap = self._heaps[entry.device_class]
         if entry.is_serving:
-            heapq.heappush(self._heap, (entry.load, entry.order, engine_id))
-        if len(self._heap) > 64 + 8 * len(self._entries):  # outdated entries below the top are never popped
-            self._rebuild_heap()
+            heapq.heappush(heap, (entry.load, entry.order, engine_id))
+        if len(heap) > 64 + 8 * len(self._entries):  # outdated entries below the top are never popped
+            self._rebuild_heaps()
 
-    def _rebuild_heap(self) -> None:
-        self._heap = [(entry.load, entry.order, name) for name, entry in self._entries.items() if entry.is_serving]
-        heapq.heapify(self._heap)
+    def _rebuild_heaps(self) -> None:
+        for heap in self._heaps.values():
+            heap.clear()
+        for name, entry in self._entries.items():
+            if entry.is_serving:
+                self._heaps[entry.device_class].append((entry.load, entry.order, name))
+        for heap in self._heaps.values():
+            heapq.heapify(heap)
 
     def _update_curves(self) -> None:
         """Estimate the pace curves of all engines again."""
@@ -192,7 +225,7 @@ class Router:
             has_changed |= entry.curve != curves[name]
             entry.curve = curves[name]
         if has_changed:
-            self._rebuild_heap()
+            self._rebuild_heaps()
 
     def _has_capacity(self, entry: _EngineEntry) -> bool:
         if entry.num_requests == 0:
@@ -206,13 +239,13 @@ class Router:
     def _find_session_engine(self, session: str, pinned: bool) -> _EngineEntry | None:
         """Return the engine that the session used last; `None` if there is none, or if it has no room.
 
-        If `pinned` is False, also return `None` if the engine is much busier than the least loaded engine, because a
-        prefix cache miss then costs less than waiting.
+        If `pinned` is False, also return `None` if the engine is much busier than the least loaded engine of its device
+        class, because a prefix cache miss then costs less than waiting.
         """
         entry = self._find_known_engine(session)
         if entry is None or not self._has_capacity(entry):
             return None
-        least = self._pick_least_loaded()
+        least = self._pick_least_loaded([entry.device_class])
         if not pinned and least is not None:
             # A cached prefix outweighs this difference in load, in slots.
             spared = max(1, entry.limit // 8)
@@ -220,39 +253,60 @@ class Router:
                 return None
         return entry
 
-    def _pick_least_loaded(self) -> _EngineEntry | None:
-        """Return the least loaded serving engine, or the first one if several are equally loaded; `None` if no engine
-        serves.
+    def _pick_least_loaded(self, classes: Collection[str]) -> _EngineEntry | None:
+        """Return the least loaded serving engine of some device classes, or the first one if several are equally
+        loaded; `None` if none serves.
         """
-        while self._heap:
-            load, _, engine_id = self._heap[0]
+        found: _EngineEntry | None = None
+        for name in classes:
+            entry = self._get_top(self._heaps.get(name, []))
+            if entry is not None and (found is None or (entry.load, entry.order) < (found.load, found.order)):
+                found = entry
+        return found
+
+    def _get_top(self, heap: list[tuple[Load, int, str]]) -> _EngineEntry | None:
+        """Remove outdated entries from the top of a heap, and return the engine at the top."""
+        while heap:
+            load, _, engine_id = heap[0]
             entry = self._entries.get(engine_id)
             if entry is not None and entry.is_serving and entry.load == load:
                 return entry
-            heapq.heappop(self._heap)
+            heapq.heappop(heap)
         return None
 
-    def _find_least_loaded(self) -> _EngineEntry | None:
-        """Return the least loaded engine with room; `None` if no engine has room.
+    def _find_by_class(self, domain: str) -> _EngineEntry | None:
+        """Return the least loaded engine with room in the first group of device classes that has one."""
+        for classes in self._classes.choose_order(domain) or [self._heaps]:
+            entry = self._find_least_loaded(classes)
+            if entry is not None:
+                return entry
+        return None
+
+    def _find_least_loaded(self, classes: Collection[str]) -> _EngineEntry | None:
+        """Return the least loaded engine of some device classes with room; `None` if no engine has room.
 
         Of up to `MAX_CANDIDATES` equally loaded engines, the one with the most free KV cache is chosen.
         """
         found: list[_EngineEntry] = []
         popped: list[tuple[Load, int, str]] = []
-        while len(found) < MAX_CANDIDATES and (entry := self._pick_least_loaded()) is not None:
-            popped.append(heapq.heappop(self._heap))
+        while len(found) < MAX_CANDIDATES and (entry := self._pick_least_loaded(classes)) is not None:
+            popped.append(heapq.heappop(self._heaps[entry.device_class]))
             if all(entry is not other for other in found):
                 if found and entry.load > found[0].load:
                     break
                 found.append(entry)
         for item in popped:
-            heapq.heappush(self._heap, item)
+            heapq.heappush(self._heaps[self._entries[item[2]].device_class], item)
         with_room = [entry for entry in found if self._has_capacity(entry)]
         if with_room:
             return min(with_room, key=lambda entry: (entry.engine.load().kv_used, entry.order))
         if found and found[0].load[0] == FULL:
             return None  # the least loaded engine has no free slot, so no other engine has one
-        candidates = (entry for entry in self._entries.values() if entry.is_serving and self._has_capacity(entry))
+        candidates = (
+            entry
+            for entry in self._entries.values()
+            if entry.is_serving and entry.device_class in classes and self._has_capacity(entry)
+        )
         return min(candidates, key=lambda entry: (entry.load, entry.order), default=None)
 
     def _pick_round_robin(self) -> _EngineEntry | None:

@@ -364,7 +364,7 @@ class Answers:
         await generate(first_request)
         return replace(self._groups[draw.draw_id].rollouts[index], reward=None)
 
-    async def generate(self, request: GenerationRequest, *, session: str, pinned: bool, on_start: Any) -> None:
+    async def generate(self, request: GenerationRequest, *, on_start: Any, **_: Any) -> None:
         on_start("engine")
 
     async def wait_for_orphaned_requests(self) -> None: ...

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from roll.cluster.devices import Placement, resolve_placement
+from roll.cluster.devices import Placement, list_accelerator_types, resolve_placement
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import PlacementError
 
@@ -89,3 +89,24 @@ def test_device_mapping_an_engine_across_machines_is_refused() -> None:
         PlacementError, match=r"must not span machines, but its devices \[1, 2\] are on machines \[0, 1\]"
     ):
         place(config({"actor_train": 0, "actor_infer": "1-2"}, nodes=2, tensor_parallel=2), 2)
+
+
+def classed(*classes: tuple[str, str, str | None], nodes: int = 2) -> RLVRConfig:
+    """Configuration with device classes, each a name, devices and an accelerator type."""
+    entries = {name: {"devices": devices, "accelerator_type": kind} for name, devices, kind in classes}
+    mapping = {"actor_train": "0-7", "actor_infer": "8-15"}
+    cluster = {"type": "ray", "num_nodes": nodes, "device_mapping": mapping, "device_classes": entries}
+    return config({}, cluster=cluster)
+
+
+def test_device_mapping_machines_must_have_the_accelerators_of_their_classes() -> None:
+    both = classed(("h800", "0-7", "H800"), ("h20", "8-15", "H20"))
+    assert list_accelerator_types(both.cluster, devices_per_node=8) == ["H800", "H20"]
+    one = classed(("h800", "0-7", None), ("h20", "8-15", "H20"), nodes=3)
+    assert list_accelerator_types(one.cluster, devices_per_node=8) == [None, "H20", None]
+
+
+def test_device_mapping_classes_with_different_accelerators_on_one_machine_are_rejected() -> None:
+    mixed = classed(("h800", "0-3", "H800"), ("h20", "4-15", "H20"))
+    with pytest.raises(PlacementError, match=r"machine 0 \(devices 0-7\) has devices of the classes h800 and h20 with"):
+        list_accelerator_types(mixed.cluster, devices_per_node=8)

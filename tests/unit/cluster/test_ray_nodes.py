@@ -114,7 +114,7 @@ async def test_ray_nodes_a_head_that_does_not_answer_is_an_infrastructure_error(
         raise RuntimeError("GCS is down")
 
     monkeypatch.setattr(ray_nodes.ray, "nodes", refuse)
-    with pytest.raises(InfraError, match=r"^the head of the Ray cluster does not answer: GCS is down$"):
+    with pytest.raises(InfraError, match=r"^the head of the Ray cluster does not respond: GCS is down$"):
         await nodes().list_nodes()
 
 

@@ -151,6 +151,7 @@ class RecordingProxy(LLMProxy):
         *,
         session: str = "",
         pinned: bool = False,
+        domain: str = "",
         on_start: OnStart | None = None,
     ) -> Generation:
         """Generate as `LLMProxy.generate` does, and report the request to `on_request`."""
@@ -164,7 +165,9 @@ class RecordingProxy(LLMProxy):
                 on_start(engine_id)
 
         try:
-            found = await super().generate(request, session=session, pinned=pinned, on_start=record_start)
+            found = await super().generate(
+                request, session=session, pinned=pinned, domain=domain, on_start=record_start
+            )
             seen = seen._replace(num_tokens=len(found.token_ids), finish_reason=found.finish_reason)
             return found
         except asyncio.CancelledError:
