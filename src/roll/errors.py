@@ -196,7 +196,7 @@ class AlarmError(RollError):
 
 
 def find_raise_location(error: BaseException) -> str:
-    """Return the file and line at which an error was raised, or of a syntax error; empty if it was not raised."""
+    """Return the file and line where an error was raised, or of the code with the syntax error; empty if unknown."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{error.filename}:{error.lineno}"
     trace = error.__traceback__

@@ -113,7 +113,7 @@ def _find_installed_extensions(group: str) -> Mapping[str, tuple[str, ...]]:
 
 
 def _get_import_path(point: metadata.EntryPoint) -> str:
-    """Return the import path of an entry point; an invalid path raises when it is imported."""
+    """Return the import path of an entry point. An invalid path is not rejected here, but when it is imported."""
     found = point.pattern.match(point.value)
     return f"{found['module']}:{found['attr']}" if found and found["attr"] else point.value
 
@@ -136,7 +136,7 @@ def _load_entry_points() -> Sequence[metadata.EntryPoint]:
 
 
 def has_user_code(value: object) -> bool:
-    """Return whether any string in nested values may name user code, or an implementation of an installed package.
+    """Return whether any string in `value` may refer to user code or to an implementation from an installed package.
 
     Args:
         value: A string, or nested mappings, lists and tuples; values of other types are ignored.

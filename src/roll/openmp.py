@@ -192,7 +192,7 @@ def _run_spin_control() -> None:
 def watch(control: SpinControl, path: Path | None, pause: Callable[[float], bool]) -> None:
     """Call `control.observe` repeatedly, until `pause` returns true or a team cannot be created.
 
-    If the file can no longer be read (too many open files, or a changed cgroup), it is searched for again.
+    If the pressure file `path` can no longer be read (too many open files, or a changed cgroup), it is looked up again.
     """
     while not pause(SAMPLE_INTERVAL_S):
         stalled_s = None if path is None else _read_stalled_seconds(path)

@@ -201,7 +201,7 @@ class HFEngine(PrefetchMixin):
     # ---- control
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop decoding: `drain` finishes earlier requests, `abort` ends them, `keep` freezes them. New ones wait."""
+        """Stop decoding. Earlier requests finish (`drain`), end (`abort`) or freeze (`keep`); new requests wait."""
         self._get_decoder(synced=mode == "drain")
         if mode == "drain":
             self._queue.begin_wave()
@@ -288,7 +288,7 @@ class HFEngine(PrefetchMixin):
         return bool(decoder.rows or self._queue.num_in_wave or (len(self._queue) and not self._draining))
 
     async def _run_step(self) -> None:
-        """Admit waiting rows, generate one token for each row, and answer the requests whose rows ended."""
+        """Admit waiting rows, generate one token for each row, and return the results of finished requests."""
         decoder = self._get_decoder()
         if not self._draining and (self._is_continuous or not (decoder.rows or self._queue.num_in_wave)):
             self._queue.begin_wave()
@@ -325,7 +325,7 @@ class HFEngine(PrefetchMixin):
             raise
 
     async def _abort(self, request_ids: set[str]) -> None:
-        """Remove requests, and answer them with their tokens so far. The caller must hold the device lock."""
+        """Remove requests, and complete them with their tokens so far. The caller must hold the device lock."""
         decoder = self._get_decoder(synced=False)
         running = [row for row in decoder.rows if row.request.request_id in request_ids]
         if running:

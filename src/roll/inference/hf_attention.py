@@ -153,8 +153,8 @@ class CausalPass:
     Args:
         cache: The cache; `None` if keys and values are not stored.
         row: The sequence's row in the cache.
-        images: The number of each token's image or crop, shape [N]; 0 for text. Tokens with the same number also attend
-            to later tokens of their image. `None` if attention is causal.
+        images: Number of the image or crop to which each token belongs, shape [N]; 0 for text. Tokens of an image also
+            attend to later tokens of the same image. `None` if attention is causal.
     """
 
     positions = None

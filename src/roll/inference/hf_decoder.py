@@ -289,7 +289,7 @@ class Decoder:
         return self._media is not None and self._media.ends_with_feature(row.tokens[: row.length], row.request.media)
 
     def _embed_last_images(self) -> AbstractContextManager[None]:
-        """Return a context manager that embeds new tokens that end an image as the last feature of that image."""
+        """Return a context in which a new token that ends an image is embedded as the last feature of this image."""
         slots = [slot for slot, row in enumerate(self.rows) if self._ends_with_image(row)]
         if not slots or self._media is None:
             return nullcontext()

@@ -115,9 +115,9 @@ class Arrivals:
 
     @contextmanager
     def expect_request(self) -> Iterator[None]:
-        """Let `wait_until_they_stop` wait for the `with` block, in which the media of a request are read in a thread.
+        """Make `wait_until_they_stop` wait for the end of this context, in which a thread reads a request's media.
 
-        Otherwise the requests of a wave would depend on the time that the thread takes.
+        Otherwise, the wave that a request joins would depend on how long the thread takes.
         """
         self._num_expected += 1
         try:
@@ -164,7 +164,7 @@ class RequestQueue:
         self._wave, self._arrivals = deque(order), []
 
     def requeue(self, rows: Iterable[BatchRow]) -> None:
-        """Return requests that have already started to the front of the wave."""
+        """Insert requests that have already started at the front of the wave."""
         rows = list(rows)
         for row in rows:
             # A request without new tokens starts over, perhaps with other weights, which may choose other experts.
@@ -173,7 +173,7 @@ class RequestQueue:
         self._wave.extendleft(reversed(rows))
 
     def pop_admissible(self, can_admit: Callable[[BatchRow, list[BatchRow]], bool]) -> list[BatchRow]:
-        """Remove and return rows from the front of the wave, as long as `fits(row, rows removed so far)` is true."""
+        """Remove and return rows from the front of the wave while `can_admit(row, rows removed so far)` is true."""
         taken: list[BatchRow] = []
         while self._wave and can_admit(self._wave[0], taken):
             taken.append(self._wave.popleft())

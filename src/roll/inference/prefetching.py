@@ -13,7 +13,7 @@ __all__ = ["PrefetchMixin"]
 
 
 class PrefetchMixin:
-    """Implements `SupportsPrefetch` in the engine's process; workers on the same host read the local copy."""
+    """Implements `SupportsPrefetch`: the engine's process fetches the weights, and its workers read this copy."""
 
     _prefetcher: WeightPrefetcher | None = None
 

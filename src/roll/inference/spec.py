@@ -57,11 +57,11 @@ class EngineSpec:
 
     @property
     def reads_media(self) -> bool:
-        """True if requests may have images."""
+        """True if requests may have images or other media."""
         return self.media_dir is not None and has_media_config(self.model_path)
 
     def open_media(self) -> MediaInputs | None:
-        """Open the run's images for this model; return `None` if requests cannot have images."""
+        """Open the run's media store for this model; return `None` if the run has none or the model reads only text."""
         if self.media_dir is None:
             return None
         return open_media(self.model_path, self.media_dir, trust_remote_code=self.trust_remote_code)

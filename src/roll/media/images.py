@@ -106,7 +106,7 @@ def convert_array_to_image(array: Any, label: str) -> Image:
         label: Name of the image in error messages.
 
     Raises:
-        DataError: The array has another dtype or shape.
+        DataError: The array's dtype or shape is not supported.
     """
     from PIL import Image
 
@@ -181,7 +181,7 @@ def _check_header(image: Any, label: str, limits: ImageLimits) -> None:
 
 
 def _to_rgb(image: Image, label: str) -> Image:
-    """Convert an image of any mode to RGB; transparent pixels show white."""
+    """Convert an image of any mode to RGB; transparent pixels become white."""
     from PIL import Image as Images
 
     if image.mode == "RGB" and "transparency" not in image.info:

@@ -265,8 +265,9 @@ class MediaStore:
             ) from error
 
     def _write(self, digest: str, data: bytes) -> None:
-        """Write a file, unless it exists with the same size; a file of another size may be truncated and is
-        replaced."""
+        """Write a file unless it exists with the same size. A file of a different size may be truncated, and is
+        replaced.
+        """
         path = self._get_path(digest)
         try:
             if not _has_size(path, len(data)):
@@ -325,7 +326,7 @@ def _has_size(path: Path, num_bytes: int) -> bool:
 
 
 def _replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` create a temporary file, and rename it to `path`: readers see the whole file or none."""
+    """Write a temporary file with `write`, and rename it to `path`, so that readers never see an incomplete file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = atomic.make_temporary_path(path)
     try:

@@ -191,10 +191,10 @@ def _decode_animation(animation: Any, label: str, limits: VideoLimits) -> VideoC
     return build_video(frames, 1000.0 / durations[0], label, limits)
 
 
-def _seek_frame(animation: Any, number: int) -> bool:
+def _seek_frame(animation: Any, index: int) -> bool:
     """Select a frame; return False if the animation has no such frame."""
     try:
-        animation.seek(number)
+        animation.seek(index)
     except EOFError:
         return False
     return True

@@ -37,7 +37,7 @@ _SPEAKERS_FILE = "spk_dict.pt"
 
 
 def has_speech_parts(directory: Path) -> bool:
-    """Return whether a model directory is a complete checkpoint, not only a thinker."""
+    """Return whether a model directory contains a complete omni model, not only its thinker."""
     config = read_config(directory)
     return get_thinker_config(config) is not config
 

@@ -74,10 +74,10 @@ def _are_equal(file: Path, name: str, other_file: Path, other_name: str) -> bool
         return equal(a.to(wider), b.to(wider))
 
 
-def build_tied_weights_error(path: str, name: str, other: str) -> ModelError:
+def build_tied_weights_error(path: str, name: str, tied_name: str) -> ModelError:
     """Return the error for two tied weights with different values."""
     return ModelError(
-        f"model '{path}' ties its weights '{name}' and '{other}' (tie_word_embeddings), but its files contain "
+        f"model '{path}' ties its weights '{name}' and '{tied_name}' (tie_word_embeddings), but its files contain "
         f"different values for them. To train them separately, set tie_word_embeddings to false in its config.json; "
         f"if '{name}' is a leftover, remove it from the files."
     )

@@ -99,7 +99,7 @@ class _Rope(NamedTuple):
 
 
 def _build_older_rope(rope: Mapping[str, Any], model_type: Any) -> dict[str, Any]:
-    """Return version 4's top-level keys for rotary parameters; empty if version 4 cannot express them."""
+    """Return transformers 4's config.json keys for rotary parameters; empty if version 4 cannot express them."""
     if any(isinstance(part, Mapping) for part in rope.values()):  # parameters by type of layers
         match rope:
             case {"full_attention": Mapping() as full, "sliding_attention": Mapping() as inner}:

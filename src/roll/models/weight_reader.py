@@ -119,7 +119,7 @@ class _Conversion:
         self._converter = converter
 
     def compute_needed_range(self, box: Box) -> tuple[int, int | None]:
-        """Return the range of source tensors that `box` needs from each pattern, as (first index, count).
+        """Return the range of source tensors of each pattern that are needed for `box`, as (first index, count).
 
         A count of `None` means all.
         """

@@ -114,12 +114,12 @@ class SharedDevices:
         buffer: SampleBuffer | None,
         pause_pushes: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     ) -> None:
-        """Set the engines and the groups that they generate.
+        """Set the proxy of the engines, and the buffer of the groups that the engines generate.
 
         Args:
             proxy: Proxy of all engines of the policy.
-            buffer: Groups of the run; `None` if the engines only evaluate.
-            pause_pushes: Context that excludes weight syncs.
+            buffer: Buffer of the run's groups; `None` if the engines only evaluate.
+            pause_pushes: Returns a context in which no weight sync runs.
         """
         self._proxy = proxy
         self._buffer = buffer
@@ -149,7 +149,7 @@ class SharedDevices:
     async def switch_to_generation(self) -> None:
         """Offload all trainer states that a weight sync does not need, then allocate the engines' memory.
 
-        The engines generate after a weight sync and `serve`.
+        The engines generate again after a weight sync and a call of `serve`.
         """
         began_s = self._get_time_s()
         self.phase, self.is_reserved = "generation", False
@@ -163,7 +163,7 @@ class SharedDevices:
         """Let the engines generate on the devices again.
 
         Args:
-            synced: Ids of all engines that got the current weights.
+            synced: Ids of all engines that have received the current weights.
         """
         await self.proxy.transitions.serve(self.engine_ids, synced)
         self.overlap = self.overlap.record_switch(self._switch_s)
@@ -174,7 +174,7 @@ class SharedDevices:
         return asyncio.get_running_loop().time()
 
     def is_stream_due(self, num_groups: int) -> bool:
-        """Return whether the trainer should begin with finished groups, for which engines release the devices."""
+        """Return whether engines should release the devices now, so that the trainer can start on finished groups."""
         if self.phase == "training" or self._buffer is None:
             return True
         if self.rule == "elastic_overlap":
@@ -187,12 +187,12 @@ class SharedDevices:
         return self._stream_start.is_due(measure_round(self._buffer), capacity)
 
     def record_stream(self, batch: Batch, *, wait_s: float, step_s: float) -> None:
-        """Record a batch of which groups could be passed to the trainer early; see `ServedPolicy.record_stream`."""
+        """Record a batch that could be trained on before it was complete; see `ServedPolicy.record_stream`."""
         self._stream_start.end_round(len(rollout.token_ids) for group in batch.groups for rollout in group.rollouts)
         self.overlap = self.overlap.record_step(wait_s=wait_s, step_s=step_s)
 
     def should_return(self) -> bool:
-        """Return whether engines generate on the devices after this weight sync; reserve the devices if not."""
+        """Return whether the engines generate on the devices after this weight sync; otherwise, reserve the devices."""
         if self.phase == "generation":
             return False
         if self.rule != "elastic_overlap" or self._buffer is None:

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 def train(config: RunConfig, callbacks: Callbacks | None = None) -> Summary:
-    """Run a configuration from its first step to its last in a new run directory, and return a summary."""
+    """Run all steps of a configuration in a new run directory, and return a summary."""
     check_packages(config.tracking)
     with RunDirectory.create(config.run_dir, dump_config(config)) as run:
         try:

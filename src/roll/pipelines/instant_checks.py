@@ -42,7 +42,7 @@ def check_disk(
         training: Training configuration with the number of steps.
         model_path: Path of the policy's model.
         session: Session with the run directory, and the checkpoint from which the run resumes.
-        other_trainers: Other trainers; only critics among them are saved.
+        other_trainers: Trainers of other models than the policy. Only critics are saved in checkpoints.
 
     Raises:
         RunDirectoryError: The checkpoints will not fit.

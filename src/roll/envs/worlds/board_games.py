@@ -162,7 +162,7 @@ class KuhnPoker:
         return won, -won
 
     def find_best_move(self) -> str:
-        """Return a sound move; the moves do not form an equilibrium strategy.
+        """Return the move of a fixed strategy that plays reasonably but is not an equilibrium.
 
         With a King, bet and call; with a Queen, call only as the first player; with a Jack, neither bet nor call.
         """

@@ -50,7 +50,7 @@ class Product:
 
 @functools.cache
 def build_catalogue() -> Mapping[str, Product]:
-    """Return all products by number."""
+    """Return all products, keyed by product number."""
     random = Random("catalogue")
     products: dict[str, Product] = {}
     for department, kinds in _PRODUCT_KINDS.items():
@@ -72,7 +72,7 @@ def build_catalogue() -> Mapping[str, Product]:
 
 @functools.cache
 def build_index() -> BM25:
-    """Build an index over titles, departments and attributes; a passage's title is the number of the product."""
+    """Build an index over the products' titles, departments and attributes; passage titles are product numbers."""
     return BM25(
         [
             Passage(title=p.asin, text=f"{p.title} {p.department} {' '.join(sorted(p.attributes))}")

@@ -168,7 +168,8 @@ TASKS: Mapping[str, Callable[[Random], CodeTask]] = {
 
 @dataclass(eq=False)
 class CodeQuestion(World, SandboxOptions):
-    """A programming task. The reward is 1 if `solve` passes all hidden cases, −0.1 without a program, and 0 otherwise.
+    """A programming task. The reward is 1 if `solve` passes all hidden cases, −0.1 if there is no program, and 0
+    otherwise.
 
     Args:
         num_cases: Number of hidden cases.
@@ -233,7 +234,7 @@ class CodeQuestion(World, SandboxOptions):
 
 
 def _convert_through_json(value: Any) -> Any:
-    """Return the value after encoding it as JSON and decoding it again; tuples become lists, for example."""
+    """Encode a value as JSON and decode it again; tuples become lists, for example."""
     return json.loads(json.dumps(value))
 
 

@@ -109,7 +109,7 @@ class Booking(World):
         return f"User: {text}", 0.0, False, self._turn >= self.max_turns, self._build_info()
 
     def _answer_question(self, action: str) -> str:
-        """Return the user's answer to a question, about at most two of the topics that the question mentions."""
+        """Return the user's answer to the assistant's question. It covers at most two of the mentioned topics."""
         question = action.casefold()
         named = [name for name, (_, words) in SLOTS.items() if any(word in question for word in words)][:2]
         if not named:

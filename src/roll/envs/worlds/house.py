@@ -78,7 +78,7 @@ class House:
         return name.rpartition(" ")[0]
 
     def locate_things(self) -> dict[str, str]:
-        """Return the piece of furniture that contains each object, by the object's name."""
+        """Map the name of each object to the piece of furniture that contains the object."""
         return {thing: name for name, things in self.contents.items() for thing in things}
 
     def _is_closed(self, name: str) -> bool:
@@ -110,7 +110,7 @@ class House:
         return [*commands, "look", "inventory"]
 
     def run_command(self, command: str) -> str:
-        """Run one of `list_commands`, and return what the player sees."""
+        """Run a command from `list_commands`, and return the player's observation."""
         verb, _, rest = command.partition(" ")
         if verb == "go":
             self.place, self.is_lamp_on = rest.removeprefix("to "), False
@@ -145,7 +145,7 @@ class House:
 
 
 def generate_room(random: Random, kind: str) -> tuple[House, Task]:
-    """Return a room, and a task of this type that can be done in the room and is not done yet."""
+    """Generate a room, and a task of type `kind` that is solvable in this room and not done yet."""
     names = [f"{name} {n}" for name, most in FURNITURE.items() for n in range(1, random.randint(1, most) + 1)]
     house = House(contents={name: set() for name in names})
     treatment = "light" if kind == "look_at_obj_in_light" else _TREATMENTS.get(kind, "")

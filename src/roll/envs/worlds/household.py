@@ -82,7 +82,7 @@ class Household(World):
 
 
 def make_plan(house: House, task: Task) -> list[str]:
-    """Return commands that fetch each required object, treat it, and move it to its goal."""
+    """Return commands that fetch each required object, clean, heat or cool it if required, and move it to its goal."""
     commands: list[str] = []
     opened, at = set(house.open_furniture), house.place
 

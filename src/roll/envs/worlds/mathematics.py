@@ -102,8 +102,7 @@ KINDS: Mapping[str, Callable[[Random, int], tuple[str, Fraction]]] = {
 
 @dataclass(eq=False)
 class MathQuestion(World):
-    r"""A question with one answer in `\boxed{}`. A correct answer gives 1, an incorrect answer 0, and a missing number
-    −0.1.
+    r"""A question with one answer in `\boxed{}`. A correct answer gives 1, an incorrect answer 0, and no number −0.1.
 
     Args:
         level: Size of the numbers, 1 to 4.

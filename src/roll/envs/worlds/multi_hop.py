@@ -131,7 +131,7 @@ def build_corpus() -> _Corpus:
 
 @dataclass(eq=False)
 class MultiHop(World):
-    r"""A question with one answer in `\boxed{}`, which is compared without case and punctuation, as usual for QA.
+    r"""A question whose answer is given in `\boxed{}` and compared ignoring case and punctuation, as usual for QA.
 
     Args:
         hops: Number of documents that a question needs, 2 or 3.

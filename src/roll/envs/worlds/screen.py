@@ -67,9 +67,9 @@ class Screen(World):
         num_widgets: Number of widgets; each has a different color or shape.
         num_targets: Number of widgets to click.
         max_turns: Number of clicks in an episode.
-        scale: Size of the coordinate frame; `None`: coordinates are pixels.
-        describe_frame: Whether the task describes the answer and the coordinate frame. A model that was fine-tuned on
-            this frame does not need the description; without it, prompts are 34 tokens shorter.
+        scale: Size of the coordinate frame; if `None`, coordinates are pixels.
+        describe_frame: Whether the task describes the answer's format and the coordinate frame. A model that was
+            fine-tuned on this frame does not need the description; without it, prompts are 34 tokens shorter.
         shuffled: Show the screenshot of another episode. A policy that depends on the screenshot then succeeds only by
             chance.
     """

@@ -18,7 +18,7 @@ FORMAT_ERROR_REWARD = -0.1
 class World:
     """An environment whose episodes depend only on the seed, not on a clock, files or the process-wide random state.
 
-    Each field is a constructor argument, as in the games.
+    Each field of a subclass is a constructor argument.
     """
 
     random: Random = field(default_factory=lambda: Random(0), init=False, repr=False)
@@ -36,8 +36,8 @@ class World:
         return self
 
     def spawn(self, same_state: bool = False, **options: Any) -> Self:
-        """Return another environment with the same options, changed by `options`; with `same_state`, a copy of this
-        episode.
+        """Return a new environment with the same options, overridden by `options`; with `same_state`, copy the current
+        episode too.
 
         Raises:
             ValueError: `same_state` and options are both given.
@@ -50,7 +50,7 @@ class World:
 
 
 def check_names(kind: str, names: Collection[str] | None, known: Collection[str]) -> tuple[str, ...]:
-    """Return the names in an argument, or all known names if it is `None`.
+    """Return `names`, or all known names if `names` is `None` or empty.
 
     Raises:
         ValueError: A name is unknown.

@@ -15,7 +15,7 @@ class EpisodeTracking(EnvWrapper):
     """Adds the episode's number of steps and sum of rewards to `info`, with GEM's names.
 
     `step_counter` and `cumulative_rewards` describe this episode; after a reset, `prev_ep_step_counter` and
-    `prev_ep_cumulative_rewards` describe the previous episode. It must be the outermost wrapper.
+    `prev_ep_cumulative_rewards` describe the previous episode. This wrapper must be the outermost one.
     """
 
     def __init__(self, env: Any) -> None:
@@ -39,7 +39,7 @@ class TimeLimit(EnvWrapper):
     """Truncates episodes after `max_turns` steps.
 
     Raises:
-        ConfigError: The limit is below 1.
+        ConfigError: `max_turns` is below 1.
     """
 
     def __init__(self, env: Any, max_turns: int = 20) -> None:

@@ -87,7 +87,7 @@ def _end_with_parent() -> None:
 
 
 def _end_with_owner() -> None:
-    """Wait until this process has received work; kill it if its owner ends before that.
+    """Wait until this process has received work; kill this process if its parent ends before that.
 
     The parent's ID is polled, because imports take seconds and another process may keep the sentinel pipe open.
     """
@@ -105,10 +105,10 @@ def _redirect_output() -> None:
 
 
 def wait_for_work(*, tracker_fd: int, pipe_handle: int) -> None:
-    """Import the modules that an engine needs, then run the work that the owner sends, as a spawned process would.
+    """Import the modules that an engine needs, then run the work that the parent process sends, like a spawned process.
 
     Args:
-        tracker_fd: The file descriptor of the owner's resource tracker.
+        tracker_fd: The file descriptor of the parent's resource tracker.
         pipe_handle: The pipe from which work is read. If it is closed without work, this process ends.
     """
     threading.Thread(target=_end_with_owner, name="end-with-owner", daemon=True).start()
@@ -126,7 +126,7 @@ def _set_process_title(name: str) -> None:
 
 
 def set_up_process(environment: Mapping[str, str]) -> None:
-    """Set up this process as if its owner had spawned it with this environment.
+    """Set up this process as if its parent had spawned it with this environment.
 
     Variables that already have the correct value are not set again: some names, such as the empty name, can be
     inherited but not set.

@@ -45,7 +45,10 @@ def skip_random_numbers(generator: torch.Generator, count: int, vocab_size: int)
 
 
 def register() -> None:
-    """Patch vLLM so that workers built later in this process skip the random numbers of earlier tokens."""
+    """Patch vLLM's workers to skip the random numbers of tokens that a continued request generated earlier.
+
+    Affects workers that are built later in this process.
+    """
     global _registered
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 

@@ -231,7 +231,7 @@ class VLLMEngine(PrefetchMixin):
         self._asleep = self._paused = False
 
     def load(self) -> EngineLoad:
-        """Return this engine's requests and the statistics of vLLM's latest step."""
+        """Return the engine's load: its requests, and the statistics of vLLM's latest step."""
         num_requests = sum(self._running.values())
         stats = self._server.stats
         num_running = min(stats.num_running, num_requests)  # vLLM's count is from its latest step, ours is current

@@ -37,7 +37,8 @@ class TokenSampler:
         """Sample a token for each row, and return the log-probs of all tokens.
 
         Args:
-            logits: Logits divided by temperature, float32 [R, V]; -inf for tokens to exclude. Overwritten.
+            logits: Logits divided by temperature, float32 [R, V]; -inf for tokens to exclude. The tensor is
+                overwritten.
             generators: The random generators of rows with a separate generator, by row.
 
         Returns:
@@ -98,7 +99,9 @@ def register_cpu_kernels() -> None:
         def forward_cpu(  # type: ignore[bad-override]  # vLLM annotates the missing method as never returning
             self, x: Tensor, residual: Tensor | None = None
         ) -> Tensor | tuple[Tensor, Tensor]:
-            """Return the normalized `x`; with a residual, the normalized sum and the sum. May overwrite inputs."""
+            """Return `x` normalized; with a residual, return the sum of both normalized, and the sum. May overwrite
+            inputs.
+            """
             plain = self.has_weight and self.variance_size_override is None and self.weight.dtype == x.dtype
             if not plain or not x.is_contiguous() or (residual is not None and not residual.is_contiguous()):
                 return self.forward_native(x, residual)

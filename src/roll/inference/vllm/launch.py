@@ -99,7 +99,7 @@ def cancel_launch(name: str) -> None:
 
 
 def launch(spec: EngineSpec, name: str, preforked: PreforkedProcess | None = None) -> VLLMServer:
-    """Start vLLM's processes and load the model. Blocking: seconds to minutes.
+    """Start vLLM's processes and load the model. This call blocks for seconds to minutes.
 
     Args:
         spec: The spec of the engine.

@@ -150,7 +150,7 @@ class _Process(SpawnProcess):
     preforked: PreforkedProcess | None = None
 
     def run(self) -> None:
-        """Set the owner's environment, then run the target; called in the child process."""
+        """Set the environment variables of the parent, then run the target. This method runs in the child process."""
         child.set_up_process(self._environment)
         super().run()
 

@@ -81,7 +81,7 @@ class RoutingRecorder:
         runner.execute_model = execute_model
 
     def pop_experts(self, name: str) -> np.ndarray | None:
-        """Remove and return the experts [n, layers, k] of a request's first n tokens; `None` if the name is unknown."""
+        """Remove and return the experts [n, layers, k] of a request's first n tokens; `None` for an unknown request."""
         size = len(name) + NAME_SUFFIX_LENGTH
         key = next((x for x in self._records if x == name or (len(x) == size and x.startswith(f"{name}-"))), None)
         return None if key is None else self._records.pop(key)

@@ -181,7 +181,7 @@ def _get_expected_shapes(worker: Any) -> dict[str, tuple[int, ...]] | None:
 def _plan_placements(
     worker: Any, model: torch.nn.Module, expected: Mapping[str, tuple[int, ...]] | None
 ) -> dict[str, TensorPlacement] | None:
-    """Return the placements of tensors for `DirectLoader`; `None` if vLLM's reload is needed."""
+    """Return the placements of tensors for `DirectLoader`; `None` if the weights must be loaded by vLLM's reload."""
     if not hasattr(worker, "_roll_places"):
         tied = bool(getattr(worker.model_config.hf_text_config, "tie_word_embeddings", False))
         alone = worker.parallel_config.world_size == 1 and worker.device.type == "cpu"
@@ -194,7 +194,7 @@ def _plan_placements(
 
 @contextmanager
 def _reload_layers(worker: Any, model: torch.nn.Module) -> Generator[None]:
-    """Enter vLLM's layer-wise reload, in which the caller runs the model's `load_weights`.
+    """Enable vLLM's layer-wise reload within this context. The caller runs the model's `load_weights` inside it.
 
     See https://docs.vllm.ai/en/latest/training/layerwise/.
     """
@@ -267,7 +267,7 @@ def check_weights_applied(
     """Check that every parameter was loaded, and that parameters that vLLM stores unchanged equal the sent tensors.
 
     Raises:
-        WeightSyncError: a parameter was not loaded, or has other values; the message names the first one.
+        WeightSyncError: a parameter was not loaded, or differs from the sent tensor; the message names the first one.
     """
     about = f"weight sync of policy version {policy_version}"
     names = {name for name, _ in model.named_parameters()}

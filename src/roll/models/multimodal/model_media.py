@@ -172,7 +172,7 @@ class ModelMedia:
         synchronize_counts: Callable[[Sequence[int]], Sequence[int]] | None,
         *device_and_dtype: Any,
     ) -> tuple[dict[str, MediaFeatures], list[MediaFeatures]]:
-        """Return the features of media by digest, and the features of the small media in additional runs.
+        """Return the features of media by digest, and the features of the blank media in additional tower runs.
 
         Args:
             digests: The types of the media by digest.

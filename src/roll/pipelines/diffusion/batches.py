@@ -24,7 +24,7 @@ def compute_seed(seed: int, purpose: str, *numbers: int) -> int:
 class BatchBuilder:
     """Builds the batches and sample requests for the trainer.
 
-    All seeds depend only on the run's seed, the purpose, the draw and the index.
+    The seed of a sample depends only on the run's seed, the purpose, the draw's ID and the sample's index.
     """
 
     config: DiffusionConfig
@@ -85,7 +85,7 @@ class BatchBuilder:
         )
 
     def build_requests(self, row: ImageRow, purpose: str, number: int, count: int) -> list[SampleRequest]:
-        """Return the requests of a row's samples.
+        """Return one request per sample of a row.
 
         Args:
             row: The row.

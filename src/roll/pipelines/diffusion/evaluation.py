@@ -83,7 +83,7 @@ class Evaluation:
 
 
 def _compute_evaluation_metrics(rewards: Sequence[ImageRewardConfig], scores: Sequence[ImageScore]) -> dict[str, float]:
-    """Return the mean of every reward, and their weighted sum as `eval/score`; failed calls do not count."""
+    """Return the mean of every reward, and their weighted sum as `eval/score`; failed calls are ignored."""
     means = {
         name: float(np.mean([score.parts[name] for score in scores if name in score.parts]))
         for name in sorted({name for score in scores for name in score.parts})

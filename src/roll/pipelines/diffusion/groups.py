@@ -23,7 +23,7 @@ MAX_COMPARED_SAMPLES = 64
 
 @dataclass(kw_only=True, slots=True)
 class Group:
-    """The samples of one draw."""
+    """The samples generated for one drawn row."""
 
     draw: RowDraw
     paths: list[DenoisingPath]
@@ -33,7 +33,7 @@ class Group:
 
     @property
     def values(self) -> NDArray[np.float64]:
-        """[G] rewards; NaN for samples that could not be scored."""
+        """Rewards [G]; NaN for samples that could not be scored."""
         return np.array([score.value for score in self.scores])
 
 
@@ -76,7 +76,7 @@ def build_samples(algorithm: OnlineAlgorithmConfig, groups: Sequence[Group], see
 def split_samples(
     samples: Sequence[DiffusionSample], num_minibatches: int, seed: tuple[int, ...]
 ) -> list[list[DiffusionSample]]:
-    """Split samples into `num_minibatches` mini-batches of nearly equal size, in an order drawn from `seed`."""
+    """Shuffle samples with `seed`, and split them into `num_minibatches` mini-batches of nearly equal size."""
     if num_minibatches == 1:
         return [list(samples)]
     order = np.random.default_rng(seed).permutation(len(samples))

@@ -63,7 +63,7 @@ class ImageRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowDraw:
-    """One use of a row for training; the ledger records the outcome."""
+    """One use of a row for training, whose outcome the ledger records."""
 
     draw_id: int
     row: ImageRow
@@ -76,7 +76,7 @@ class RowDraw:
 
 
 class RowList:
-    """A list of rows from which a `RowStream` draws."""
+    """A list of rows from which a `RowStream` samples."""
 
     def __init__(self, rows: Sequence[ImageRow]) -> None:
         self._rows = rows
@@ -89,7 +89,7 @@ class RowList:
 
 
 class RowStream(WeightedStream[ImageRow, RowDraw]):
-    """A stream that draws the rows for training."""
+    """A stream that samples rows for training."""
 
     size_name = "num_rows"
 
@@ -159,7 +159,7 @@ def _read_source(config: DiffusionDataConfig, images: Sequence[str]) -> tuple[li
 
 
 def _order_by_distinct_prompts(rows: Sequence[ImageRow]) -> list[ImageRow]:
-    """Return the rows in an order in which the first rows have different prompts."""
+    """Return the rows ordered so that the first rows all have different prompts."""
     counts: dict[str, int] = {}
     order = []
     for place, row in enumerate(rows):
@@ -209,16 +209,16 @@ def _read_row(
 
 
 class _SizeCheck:
-    """Checks that all images of a table are images of the same size."""
+    """Checks that all image files of a data source can be read and have the same size."""
 
     def __init__(self) -> None:
         self._first: tuple[tuple[int, int], Path] | None = None
 
     def check(self, row: ImageRow) -> None:
-        """Check the images of a row, from their headers.
+        """Check the images of a row by reading their headers.
 
         Raises:
-            BadRow: A file is no image, or its size differs from that of the table's first image.
+            BadRow: A file is not an image, or its size differs from the size of the first checked image.
         """
         for path in row.images.values():
             with path.open("rb") as file:

@@ -33,7 +33,7 @@ def build_teacher_specs(
 
 
 class EngineTeacher:
-    """A teacher in an engine; implements `Scorer`."""
+    """A teacher that runs in an inference engine; implements `Scorer`."""
 
     def __init__(self, engine: InferenceEngine) -> None:
         self._engine = engine
@@ -65,7 +65,7 @@ async def compute_teacher_logprobs(
 
     Args:
         teachers: All teachers.
-        teacher_by_domain: Index of the teacher by domain.
+        teacher_by_domain: The index in `teachers` of each domain's teacher.
         batch: The batch of samples.
         rollouts: The rollout of each sample.
     """

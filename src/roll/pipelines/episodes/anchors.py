@@ -60,7 +60,7 @@ def list_anchors(config: AnchorsConfig, num_turns: int) -> list[int]:
 
 
 def list_remaining_anchors(config: AnchorsConfig, episode: AnchorEpisode) -> list[int]:
-    """Return the anchors of an episode at which a group may begin now; empty if the policy passed all of them."""
+    """Return the anchors of an episode at which a group may begin now; empty if the policy has passed all anchors."""
     left = [k for k in list_anchors(config, len(episode.trajectory.turns)) if k not in episode.passed_anchors]
     return left[:1] if config.type == "rollback" else left
 
@@ -94,14 +94,14 @@ def choose_anchor(
     return episode, Anchor(trajectory=episode.trajectory, num_turns=num_turns)
 
 
-def _draw_uniform(seed: int, number: int, purpose: str) -> float:
-    """Return a pseudorandom number in [0, 1), determined by the seed, the number of a draw, and the purpose."""
-    digest = hashlib.blake2b(f"{seed}/anchors/{purpose}/{number}".encode(), digest_size=6).digest()
+def _draw_uniform(seed: int, draw_id: int, purpose: str) -> float:
+    """Return a pseudorandom number in [0, 1) that depends only on the seed, the draw ID and the purpose."""
+    digest = hashlib.blake2b(f"{seed}/anchors/{purpose}/{draw_id}".encode(), digest_size=6).digest()
     return int.from_bytes(digest, "big") / 2**48
 
 
 def has_succeeded(rollout: Rollout) -> bool:
-    """Return whether the rollout solved its task, or has a positive reward if the reward does not decide this."""
+    """Return whether the rollout's reward is marked as correct or, without such a mark, is positive."""
     reward = rollout.reward
     return reward is not None and (reward.value > 0 if reward.correct is None else reward.correct)
 

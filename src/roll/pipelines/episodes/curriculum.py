@@ -30,10 +30,10 @@ def compute_domain_probabilities(config: AgenticConfig, rates: Mapping[str, floa
     return {name: weight / total for name, weight in weights.items()}
 
 
-def choose_domain(config: AgenticConfig, state: AgenticState, number: int) -> str:
-    """Return the environment of a draw; it depends only on the run's seed, the draw's number and the success rates."""
+def choose_domain(config: AgenticConfig, state: AgenticState, draw_id: int) -> str:
+    """Return the environment of a draw, which depends only on the run's seed, the draw ID and the success rates."""
     found = compute_domain_probabilities(config, state.success_rates)
-    digest = hashlib.blake2b(f"{config.seed}/curriculum/{number}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(f"{config.seed}/curriculum/{draw_id}".encode(), digest_size=8).digest()
     point = int.from_bytes(digest, "big") / 2**64
     names = list(found)
     return names[min(bisect(list(accumulate(found.values())), point), len(names) - 1)]

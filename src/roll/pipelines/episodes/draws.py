@@ -17,7 +17,7 @@ __all__ = ["EpisodeDraws"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeDraws:
-    """Draws prompts from a stream, or draws that begin at an anchor; implements `online.sampling.DrawSource`."""
+    """Creates draws that begin at a prompt from a stream or at an anchor; implements `online.sampling.DrawSource`."""
 
     config: AgenticConfig
     state: AgenticState

@@ -66,7 +66,7 @@ class StreamedSource(GroupSource, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _BatchPart:
-    """Groups whose gradient has been added."""
+    """Groups of a batch whose gradient has already been accumulated."""
 
     batch: TrainingBatch
     result: ForwardBackwardResult
@@ -132,7 +132,7 @@ class GradientStream:
         return self._source.list_in_flight()
 
     async def apply(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
-        """Add the gradient of the batch's other samples, and update the policy.
+        """Accumulate the gradient of the samples that are not in a part yet, and update the policy.
 
         Args:
             batch: The complete batch, with all columns.
