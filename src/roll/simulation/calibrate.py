@@ -74,7 +74,7 @@ class Calibration:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Step:
-    """Durations and lengths of a training step of the run."""
+    """Durations of one training step of the run, and the lengths of its rollouts."""
 
     train_s: float
     sync_s: float
@@ -92,7 +92,7 @@ class _Event(NamedTuple):
 
 
 class _Rollout(NamedTuple):
-    """A rollout, with lengths instead of tokens."""
+    """A rollout, with the number of its tokens instead of the tokens."""
 
     num_prompt: int
     num_answer: int
@@ -235,7 +235,7 @@ def _build_steps(metrics: Sequence[dict[str, Any]], rollouts: Sequence[_Rollout]
 
 
 def _build_model(config: RunConfig) -> Model:
-    """Return the sizes of the run's model, named after its directory."""
+    """Return the sizes of the run's model; its name is the name of the model directory."""
     found = describe_model(config.model.path)
     return Model(
         name=Path(config.model.path).name,

@@ -62,8 +62,8 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     `run_in_executor` (and so `asyncio.to_thread`) calls the function immediately; the call takes no virtual time.
 
     Args:
-        seed: Seed of `random`, and of the schedule with `shuffle`.
-        shuffle: Whether to run callbacks that are ready at the same time in random order, determined by the seed.
+        seed: Seed of `random`, and of the order of callbacks if `shuffle` is true.
+        shuffle: If True, callbacks that are ready at the same time run in a random order, which the seed determines.
         limit_s: Limit on the virtual time, after which the program is ended; it detects programs that wait forever
             while a timer repeats.
     """
@@ -153,8 +153,8 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         """Advance the time to the next timer, and make all timers that are due at that time ready.
 
         Raises:
-            DeadlockError: There is no timer.
-            TimeLimitError: The timer is after the limit.
+            DeadlockError: No timer is set.
+            TimeLimitError: The next timer is due after the time limit.
         """
         timers = self._timers
         while timers and timers[0][2]._cancelled:
@@ -228,13 +228,13 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, shuffle: bool = False, l
 
     Args:
         main: The program.
-        seed: Seed of the loop's `random`, and of the schedule with `shuffle`.
-        shuffle: Whether to run callbacks that are ready at the same time in random order, determined by the seed.
+        seed: Seed of the loop's `random`, and of the order of callbacks if `shuffle` is true.
+        shuffle: If True, callbacks that are ready at the same time run in a random order, which the seed determines.
         limit_s: Virtual time after which the program is ended.
 
     Raises:
         DeadlockError: The program waits for an event that can never happen.
-        TimeLimitError: The program runs for longer than `limit_s`, or forever at the same time.
+        TimeLimitError: The program runs for longer than `limit_s`, or runs forever without advancing the virtual time.
     """
     loop = VirtualTimeLoop(seed=seed, shuffle=shuffle, limit_s=limit_s)
     try:

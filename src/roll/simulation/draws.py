@@ -38,10 +38,9 @@ def correlate(shared: float, own: float, correlation: float) -> float:
     """Combine two uniform random numbers into a uniform number that is correlated with the first.
 
     Args:
-        shared: Uniform number that several draws share, in (0, 1).
-        own: Uniform number of this draw alone, in (0, 1).
-        correlation: Correlation of the underlying normal variables of two draws with the same `shared`, between 0 and
-            1.
+        shared: Uniform number in (0, 1), the same for all correlated variables.
+        own: Uniform number in (0, 1), independent for each variable.
+        correlation: Correlation, between 0 and 1, of the normal variables behind two results with the same `shared`.
     """
     if correlation == 0:
         return own

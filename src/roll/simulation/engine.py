@@ -324,7 +324,7 @@ class SimulatedEngine:
         return num_tokens
 
     def _record_versions(self) -> None:
-        """Record the number of tokens of each running request under the current policy version, before an update."""
+        """Record how many tokens of each running request the current policy version has generated, before an update."""
         now = self._loop.time()
         for live in self._live.values():
             fresh = self._batch.count_generated(live.simulated, now) - live.num_old_tokens
@@ -332,7 +332,7 @@ class SimulatedEngine:
                 live.runs.append((self.policy_version, fresh))
 
     def _schedule_advance(self) -> None:
-        """Call `_advance_batch` after all other callbacks at the current time, since requests or the pause changed."""
+        """Call `_advance_batch` after all other callbacks at the current time; used after a request or a pause."""
         if not self._plan_is_due:
             self._plan_is_due = True
             self._loop.call_when_idle(self._advance_batch)

@@ -115,8 +115,8 @@ def _fit(spans: Sequence[EngineStepSpan], num_dropped: int) -> tuple[EngineFit, 
 def _choose_knots(requests: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the knots of the curve, in requests per step.
 
-    The knots are the values in `KNOTS` that have measurements before the next value, and the largest measured number of
-    requests.
+    A value in `KNOTS` is used if there are measurements between it and the next value. The last knot is the largest
+    measured number of requests.
     """
     most = requests.max()
     inside = [knot for knot in KNOTS if knot < most]

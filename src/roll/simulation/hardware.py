@@ -133,7 +133,7 @@ class Model(Section):
 
     @property
     def active_bytes(self) -> float:
-        """Bytes of the weights that a decoding step of one token reads."""
+        """Bytes of the weights that are read to decode one token."""
         return self.active_parameters * self.element_bytes
 
     @property

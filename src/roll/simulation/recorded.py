@@ -85,7 +85,7 @@ class RecordedWorkload(Workload):
         return bool(self.work.tokens_between_turns)
 
     def draw(self, draw_id: int) -> PromptDraw:
-        """Return the recorded prompt of a draw; the first draw of the simulation is the first recorded draw."""
+        """Return the recorded prompt with the number `draw_id`, counted from the first recorded prompt."""
         recorded = draw_id + self._first_draw
         length = self.work.prompt_tokens.get(recorded)
         if length is None:
@@ -105,7 +105,8 @@ class RecordedWorkload(Workload):
         return count_remaining_tokens(total, request)
 
     def find_matching_index(self, draw_id: int, index: int) -> int:
-        """Return `index` if this rollout was recorded, otherwise the index of a recorded rollout of the same draw.
+        """Return `index` if this rollout was recorded, otherwise the index of a recorded rollout of the same prompt
+        draw.
 
         The seed determines the choice. If no rollout of the draw was recorded, `index` is returned.
         """
@@ -145,7 +146,7 @@ class RecordedWorkload(Workload):
         return recorded.get(min(recorded) + step - 1, median(recorded.values()))
 
     def _choose(self, values: list[T], *key: int) -> T:
-        """Return one of the values, which depends only on the seed and `key`."""
+        """Return one of `values`; the choice depends only on the seed and `key`."""
         return values[min(int(self._draw_uniform(*key) * len(values)), len(values) - 1)]
 
 

@@ -186,15 +186,15 @@ class SimulatedTrainer:
         self._workload = workload
 
     async def update(self, step: int, groups: Iterable[Group]) -> None:
-        """Update the weights of step `step` with the gradients of `groups` and of all groups that were accumulated."""
+        """Run the update of step `step`, with the gradients of `groups` and of all previously accumulated groups."""
         await asyncio.sleep(self._compute_duration_s(step, self._list_lengths(groups)) + self._further_overhead_s)
 
     async def onload(self, states: Sequence[StateKind]) -> None:
-        """Take the devices from the engines, which is half of a switch."""
+        """Move the devices from the engines to the trainer, which takes half of the switch time."""
         await asyncio.sleep(self._switch_s / 2)
 
     async def offload(self, states: Sequence[StateKind]) -> None:
-        """Return the devices to the engines, which is half of a switch."""
+        """Return the devices to the engines, which takes half of the switch time."""
         await asyncio.sleep(self._switch_s / 2)
 
     async def accumulate(self, step: int, groups: Iterable[Group]) -> None:
@@ -277,7 +277,7 @@ class EnvironmentTurns:
         return join_turns(draw, index, generations, [self._observation] * (len(generations) - 1), (), renderer)
 
     async def _wait_for_group(self) -> None:
-        """Wait until all other running rollouts also wait; return immediately without `lockstep`."""
+        """Wait until all other running rollouts also wait; return immediately if `lockstep` is off."""
         if not self._config.lockstep:
             return
         arrival = asyncio.get_running_loop().create_future()

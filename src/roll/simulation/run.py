@@ -184,7 +184,7 @@ async def _run_simulation(config: SimulationConfig, seed: int, recorder: Recorde
 def _build_shared_devices(
     config: SimulationConfig, proxy: LLMProxy, controller: AsyncController, trainer: SimulatedTrainer
 ) -> SharedDevices | None:
-    """Return the devices that engines and trainer share; `None` if their switches take no time and need no rule."""
+    """Return the devices that engines and trainer share; `None` if switching is free and no sharing rule is set."""
     place = config.placement
     if not place.overlaps and (not place.is_colocated or (place.sharing is None and not place.switch_s)):
         return None

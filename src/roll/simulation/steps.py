@@ -35,7 +35,7 @@ def find_rejection_reason(group: Group) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPolicyEngines:
-    """The loop's interface to simulated engines, which implements `Engines`."""
+    """Implements the training loop's `Engines` interface with simulated engines."""
 
     engines: SimulatedEngines
     proxy: LLMProxy
@@ -65,7 +65,7 @@ class SimulatedPolicyEngines:
         return self.devices is None or self.devices.is_stream_due(num_groups)
 
     def record_stream(self, batch: Batch, *, wait_s: float, step_s: float) -> None:
-        """Record a batch of which groups could be passed to the trainer early."""
+        """Record a batch whose groups could be passed to the trainer before the batch was complete."""
         if self.devices is not None:
             self.devices.record_stream(batch, wait_s=wait_s, step_s=step_s)
 
@@ -90,7 +90,7 @@ class SimulatedPolicyEngines:
 
 @dataclass(kw_only=True, slots=True)
 class SimulatedSteps:
-    """A `StepRun` that records its steps, and its own `Objective`: it trains on all groups that are not rejected."""
+    """A `StepRun` that records its steps. It is also the `Objective`, and trains on all groups that are not rejected."""
 
     config: SimulationConfig
     controller: AsyncController
@@ -129,7 +129,7 @@ class SimulatedSteps:
 
     @property
     def _overlaps(self) -> bool:
-        """True if finished groups of asynchronous runs are trained early."""
+        """True if training on finished groups begins before the batch is complete."""
         training = self.config.training
         is_elastic = self.config.placement.sharing == "elastic_overlap"
         return is_elastic and training.num_updates == 1 and training.duration is None

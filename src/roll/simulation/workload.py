@@ -42,7 +42,7 @@ class Workload:
         self._training = config.training.duration.quantile_function() if config.training.duration else None
 
     def draw(self, draw_id: int) -> PromptDraw:
-        """Return the prompt of a draw, with a random length."""
+        """Return a prompt draw with the id `draw_id` and a random prompt length."""
         length = max(1, round(self._prompt(self._draw_uniform(_PROMPT, draw_id))))
         tokens = np.full(length, draw_id + 1, np.int32)
         return PromptDraw(

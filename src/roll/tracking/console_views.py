@@ -120,7 +120,7 @@ class Console:
         pass
 
     def show_note(self, text: str) -> None:
-        """Show a note on the progress before the first step."""
+        """Show a note about the startup progress, before the first step."""
 
     def show_phase(self, name: str) -> None:
         """Show the current phase; an empty name means that no phase is running."""

@@ -151,7 +151,7 @@ class LiveConsole(Console):
             return render(self._screen, time.monotonic(), columns, rows)
 
     def _fit_to_terminal(self) -> None:
-        """Set Rich's size to the terminal's."""
+        """Set the size of Rich's console to the size of the terminal."""
         # Rich queries descriptors 0 to 2, of which 1 and 2 are redirected to the log.
         self._rich.size = ConsoleDimensions(*self._terminal.size)
 

@@ -165,7 +165,7 @@ def write_rollouts(
     advantages: Mapping[str, float] | None = None,
     tokens: TokenColumns | None = None,
 ) -> None:
-    """Write the table (zstd) to `path`, atomically.
+    """Write the rollouts of a step to a Parquet file, compressed with zstd, atomically.
 
     Raises:
         OSError: The file cannot be written; `path` is unchanged.

@@ -97,8 +97,8 @@ class RunDirectory:
         """Open an existing run: for writing (resume) with `lock=True`, otherwise for reading.
 
         Raises:
-            RunDirectoryError: The path is not a run (the message names the nearest one), or another process writes to
-                it.
+            RunDirectoryError: The path is not a run (the message lists runs nearby), or another process writes to the
+                run.
         """
         run = cls(Path(path))
         if not run.config_path.is_file():
@@ -202,7 +202,7 @@ class RunDirectory:
     def lock(self) -> None:
         """Lock the run for this process until `close` is called or the process ends.
 
-        The kernel releases the lock in whatever way this process ends. Forked children do not inherit the lock, so a
+        The kernel releases the lock even if this process is killed. Forked children do not inherit the lock, so a
         worker that outlives a killed controller does not keep the run locked.
 
         Raises:

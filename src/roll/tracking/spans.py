@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Span:
-    """A step, a phase, or a part of a phase, that has begun."""
+    """An open span: a step, a phase, or a part of a phase."""
 
     name: str
     start: float

@@ -41,7 +41,7 @@ def count_compared_steps(num_steps: int) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """The end of a session of a run."""
+    """How a session of a run ended."""
 
     kind: EndingKind
     message: str = ""

@@ -155,7 +155,7 @@ class Tracker:
         self._stack.close()
 
     def note(self, text: str) -> None:
-        """Show a note on the current work before the first step."""
+        """Show a note about the startup progress, before the first step."""
         logger.info("%s", text)
         self.console.show_note(text)
 

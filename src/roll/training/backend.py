@@ -55,7 +55,7 @@ class TorchBackend(TorchRank[TrainingBatch, LossFn], LanguageModelRank):
 
     Raises:
         ModelError: The model cannot be loaded, its architecture cannot be packed, or the device does not support the
-            configured FP8 products.
+            configured FP8 matmuls.
     """
 
     def __init__(self, spec: TrainerSpec, *, precision: Precision | None = None) -> None:

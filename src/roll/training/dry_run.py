@@ -266,7 +266,7 @@ def _split_on_meta(network: Any, stage: Stage, token_shard: TokenShard, dtype: t
     tied = {network.projection.weight} & {network.decoder.get_input_embeddings().weight}
 
     def gather_names(local_names: list[str]) -> list[list[str]]:
-        """Return weight names for every stage, as if one other stage had all weights that this stage lacks."""
+        """Return the weight names of every stage, assuming two stages: this stage, and one with all other weights."""
         both = [name for name in local_names if tied and network.root.get_parameter(name) in tied]
         others: list[list[str]] = [[] for _ in range(stage.count)]
         others[0 if stage.number else -1] = [*names.difference(local_names), *both]

@@ -35,10 +35,10 @@ def compute_expert_outputs(
 ) -> Tensor:
     """Compute the outputs [P, H] of P token-expert pairs, multiplied by the router's weights.
 
-    The result has the wider of the dtypes of the experts' outputs and of `weights`.
+    The dtype of the result is the wider of two dtypes: that of the experts' outputs and that of `weights`.
 
     Args:
-        experts: A module that `find_experts` found.
+        experts: A module that `find_experts` returned.
         parameters: The parameters by name, for all experts, or for the local experts that `expert_ids` indexes.
         states: The hidden states [n, H] of tokens.
         rows: The token of each pair [P].

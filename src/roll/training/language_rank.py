@@ -34,7 +34,7 @@ class LanguageModelRank(TrainerRank[TrainingBatch, LossFn]):
     """The base class of the training back-ends of language models, in any role.
 
     Args:
-        spec: The spec of the rank. The `__init__` of a subclass then builds its network and its passes.
+        spec: The spec of the rank. The `__init__` of a subclass must also set `network` and `_passes`.
     """
 
     network: PolicyNetwork | ValueNetwork

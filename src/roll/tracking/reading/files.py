@@ -67,10 +67,10 @@ def _is_deep(value: Any) -> bool:
 
 
 class SafeDirectory:
-    """A directory whose regular files are read; pipes, devices and links are rejected.
+    """Reads regular files in a directory; rejects pipes, devices and links.
 
     Args:
-        root: The directory, which may be reached through links, because the user specified it or one of its parents.
+        root: The directory. Its path may contain links, because the user specified the directory or one of its parents.
     """
 
     def __init__(self, root: Path) -> None:
@@ -256,6 +256,6 @@ class Tail:
         return not self._is_unchanged(file)
 
     def _is_unchanged(self, file: BinaryIO) -> bool:
-        """Return whether the content that was read last is still at its offset."""
+        """Return whether the file still contains the last content read at the same offset."""
         # Between two calls, a file may be truncated and grow beyond the offset again: its size would not show that.
         return os.pread(file.fileno(), len(self._last_bytes), self.offset - len(self._last_bytes)) == self._last_bytes

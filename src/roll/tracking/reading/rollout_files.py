@@ -185,7 +185,7 @@ class RolloutReader:
 
 
 def factorize_texts(column: pa.Array) -> tuple[np.ndarray, pa.Array]:
-    """Return the index of each row's string in an array of strings (shape [R], -1 for null), and that array.
+    """Return each row's index (shape [R], -1 for null) into an array of strings, and the array.
 
     If the column is dictionary-encoded, the array has no duplicates.
 
@@ -220,7 +220,7 @@ def cast_to_schema(rows: pa.RecordBatch) -> pa.Table:
     """Cast rows to the types of `build_rollout_schema`; drop columns that are not in this schema.
 
     Raises:
-        RunDirectoryError: A list has entries without a value.
+        RunDirectoryError: A list contains null entries.
         pa.ArrowException: A column cannot be cast.
     """
     import pyarrow as pa

@@ -44,7 +44,9 @@ class RolloutTable:
 
 
 class Sink(Protocol):
-    """One run of one tracker, built from `SinkArguments` by a class in `SINKS`; a single thread calls all methods."""
+    """Sends data to one run of a tracker. `SINKS` lists the classes, which are built from `SinkArguments`; a single
+    thread calls all methods.
+    """
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the finite metrics of a step or of an evaluation."""

@@ -18,7 +18,7 @@ _MAX_PARAMETER_LENGTH = 6000
 
 
 class MlflowSink:
-    """One run of an experiment, identified by its tag `roll.run`.
+    """Logs to one run of an MLflow experiment; the tag `roll.run` identifies the run.
 
     MLflow's parameters cannot change, so a resumed run keeps its initial parameters; the artifact `config.yaml` always
     has the latest configuration. If a step has two values, the later value is shown.

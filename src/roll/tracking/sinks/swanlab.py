@@ -11,7 +11,7 @@ __all__ = ["SwanLabSink"]
 
 
 class SwanLabSink:
-    """One experiment of a project; a resumed run continues it."""
+    """Logs to one experiment of a SwanLab project; a resumed run continues the experiment."""
 
     def __init__(self, arguments: SinkArguments) -> None:
         self._client = load_client("swanlab")

@@ -11,7 +11,9 @@ __all__ = ["TrackioSink"]
 
 
 class TrackioSink:
-    """One run of a project. Trackio identifies runs only by name, so part of the run's id is appended to the name."""
+    """Logs to one run of a Trackio project. Trackio identifies runs only by name, so part of the run's id is appended
+    to the name.
+    """
 
     def __init__(self, arguments: SinkArguments) -> None:
         self._client = load_client("trackio")

@@ -12,7 +12,7 @@ __all__ = ["WandbSink"]
 
 
 class WandbSink:
-    """One run of a project; a resumed run continues it.
+    """Logs to one run of a W&B project; a resumed run of ROLL continues the same W&B run.
 
     The step counter of W&B only increases, but a resumed run goes back to its checkpoint; so `step` is a separate
     metric, against which all others are plotted. If a step has two values, the later value is shown.

@@ -132,7 +132,7 @@ class AttentionPlan:
         return self._paths
 
     def advance_observer(self) -> AttentionObserver | None:
-        """Count the next layer as run; return the observer if it observes this layer, else `None`."""
+        """Advance to the next layer; return the observer if it observes this layer, otherwise `None`."""
         layer, self.num_calls = self.num_calls, self.num_calls + 1
         return self.observer if self.observer is not None and self.observer.is_observed(layer) else None
 

@@ -38,7 +38,7 @@ _PARTS: dict[str, str | None] = {"weight": None, "moment1": "moment1", "moment2"
 
 
 class FullWeights(Protocol):
-    """Reads and writes trained weights and AdamW moments as full tensors, by HF name, however a library shards them."""
+    """Reads and writes trained weights and AdamW moments as full tensors, by HF name, independent of their sharding."""
 
     @property
     def num_updates(self) -> int:
@@ -89,7 +89,7 @@ def save_full_state(
 def load_full_state(
     path: Path, weights: FullWeights, counters: Mapping[str, int], ranks: Ranks, random_states: RandomStates, seed: int
 ) -> dict[str, int]:
-    """Load a state that any back-end saved, in place; return the counters. Collective.
+    """Load a trainer's state, saved by any back-end, in place; return the counters. Collective.
 
     Raises:
         CheckpointError: Files are missing or corrupted, or they belong to another model.

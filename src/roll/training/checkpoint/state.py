@@ -249,7 +249,7 @@ def _wrap_as_dtensor(local: Tensor, full: Tensor) -> Tensor:
 
 
 class _Writer(dcp.FileSystemWriter):
-    """A writer that raises the `OSError` of a failed write; DCP raises the `RuntimeError` that follows from it."""
+    """A DCP writer that raises the `OSError` of a failed write instead of the `RuntimeError` that DCP raises."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write the data; if `torch.save` fails, raise the original `OSError` instead of its `RuntimeError`."""

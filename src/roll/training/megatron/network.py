@@ -141,7 +141,7 @@ class _Projection(nn.Module):
 
 
 class MegatronModel(nn.Module):
-    """A Megatron model with the attributes of an HF model that the trainer's networks use.
+    """A Megatron model that provides the attributes of HF models used by the trainer's networks.
 
     Args:
         config: Megatron's configuration.

@@ -202,17 +202,18 @@ class _Distributions(torch.autograd.Function):
 def iter_logit_chunks(
     hidden: Tensor,
     weight: Tensor,
-    other: Sequence[Tensor],
+    reference: Sequence[Tensor],
     chunk_size: int,
     softcaps: Softcaps,
     stored_logits: Iterable[Tensor] = (),
 ) -> Iterator[tuple[slice, list[Tensor]]]:
-    """Yield each chunk of predictions as a slice, with the logits of the policy and of the model `other`, if given.
+    """Yield each chunk of predictions as a slice, with the logits of the policy and, if given, of `reference`.
 
-    If given, `stored_logits` must be the logits of an earlier call, in order; they are yielded and not computed again.
+    If `stored_logits` is given, it must contain the logits of an earlier call, in order. They are yielded instead of
+    being computed again.
     """
     again = iter(stored_logits)
-    pairs = [(hidden, weight), *([tuple(other)] if other else [])]
+    pairs = [(hidden, weight), *([tuple(reference)] if reference else [])]
     for start in range(0, len(hidden), chunk_size):
         part = slice(start, min(start + chunk_size, len(hidden)))
         found = [next(again, None) for _ in pairs]
@@ -255,9 +256,9 @@ def _reduce_over_vocab(
     vocab_shard.all_reduce_(total, *other[1:], *entries)
 
 
-def get_softcaps(policy: Projection, other: Projection | None) -> Softcaps:
-    """Return the soft caps of both projections."""
-    return policy.softcap, None if other is None else other.softcap
+def get_softcaps(policy: Projection, reference: Projection | None) -> Softcaps:
+    """Return the soft caps of the policy's projection and of the reference's projection."""
+    return policy.softcap, None if reference is None else reference.softcap
 
 
 def _shift_logits(logits: Tensor, temperature: float, max_logits: Tensor) -> Tensor:

@@ -150,7 +150,7 @@ def _build_fp8_forward(layer: nn.Linear, recipe: Fp8Recipe) -> Callable[[Tensor]
 
 
 class _Linear(torch.autograd.Function):
-    """A linear function with FP8 products: outputs [n, outputs] from x [n, inputs] and a weight [outputs, inputs]."""
+    """A linear function with FP8 matmuls: outputs [n, outputs] from x [n, inputs] and a weight [outputs, inputs]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, recipe: Fp8Recipe) -> Tensor:

@@ -92,7 +92,7 @@ def _load_teacher(spec: TrainerSpec, path: str, dtype: torch.dtype, deferred: De
     """Load the frozen teacher at `path`, after checking that the model of `spec` has the same vocabulary.
 
     Raises:
-        ModelError: The vocabularies differ.
+        ModelError: The teacher has a different vocabulary.
     """
     trust = spec.model.trust_remote_code
     student, teacher = (load_tokenizer(p, trust_remote_code=trust).get_vocab() for p in (spec.model_path, path))

@@ -178,7 +178,7 @@ def disable_adapters(model: Any, *, allow_missing: bool = False) -> Iterator[Non
 
 
 def get_checkpoint_name(parameter_name: str) -> str:
-    """Return a parameter's name in the HF checkpoint: peft nests the original layer inside its own."""
+    """Return a parameter's name in the HF checkpoint, without the `base_layer` that peft inserts."""
     return parameter_name.replace(".base_layer.", ".")
 
 

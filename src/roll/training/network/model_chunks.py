@@ -137,8 +137,8 @@ def _build_chunk_forward(
     width: int,
     dtype: torch.dtype,
 ) -> Callable[..., Any]:
-    """Return a decoder's `forward` that starts from the previous chunk's hidden states and sends its own to the next
-    chunk.
+    """Return a decoder's `forward` that receives the hidden states of the previous chunk and sends its output to the
+    next chunk.
     """
 
     def forward(*, input_ids: Tensor, **kwargs: Any) -> Any:

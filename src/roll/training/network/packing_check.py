@@ -164,7 +164,7 @@ def check_stages(decoder: Any, starts: Iterable[int]) -> None:
 
 
 def _find_difference(model: Any, compute_logits: Logits) -> str:
-    """Return a description of the first difference, or an empty string if there is no difference."""
+    """Describe the first difference between packed and separate sequences; return an empty string if there is none."""
     one, other = _generate_tokens(0, 9), _generate_tokens(1, 7)
     branch = np.concatenate([one[:6], _generate_tokens(2, 4)])
     alone = {len(sequence): sequence for sequence in (one, other, branch)}

@@ -111,7 +111,7 @@ def split_into_stages(network: Any, stage: Stage, token_shard: TokenShard, dtype
         dtype: The compute dtype of the network.
 
     Raises:
-        ModelError: A weight would be in no stage.
+        ModelError: A weight would not belong to any stage.
     """
     whole = dict(network.root.named_parameters()) | find_persistent_buffers(network.root)
     adapters = find_adapters(network.root) if any(".lora_" in name for name in whole) else {}
