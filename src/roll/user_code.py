@@ -249,7 +249,7 @@ def compute_code_fingerprint(paths: Iterable[str]) -> dict[str, str]:
 
 
 def _find_local_modules(name: str, directory: Path, top: Path) -> Iterator[Path]:
-    """Yield the files that run when a dotted name is imported, if it is found in one of the directories."""
+    """Yield the files that Python runs to import the dotted name `name`, if the module is in `directory` or `top`."""
     levels = len(name) - len(name.lstrip("."))
     if levels:  # a relative import
         for _ in range(levels - 1):

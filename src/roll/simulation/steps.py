@@ -90,7 +90,7 @@ class SimulatedPolicyEngines:
 
 @dataclass(kw_only=True, slots=True)
 class SimulatedSteps:
-    """A `StepRun` that records its steps. It is also the `Objective`, and trains on all groups that are not rejected."""
+    """A `StepRun` that records its steps. It is also the `Objective`: it trains on all groups that are not rejected."""
 
     config: SimulationConfig
     controller: AsyncController

@@ -102,7 +102,7 @@ class MasterWeights:
 
     @property
     def is_offloaded(self) -> bool:
-        """True if masters and gradients are in host memory."""
+        """True if master weights and gradients are in host memory."""
         return self._memory is not None
 
     def get_full(self, name: str) -> Tensor:
@@ -192,7 +192,7 @@ class MasterWeights:
             parameter.grad = None
 
     def move(self, device: torch.device) -> None:
-        """Move the masters that are separate from the network's parameters to a device."""
+        """Move to a device the master weights that are stored separately from the network's parameters."""
         self._masters = {name: master.to(device) for name, master in self._masters.items()}
 
     @torch.no_grad()

@@ -52,7 +52,7 @@ class TrainerRank(ABC, Generic[B, L]):
     `B` is the type of a batch, `L` that of a loss.
 
     Args:
-        spec: The spec of the rank. The `__init__` of a subclass then builds its network and its passes.
+        spec: The spec of the rank. The `__init__` of a subclass must also set `network` and `_passes`.
     """
 
     network: Any
@@ -165,7 +165,7 @@ class TrainerRank(ABC, Generic[B, L]):
         """Drop the gradients accumulated since the last update.
 
         Raises:
-            UnsupportedError: The back-end does not support it.
+            UnsupportedError: The back-end cannot discard gradients.
         """
         self._check_trained("has no gradients")
         self._has_gradients, self._summed_loss = False, 0.0
@@ -198,7 +198,7 @@ class TrainerRank(ABC, Generic[B, L]):
         return True
 
     def load(self, path: Path) -> None:
-        """Load a state that any back-end saved, even with a different number of ranks or another layout.
+        """Load a state saved by any back-end, even with a different number of ranks or a different layout.
 
         Raises:
             CheckpointError: The checkpoint is incomplete, corrupted, or of another model.
@@ -215,7 +215,7 @@ class TrainerRank(ABC, Generic[B, L]):
         Offloading the optimizer drops the gradients accumulated since the last update.
 
         Raises:
-            UnsupportedError: The back-end does not support it.
+            UnsupportedError: The back-end does not support offloading.
         """
 
     @abstractmethod
@@ -239,7 +239,7 @@ class TrainerRank(ABC, Generic[B, L]):
         return
 
     def _check_params(self, params: OptimParams, scale: float) -> None:
-        """Raise `UnsupportedError` if the back-end cannot update with these settings or this scale of the gradients."""
+        """Raise `UnsupportedError` if the back-end does not support these optimizer settings or this gradient scale."""
         given = [each.name for each in fields(params) if getattr(params, each.name) is not None]
         if unsupported := set(given) - {"learning_rate"}:
             raise UnsupportedError(

@@ -45,7 +45,7 @@ class TorchRank(TrainerRank[B, L]):
         Args:
             parameters: The parameters to train, by name.
             factors: Factors on the learning rate of some parameters, by name.
-            copies: The names of tied parameters of which another pipeline stage has a copy.
+            copies: The names of tied parameters whose gradients another pipeline stage includes in the gradient norm.
         """
         memory = HostMemory(self.device) if self.spec.training.offload_optimizer else None
         self.masters = MasterWeights(dict(parameters), self.precision, copies, memory)
@@ -95,7 +95,7 @@ class TorchRank(TrainerRank[B, L]):
         self.masters.clear_grads()
 
     def _check_params(self, params: OptimParams, scale: float) -> None:
-        """Accept any parameters, because all of them may change between two updates with torch."""
+        """Accept all values, because torch can change every setting between two updates."""
 
     def _scale_grads(self, scale: float) -> None:
         self.masters.scale_grads(scale)

@@ -13,7 +13,7 @@ __all__ = ["EngineLoad", "EngineStepSpan", "TensorSpec", "WeightReceipt", "Weigh
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSpec:
-    """One tensor of a weight sync, under its name in the HF checkpoint."""
+    """The name (as in the HF checkpoint), shape and dtype of one tensor of a weight sync."""
 
     name: str
     shape: tuple[int, ...]

@@ -48,7 +48,7 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExampleDraw:
-    """One use of an example, drawn from the data; the ledger records its outcome."""
+    """An example, sampled from the data for one use; the data ledger records the outcome."""
 
     draw_id: int
     """Index of the draw in the run: 0, 1, 2, …"""

@@ -72,7 +72,7 @@ class MediaPart:
     """An image, an audio clip or a video, identified by its digest; there is one subclass per media type.
 
     Raises:
-        ValueError: The digest is not hexadecimal, or digest, source or grid has another type.
+        ValueError: The digest is not hexadecimal, or digest, source or grid has the wrong type.
     """
 
     kind: ClassVar[MediaKind]

@@ -125,7 +125,7 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptDraw:
-    """One use of a prompt, drawn from the data; the ledger records its outcome."""
+    """A prompt, sampled from the data for one group; the data ledger records the outcome."""
 
     draw_id: int
     """Index of the draw in the run: 0, 1, 2, …"""
@@ -234,7 +234,7 @@ class Branch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
-    """A successful episode within which other rollouts can begin; fields are as in `Rollout`."""
+    """A successful episode; new rollouts can continue from one of its turns. Fields are as in `Rollout`."""
 
     uid: str
     """UID of the episode's prompt."""
@@ -250,7 +250,7 @@ class Trajectory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Anchor:
-    """A point between two turns of an earlier episode at which rollouts begin. Earlier turns are replayed."""
+    """A point between two turns of an earlier episode. Rollouts replay the turns before it and continue from there."""
 
     trajectory: Trajectory
     num_turns: int

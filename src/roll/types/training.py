@@ -103,7 +103,7 @@ class AttentionStatistics:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopLogprobs:
-    """Top-k token IDs and log-probs of another model at a sample's loss tokens; 0 at other tokens."""
+    """Top-k token IDs and log-probs of a model, such as a teacher, at a sample's loss tokens; 0 at all other tokens."""
 
     token_ids: IntArray
     """Shape [L, k]."""
@@ -215,7 +215,7 @@ _TOKEN_ALIGNED_FIELDS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchCounts:
-    """Counts over all samples of one optimizer update, by which a loss divides."""
+    """Counts over all samples of one optimizer update; losses are divided by these counts."""
 
     num_tokens: float
     """Number of loss tokens."""
@@ -269,17 +269,17 @@ class TrainingBatch:
 
     @property
     def num_sequences(self) -> int:
-        """Number of sequences in the whole batch with a loss token."""
+        """Number of sequences with at least one loss token, in the whole batch."""
         return len({s.sequence or i for i, s in enumerate(self.samples) if s.loss_mask.any()})
 
     @property
     def num_units(self) -> int:
-        """Number of units in the whole batch with a loss token."""
+        """Number of loss units with at least one loss token, in the whole batch."""
         return len({s.unit for s in self.samples if s.loss_mask.any()})
 
     @property
     def num_preferred(self) -> int:
-        """Number of preferred sequences in the whole batch with a loss token."""
+        """Number of preferred sequences with at least one loss token, in the whole batch."""
         return len({s.sequence or i for i, s in enumerate(self.samples) if s.preferred and s.loss_mask.any()})
 
     @property

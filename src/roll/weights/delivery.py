@@ -40,7 +40,7 @@ class Delivery:
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     def copy_settings(self) -> Delivery:
-        """Return a delivery of the same version for another attempt, without results."""
+        """Return a new delivery of the same version, without results, for another attempt."""
         return Delivery(policy_version=self.policy_version, timeout_s=self.timeout_s, adapter=self.adapter)
 
     async def prefetch(self, engines: Sequence[InferenceEngine], update: WeightUpdate) -> list[InferenceEngine]:

@@ -33,7 +33,7 @@ class JobHost(Protocol):
 
 
 class Job:
-    """A running or ended program or session command."""
+    """A program or a session command, which is running or has ended."""
 
     def __init__(self, sandbox: JobHost, job: AgentJob, wall_s: float) -> None:
         self._sandbox = sandbox

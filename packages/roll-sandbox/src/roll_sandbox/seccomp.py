@@ -73,7 +73,7 @@ _ALLOW_INSTRUCTION = _make_instruction(_RETURN, _ALLOW)
 
 
 def _match_syscall(syscall: int, instructions: list[bytes]) -> list[bytes]:
-    """Return instructions that run `instructions` for `syscall`, and skip it for other calls."""
+    """Return instructions that run `instructions` for the system call `syscall` only."""
     return [_make_instruction(_JUMP_EQUAL, syscall, 0, len(instructions)), *instructions]
 
 

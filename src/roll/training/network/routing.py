@@ -163,7 +163,8 @@ class Routing:
 
     @torch.no_grad()
     def update_biases(self, rate: float) -> None:
-        """Raise the bias of each expert below the mean load by `rate`, and lower the bias of each expert above it.
+        """Raise the bias of each expert whose load is below the mean by `rate`; lower the bias of the experts above the
+        mean.
 
         The loads are those of the last call to `compute_metrics` (arXiv 2408.15664).
         """

@@ -46,13 +46,13 @@ class BlockMember:
 
     @property
     def key(self) -> tuple[str, int]:
-        """A sort key for the members of a unit that does not depend on their order of arrival."""
+        """A key that sorts the members of a loss unit, independent of the order in which samples arrive."""
         return self.sample.sample_id, self.index
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """Samples whose common prefixes are computed once."""
+    """A set of samples; tokens of a common prefix are computed only once."""
 
     members: tuple[BlockMember, ...]
     shared: tuple[int, ...]
@@ -65,12 +65,12 @@ class Block:
 
     @property
     def key(self) -> tuple[int, str]:
-        """A sort key for blocks that does not depend on their samples' order of arrival."""
+        """A key that sorts blocks, independent of the order in which samples arrive."""
         first = self.members[0].sample
         return first.unit, first.sample_id
 
     def slice(self, start: int, stop: int) -> Block:
-        """Return a block of the members from `start` to `stop`, which computes their common prefix itself."""
+        """Return a block of the members from `start` to `stop`; it computes their common prefix again."""
         return Block(members=self.members[start:stop], shared=(0, *self.shared[start + 1 : stop]))
 
 

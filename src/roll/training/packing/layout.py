@@ -39,7 +39,7 @@ Int64Array = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
-    """A run of adjacent tokens of the packed row, with a single position in the tree of its block."""
+    """Adjacent tokens of the packed row that form one node in the prefix tree of their block."""
 
     start: int
     """The first entry of the segment in the row."""

@@ -72,7 +72,8 @@ def pack(
 
     Args:
         samples: The whole batch.
-        max_tokens: The token budget of a micro-batch. An atomic group that exceeds it gets its own micro-batch.
+        max_tokens: The token budget of a micro-batch. Samples over budget that cannot be separated get their own
+            micro-batch.
         share_prefix: If True, compute the common prefixes of a unit's samples once. A unit over budget is split into
             parts, which repeat the prefixes.
         num_ranks: The number of ranks that share the work.

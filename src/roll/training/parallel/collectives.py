@@ -112,17 +112,17 @@ def all_gather(part: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def reduce_scatter(partial_sum: Tensor, group: ProcessGroup) -> Tensor:
-    """Sum [n * size, ...] over all ranks and return this rank's part [n, ...]."""
+    """Sum tensors [n * size, ...] over all ranks, and return this rank's part [n, ...] of the sum."""
     return _apply(_ReduceScatter, partial_sum, group)
 
 
 def all_to_all(parts: Tensor, group: ProcessGroup) -> Tensor:
-    """Send part i of [size, ...] to rank i; part i of the result comes from rank i."""
+    """Send `parts[i]` to rank i, for all ranks; entry i of the result was received from rank i."""
     return _apply(_AllToAll, parts, group)
 
 
 def all_to_all_rows(rows: Tensor, send_counts: list[int], recv_counts: list[int], group: ProcessGroup) -> Tensor:
-    """Send the first `sent[0]` rows to rank 0, and so on; receive `received[0]` rows from rank 0, and so on."""
+    """Send `send_counts[i]` rows to each rank i, in rank order, and receive `recv_counts[i]` rows from it."""
     return _apply(_AllToAllRows, rows, send_counts, recv_counts, group)
 
 

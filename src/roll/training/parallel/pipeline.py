@@ -70,7 +70,7 @@ class Stage:
         forward_group: The process group of all stages, in stage order, in which hidden states are sent.
         backward_group: A process group of the same ranks, in which gradients are sent.
         device: The device of the network.
-        includes_rank_0: True if rank 0 of the trainer is among the ranks.
+        includes_rank_0: True if rank 0 of the trainer belongs to one of the stages.
         wraparound_groups: Two more groups of the same ranks, for hidden states and gradients between the last and the
             first stage; required if each stage has several chunks.
         num_chunks: The number of chunks of each stage.
@@ -166,7 +166,7 @@ class Stage:
         self._send(states.detach(), up, rank, wait=not self._has_backward or self.num_chunks == 1)
 
     def save_for_backward(self, received_states: Tensor | None, sent_states: Tensor | None) -> None:
-        """Store a micro-batch's received and passed hidden states for its backward pass through the active chunk."""
+        """Store the hidden states that the active chunk received and sent for a micro-batch, for the backward pass."""
         self._in_flight[self.active_index].append((received_states, sent_states, self._num_actions))
 
     def backward(self, loss: Tensor | None, run_backward: Callable[[Tensor], None]) -> None:

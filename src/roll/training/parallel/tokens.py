@@ -30,7 +30,7 @@ class TokenShard:
 
     @property
     def length_multiple(self) -> int:
-        """The divisor of every row's length, because every rank computes the same number of tokens."""
+        """The number of which every row's length must be a multiple, because all ranks compute equally many tokens."""
         return self._num_slices * (self.tp.size() if self.tp else 1)
 
     @property
@@ -80,8 +80,8 @@ class TokenShard:
         return all_gather_rows(local, index, len(layout.rows), self.cp)
 
     def all_to_all_heads(self, states: Tensor) -> Tensor:
-        """Exchange [n, H, d] for [n * size, H / size, d]: all tokens of this rank's heads. Heads are repeated if there
-        are fewer heads than ranks.
+        """Convert [n, H, d], all heads of this rank's tokens, to [n * size, H / size, d], all tokens of this rank's
+        heads. Heads are repeated if there are fewer heads than ranks.
 
         Raises:
             ValueError: The heads cannot be split evenly over the ranks.

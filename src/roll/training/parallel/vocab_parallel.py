@@ -34,8 +34,8 @@ class VocabShard(NamedTuple):
         return local.where(here, 0), here
 
     def reduce_max_(self, max_logits: Tensor) -> Tensor:
-        """Set each prediction's largest logit [M] to the maximum over the whole vocabulary, in place; return old minus
-        new values.
+        """Set each prediction's largest logit [M] to the maximum over the whole vocabulary, in place; return the old
+        values minus the new values.
         """
         own = max_logits.clone()
         return own.sub_(all_reduce_(max_logits, self.group, use_max=True))

@@ -55,13 +55,13 @@ class Backend(Protocol):
 
 
 class DirectoryBackend:
-    """A directory that is mounted on all hosts. A file gets its name when it is complete."""
+    """A directory that is mounted on all hosts. A file is renamed to its final name when it is complete."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def read(self, path: str) -> bytes:
-        """See `Backend`, also for the methods below."""
+        """Return a file's content; `Backend` documents all methods."""
         return (self._root / path).read_bytes()
 
     def write(self, path: str, data: bytes | bytearray) -> None:
@@ -86,7 +86,7 @@ class FsspecBackend:
         self._fs, self._root = _open_filesystem(url)
 
     def read(self, path: str) -> bytes:
-        """See `Backend`, also for the methods below."""
+        """Return a file's content; `Backend` documents all methods."""
         return self._fs.cat_file(f"{self._root}/{path}")
 
     def write(self, path: str, data: bytes | bytearray) -> None:

@@ -54,7 +54,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionManifest:
-    """The content of a version: the last file that the trainer writes."""
+    """The list of a version's buckets and tensors; the trainer writes this file last."""
 
     policy_version: int
     serial: int
@@ -79,7 +79,7 @@ class VersionManifest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredVersion:
-    """One version in the store, as an engine needs it to read and check the manifest."""
+    """The size of one version in the store, and the size and checksum of its manifest."""
 
     serial: int
     manifest_checksum: int

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorChange:
-    """A tensor of a new version."""
+    """A tensor of a new version, and its changes since the previous version."""
 
     spec: TensorSpec
     checksum: int
@@ -100,7 +100,7 @@ class Lineage:
 
         Args:
             source: The weights; iterating is collective over all ranks.
-            full_copy_every: The maximum number of versions from a full copy to the version before the next full copy.
+            full_copy_every: The maximum length of a chain of versions: a full copy and the deltas that follow it.
         """
         had_copy, self._has_copy = self._has_copy, False  # until all tensors are copied
         full_bytes = sum(compute_num_bytes(spec) for spec in self.specs)
@@ -134,7 +134,7 @@ class Lineage:
         """Write the collected weights as a new version, and delete versions that no engine needs any more.
 
         Raises:
-            WeightSyncError: a file cannot be written; the message names it.
+            WeightSyncError: a file cannot be written; the message names the file.
         """
         self._delete_obsolete(files)
         serial, self._num_versions = self._num_versions, self._num_versions + 1
@@ -196,7 +196,7 @@ class Lineage:
         return TensorChange(spec=spec, checksum=compute_checksum(tensor), num_changed=num_changed, delta=delta)
 
     def _delete_obsolete(self, files: StoreFiles) -> None:
-        """Delete obsolete versions; a version that cannot be deleted is tried again in the next sync."""
+        """Delete obsolete versions; if a version cannot be deleted, retry in the next sync."""
         obsolete, self._obsolete = self._obsolete, []
         for name in obsolete:
             try:

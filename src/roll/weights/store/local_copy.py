@@ -73,11 +73,12 @@ class LocalCopy:
         Args:
             handle: The version to fetch.
             manifest: The tensors of the update.
-            timeout_s: The maximum wait for another process of this host that fetches, in seconds.
+            timeout_s: The maximum time to wait while another process on this host fetches weights, in seconds.
             is_cancelled: A function that returns True if the caller has canceled the operation.
 
         Raises:
-            WeightSyncError: a file in the store is missing or corrupted, or the disk is full; the message names it.
+            WeightSyncError: a file in the store is missing or corrupted, or the disk is full; the message names the
+                file.
         """
         path = find_local_file(handle)
         lock = FileLock(self._directory / "fetch.lock", is_singleton=False)

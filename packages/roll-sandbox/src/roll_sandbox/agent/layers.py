@@ -18,7 +18,7 @@ _SPACE, _ROOT, _LAYERS = "/.space", "/.image", "/.layers"
 
 
 def enter_file_system(settings):
-    """Mount the file system of the agent and of programs that are not fresh, and move the agent into it."""
+    """Mount the file system of the agent and of all programs that are not `fresh`, and move the agent into it."""
     # `enter_root` hides the layers in the new namespace, and every fresh program needs them for its overlay.
     settings.first_mount_namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     kernel.unshare(kernel.CLONE_NEWNS)
@@ -26,7 +26,7 @@ def enter_file_system(settings):
 
 
 def return_to_initial_mount_namespace(settings):
-    """Move a fresh program into the mount namespace in which the agent started, before it gets its own namespaces."""
+    """Move a `fresh` program into the agent's initial mount namespace, before it gets its own namespaces."""
     # In addition to CAP_SYS_ADMIN, this needs CAP_SYS_CHROOT (setns(2)), which agents keep if there is an image.
     kernel.setns(settings.first_mount_namespace, kernel.CLONE_NEWNS)
 

@@ -28,7 +28,7 @@ _MIN_OPEN_FILES = 16
 
 
 def can_have_spares(settings):
-    """Return whether a sandbox with these settings can have spares."""
+    """Return whether a sandbox with these settings can have spare child processes."""
     return settings.mount_space and settings.limits.max_open_files >= _MIN_OPEN_FILES
 
 

@@ -140,7 +140,7 @@ def list_live_pids(roots, processes):
 
 
 def send_signal(signal, pids):
-    """Send a signal to all of these processes that still exist."""
+    """Send a signal to each process in `pids` that still exists."""
     for pid in pids:
         try:
             os.kill(pid, signal)

@@ -46,7 +46,7 @@ def open_source(path: Path, *, tag: str | None = None) -> contextlib.AbstractCon
         tag: tag of the image, if there are several at the path.
 
     Raises:
-        BadImageError: there is no image at the path, or it is broken.
+        BadImageError: the path does not contain an image, or the image is broken.
     """
     if (path / "oci-layout").is_file() or (path / "manifest.json").is_file():
         return contextlib.nullcontext(LayoutSource(lambda name: _open_below(path, name), tag))

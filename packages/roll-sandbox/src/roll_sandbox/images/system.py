@@ -136,8 +136,8 @@ def _get_sandbox_python_home() -> str:
 
 
 def _find_loader() -> str | None:
-    """Return the path of the interpreter's loader (the PT_INTERP segment of the ELF file); `None` if it needs no
-    loader.
+    """Return the path of the interpreter's loader (the PT_INTERP segment of the ELF file); `None` for a static
+    interpreter.
     """
     with open(find_interpreter(), "rb") as file:
         match = re.search(rb"\0(/[\w/.-]*/ld[\w.-]*\.so[\w.]*)\0", file.read(2**16))

@@ -50,7 +50,7 @@ class UnpackBudget:
         """Subtract unpacked bytes and entries.
 
         Raises:
-            BadImageError: the image exceeds its bounds.
+            BadImageError: the image exceeds the budget.
         """
         self.bytes_left -= size
         self.entries_left -= entries

@@ -35,7 +35,7 @@ _PIECE_OVERHEAD_BYTES, _EMPTIED_OVERHEAD_BYTES = 200, 8
 
 
 class _Execution:
-    """A running or ended program or session command, with its messages and output."""
+    """A program or a session command, running or ended, with its messages and output."""
 
     def __init__(self, message: Message) -> None:
         self.job: Job | None = None

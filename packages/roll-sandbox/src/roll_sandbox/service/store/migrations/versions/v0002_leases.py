@@ -12,10 +12,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the column. Existing sandboxes are leased, since it is unknown whether they were created over HTTP."""
+    """Add the column `leased`, with the value 1 for existing sandboxes, which may not have been created over HTTP."""
     op.add_column("sandboxes", sa.Column("leased", sa.Integer, nullable=False, server_default="1"))
 
 
 def downgrade() -> None:
-    """Drop the column."""
+    """Drop the column `leased`."""
     op.drop_column("sandboxes", "leased")
