@@ -52,7 +52,7 @@ def train(
         The content of `summary.json`.
 
     Raises:
-        UserError: The configuration, the data, or this machine must be changed first.
+        UserError: The run cannot start; the message states what to change.
         CallbackError: A callback failed; the message names the callback and the step.
     """
     callbacks = Callbacks(on_step=on_step, on_evaluation=on_evaluation, on_save=on_save)
@@ -166,7 +166,7 @@ def evaluate(
         The `eval/…` metrics by name.
 
     Raises:
-        UserError: The configuration, the data, or this machine must be changed first.
+        UserError: The run cannot start; the message states what to change.
     """
     loaded = load_with_python_objects(config, overrides, data, held_out, reward)
     prepare_environment()

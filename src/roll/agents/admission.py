@@ -41,7 +41,7 @@ class RequestLimit:
     async def read(self, body: Coroutine[None, None, bytes]) -> bytes:
         """Return the body of a request, unless the session ends before the body has arrived.
 
-        Otherwise an agent that sends its images slowly would keep their memory after its rollout has ended.
+        Otherwise the images of an agent that sends slowly would stay in memory after its rollout has ended.
 
         Raises:
             RequestError: The session has ended.

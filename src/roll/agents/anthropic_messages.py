@@ -77,7 +77,7 @@ class ClientTool(wire.ApiObject):
 
 
 def _get_tool_type(value: Any) -> str:
-    """Return the tag of the class that parses a tool: `Custom` for `ClientTool`, else `Unknown` (a vendor's tool)."""
+    """Return the tag of the class that parses a tool: `Custom` for a `ClientTool`, `Unknown` for a vendor's tool."""
     has_schema = isinstance(value, dict) and isinstance(value.get("input_schema"), dict)
     return "Custom" if has_schema or get_type(value) in ("", "custom") else "Unknown"
 

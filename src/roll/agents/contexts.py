@@ -82,7 +82,8 @@ class Conversation:
     def answer_digests(self) -> dict[int, tuple[bytes, bytes]]:
         """Two digests of each assistant message, by message index.
 
-        The first covers the tools and all messages before it, the second also the message itself.
+        The first digest covers the tools and all messages before the assistant message; the second also covers the
+        message.
         """
         return self._digests[0]
 

@@ -106,7 +106,7 @@ def read_content(
     warnings: WarningLog,
     tools: Mapping[str, str] | None = None,
 ) -> MessageContent:
-    """Return the content of a message or of a tool result: a text, or a list of texts and images in order.
+    """Return the content of a message or of a tool result: a string, or a list of texts and images in order.
 
     Args:
         content: The content, in any vendor's format.

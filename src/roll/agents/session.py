@@ -60,8 +60,9 @@ class Session:
     """Answers and records the requests of one agent program.
 
     Args:
-        session_id: Part of the key, and of request IDs in the engines.
-        first: The first request; its sampling settings apply to every call, but a call may request fewer tokens.
+        session_id: Part of the API key and of the engines' request IDs.
+        first_request: The first request; its sampling settings apply to every call, but a call may request fewer
+            tokens.
         generate: Sends a request to the engines.
         renderer: Renderer of the policy's tokenizer.
         limits: The session's budget.
@@ -349,7 +350,7 @@ class Session:
             self.failed.exception()  # marks the exception as retrieved, as there may be no waiter
 
     def close(self) -> None:
-        """End the session, and abort its requests that are read or running."""
+        """End the session, and abort its requests that are being read or are running."""
         self._closed = True
         self.admission.close()
         for task in list(self._running):

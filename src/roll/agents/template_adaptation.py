@@ -20,9 +20,10 @@ __all__ = ["render_text"]
 def render_text(renderer: ChatRenderer, messages: Sequence[Message], tools: Sequence[Any]) -> str:
     """Render a conversation with the chat template, up to the start of the next answer.
 
-    A later system message becomes a user message if the template does not render it where it is. If the template still
-    rejects the conversation, consecutive messages of one role are joined; then images of tool results are moved to a
-    user message after them; as a last resort, the first system message is moved to the start of the user message.
+    A system message after the first message becomes a user message if the template cannot render it at its position. If
+    the template still rejects the conversation, consecutive messages of one role are joined; then images of tool
+    results are moved to a user message after the results; as a last resort, the first system message is moved to the
+    start of the user message.
 
     Raises:
         DataError: The template rejects the conversation in every form.

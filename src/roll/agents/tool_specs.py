@@ -75,7 +75,7 @@ def read_text_argument(arguments: Mapping[str, Any]) -> str:
 
 
 def _make_names_distinct(tools: Sequence[ToolSpec]) -> list[ToolSpec]:
-    """Prefix the names of tools that share a name with the name of their group; return all tools."""
+    """Add the group's name as a prefix to tool names that are not unique; return all tools."""
     times = Counter(spec.name for spec in tools)
     return [
         replace(spec, name=f"{spec.namespace}__{spec.name}", own_name=spec.name)

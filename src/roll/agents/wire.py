@@ -40,7 +40,7 @@ class _ParseState:
         self._warnings, self._num_objects = warnings, 0
 
     def check_object(self, fields: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-        """Count one object of the body, check the total, and log a warning for each of its unknown fields.
+        """Count one object of the body, check the total count, and log a warning for each unknown field of the object.
 
         Raises:
             RequestError: The body has too many objects.
@@ -67,7 +67,7 @@ def warn_of_ignored_field(name: str, warnings: WarningLog) -> None:
 def _has_effect(name: str, value: Any) -> bool:
     """Return whether a field's value requests a feature: it is not null, false or empty.
 
-    The value of `parallel_tool_calls`, which is true by default, requests a feature if it is false.
+    `parallel_tool_calls` is true by default, so for this field, false requests a feature.
     """
     return value is False if name == "parallel_tool_calls" else value not in (None, False, "", [], {})
 

@@ -20,10 +20,10 @@ Aggregation: TypeAlias = Literal["sequence_mean", "token_mean", "constant_length
 def compute_aggregation_weights(inputs: LossInputs, aggregation: Aggregation) -> Tensor:
     """Compute the weight of every token in the loss of the global batch, shape [N].
 
-    `sequence_mean`: 1 / (tokens of its sequence x sequences), GRPO, arXiv 2402.03300.
-    `token_mean`: 1 / tokens, DAPO, arXiv 2503.14476.
-    `constant_length`: 1 / (longest possible answer to its prompt x sequences), Dr. GRPO, arXiv 2503.20783.
-    `sequence_sum`: 1 / sequences, which sums the log-probs of each sequence, REINFORCE.
+    `sequence_mean`: 1 / (number of tokens in the sequence x number of sequences), GRPO, arXiv 2402.03300.
+    `token_mean`: 1 / number of tokens, DAPO, arXiv 2503.14476.
+    `constant_length`: 1 / (longest possible answer to the prompt x number of sequences), Dr. GRPO, arXiv 2503.20783.
+    `sequence_sum`: 1 / number of sequences, which sums the log-probs of each sequence, REINFORCE.
 
     Raises:
         ValueError: The rule is unknown.

@@ -56,7 +56,7 @@ def compute_correction_log_ratio(inputs: LossInputs, corrected_ratio: CorrectedR
         corrected_ratio: The ratio: `both` is old / rollout, `mismatch` behavior / rollout, `staleness` old / behavior.
 
     Raises:
-        ValueError: The batch lacks the log-probs.
+        ValueError: The batch lacks log-probs that the ratio requires.
     """
     above, below = _RATIOS[corrected_ratio]
     return clamp_log_ratio(inputs.require(f"{above}_logprobs") - inputs.require(f"{below}_logprobs"))

@@ -148,7 +148,7 @@ def compute_credit_factors(
 
     Args:
         statistics: Attention statistics of the sample, [L] each.
-        mask: Tokens that the loss counts, shape [L].
+        mask: Tokens that contribute to the loss, shape [L].
         pattern: The rule that selects tokens: `local`, `global` or `coupled`, see the module docstring.
         amplification: Factor on chosen tokens.
         share: Fraction of the sample's tokens that is chosen.

@@ -56,8 +56,8 @@ def cannot_pass_filter(
     """Return whether the filters will reject a group for all possible values of its missing rewards.
 
     The mean is largest (smallest) where all missing rewards are highest (lowest). The standard deviation is a convex
-    function of the missing rewards, so it is largest at a corner of the cube, and by symmetry only the number of
-    missing rewards at the highest value matters.
+    function of the missing rewards, so it is largest where every missing reward is the lowest or the highest possible
+    reward; by symmetry, only the number of highest rewards matters.
 
     Args:
         rewards: The known rewards.

@@ -88,7 +88,7 @@ def compute_repeated_text_fraction(answers: Sequence[tuple[str, list[str]]]) -> 
 
 
 def compute_shared_ngram_fraction(answers: Sequence[tuple[str, list[str]]]) -> float:
-    """Return the fraction of word n-grams that occur in answers to at least half of the prompts, and at least two.
+    """Return the fraction of word n-grams that occur in answers to at least half of the prompts and to at least two.
 
     Args:
         answers: The prompt's UID and the words of each answer.

@@ -115,7 +115,7 @@ def normalize_rewards(
             (OPO, arXiv 2505.23585 eq. 5). `greedy`: `Episode.greedy_reward` (ReMax, arXiv 2310.10505).
         std: The scope of the standard deviation to divide by.
         per_domain: Whether the batch and running scopes are per domain.
-        running: Moments of earlier batches, by domain; this batch is included before they are used.
+        running: Moments of earlier batches, by domain; this batch is added before the moments are used.
         epsilon: Added to the standard deviation, so that the result stays bounded.
 
     Returns:

@@ -20,10 +20,11 @@ class Pairs(NamedTuple):
 
 
 def find_pairs(inputs: LossInputs) -> Pairs:
-    """Find the pairs of a micro-batch: two sequences of one unit, one of which is preferred.
+    """Find the preference pairs of a micro-batch; the two sequences of a pair have the same unit ID.
 
     Raises:
-        ValueError: The batch has no `preferred` column, or a unit is not a pair.
+        ValueError: The batch has no `preferred` column, or a unit does not consist of one preferred and one other
+            sequence.
     """
     units, preferred = inputs.require("unit_ids"), inputs.require("preferred")
     order = torch.argsort(2 * units + (~preferred).to(units.dtype))

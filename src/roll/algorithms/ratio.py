@@ -49,7 +49,7 @@ def compute_segment_means(values: Tensor, segment_ids: Tensor) -> Tensor:
 
 
 def build_token_limit_mask(inputs: LossInputs, *, against: RatioAgainst, max_token_log_ratio: float) -> Tensor:
-    """Build a mask [N] of the tokens whose log-ratio `compute_log_ratio` limits; metrics use this mask.
+    """Build a mask [N] of the tokens whose log-ratio is clamped by `compute_log_ratio`, for metrics.
 
     These are the tokens whose log-ratio exceeds `max_token_log_ratio` in the direction of their advantage.
     """
@@ -90,7 +90,7 @@ def compute_log_ratio(
 
     Args:
         inputs: The loss inputs.
-        level: Level of the ratio; all tokens of a chunk or sequence share its value. `sequence_token` has the value of
+        level: Level of the ratio; all tokens of a chunk or sequence share one value. `sequence_token` has the value of
             the sequence, but each token's own gradient: sg(s) + log pi - sg(log pi) (GSPO, arXiv 2507.18071, eq. 14).
         reduce: Whether a segment's log-ratio is the mean or the sum of its tokens' log-ratios.
         against: Which log-prob is the denominator.

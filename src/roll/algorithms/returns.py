@@ -83,7 +83,7 @@ def compute_gae(rewards: Float64Array, values: Float64Array, gamma: float, gae_l
 
 
 def spread_over_tokens(episode: Episode, turn_values: Float64Array) -> Float64Array:
-    """Repeat a value per turn [K] for every token that the policy wrote [n]."""
+    """Repeat each turn's value [K] for every token that the policy generated in the turn; return shape [n]."""
     return np.repeat(turn_values, [end - start for start, end in episode.spans])
 
 

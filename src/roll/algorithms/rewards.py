@@ -86,7 +86,7 @@ def shape_rollout(
     Args:
         rollout: The scored rollout.
         algorithm: Settings of reward shaping and of the filters.
-        max_new_tokens: Maximum number of tokens in one turn; a rollout's limit is this number times its prompt's turns.
+        max_new_tokens: Maximum number of tokens in one turn; a rollout's limit is `max_new_tokens * prompt.turns`.
         greedy_reward: Reward of the greedy answer to the same prompt.
     """
     reward, spans = rollout.reward, rollout.spans

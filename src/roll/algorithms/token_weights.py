@@ -45,7 +45,7 @@ def add_advantages(
         algorithm: The algorithm's settings.
         values: [M][n][L] values by critic and sample.
         token_rewards: [n][L] rewards per token, such as a KL penalty. If the estimator assigns one value to a whole
-            rollout, their sum is included before baseline and standard deviation are computed.
+            rollout, the sum of these rewards is part of the reward for baselines and standard deviations.
         columns: [n] other columns of the samples (log-probs, attention), by field name.
 
     Raises:
@@ -236,7 +236,7 @@ def _call_user_estimator(function: Callable[..., Any], path: str, episodes: list
 
 
 def _mask_smallest_fraction(values: list[FloatArray], masks: list[BoolArray], fraction: float) -> list[BoolArray]:
-    """Return masks of the tokens with the smallest `fraction` of all values; an empty list if the share is 0."""
+    """Return masks of the tokens with the smallest `fraction` of all values; an empty list if `fraction` is 0."""
     return mask_smallest(values, masks, fraction) if fraction > 0 and values else []
 
 

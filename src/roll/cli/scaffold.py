@@ -85,7 +85,7 @@ def read_column_names(path: Path) -> list[str]:
     """Return the column names of a JSONL or Parquet file; for JSONL, the keys of the first row.
 
     Raises:
-        UserError: the file cannot be read, has no rows, or has another format.
+        UserError: the file cannot be read, has no rows, or is not JSONL or Parquet.
     """
     try:
         if path.suffix == ".parquet":

@@ -83,7 +83,7 @@ def score_file(
 
     Args:
         path: a JSON Lines file: see `roll.cli.answer_files`.
-        config: configuration with the rewards, selected by the lines' `domain` if there are several.
+        config: configuration with the rewards; with several domains, each line's `domain` selects the rewards.
         overrides: overrides of the configuration.
         reward_texts: rewards as YAML; they replace the rewards of a configuration.
         jobs: number of answers that are scored concurrently; by default the number of CPUs.

@@ -45,7 +45,7 @@ class Cluster(Protocol):
         ...
 
     def open_elastic_nodes(self, spec: EngineSpec, role: str) -> ElasticNodes | None:
-        """Return the nodes that join and leave during the run, for further engines of a role.
+        """Return the nodes that join and leave during the run, for additional engines of a role.
 
         Args:
             spec: Describes every engine on these nodes, except for its id and its log.

@@ -48,8 +48,8 @@ def decode_in_worker() -> Iterator[None]:
 class DecodingWorker:
     """A `roll.media.Decoder` that decodes media in a worker process; a process that hangs or dies is replaced.
 
-    If the process dies, the medium is decoded again: otherwise a row would be rejected, or skipped, because the kernel
-    killed a process.
+    If the process dies, the medium is decoded again, so that a row is not rejected or skipped only because the kernel
+    killed the process.
 
     Args:
         memory_limit_bytes: The memory limit of the process.

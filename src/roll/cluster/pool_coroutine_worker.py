@@ -1,14 +1,14 @@
 """A pool worker's process for coroutine functions: it runs any number of concurrent calls, until its parent ends.
 
-It uses the frames of `pool_worker`, with the number of the call.
+It uses the frames of `pool_worker`, with the ID of the call.
 
-Inputs   (number, call)        call is a pickled (function, args, timeout)
-         (number, None)        cancel the call
-         (number, FIND_BLOCKING_CALL)  report which call blocks the event loop
-Outputs  (number, CALL_STARTED)        the call is about to run
-         (number, (blocking,))         the answer to FIND_BLOCKING_CALL, see `_find_blocking_call`
-         (number, TIMED_OUT)           the call timed out
-         (number, reply)               the call ended; the reply is pickled as in `pool_worker`
+Inputs   (call_id, call)                call is a pickled (function, args, timeout)
+         (call_id, None)                cancel the call
+         (call_id, FIND_BLOCKING_CALL)  report which call blocks the event loop
+Outputs  (call_id, CALL_STARTED)        the call is about to run
+         (call_id, (blocking,))         the answer to FIND_BLOCKING_CALL, see `_find_blocking_call`
+         (call_id, TIMED_OUT)           the call timed out
+         (call_id, reply)               the call ended; the reply is pickled as in `pool_worker`
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ FIND_BLOCKING_CALL = b"who"
 BLOCKED_AFTER_S = 0.5
 """Time without an iteration of the event loop after which its current task is treated as blocking it."""
 
-_call_number: ContextVar[int | None] = ContextVar("number", default=None)
-"""The number of the call that the current task belongs to."""
-_call_numbers: WeakKeyDictionary[asyncio.Future[Any], int | None] = WeakKeyDictionary()
-"""The number of the call by task; read by a thread outside the event loop."""
+_call_id: ContextVar[int | None] = ContextVar("call_id", default=None)
+"""The ID of the call that the current task belongs to."""
+_call_ids: WeakKeyDictionary[asyncio.Future[Any], int | None] = WeakKeyDictionary()
+"""The ID of the call by task; read by a thread outside the event loop."""
 
 
-def _create_numbered_task(
+def _create_task(
     loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any] | Generator[Any, None, Any], /, **options: Any
 ) -> asyncio.Task[Any]:
-    """Create a task and store the number of its call; used as the event loop's task factory."""
+    """Create a task and store the ID of its call; used as the event loop's task factory."""
     task = asyncio.Task(coroutine, loop=loop, **options)
-    _call_numbers[task] = _call_number.get()
+    _call_ids[task] = _call_id.get()
     return task
 
 
@@ -81,70 +81,70 @@ class _ReplyWriter:
         self._stream = stream
         self._lock = threading.Lock()
 
-    def write(self, number: int, reply: object) -> None:
-        body = pickle.dumps((number, reply))
+    def write(self, call_id: int, reply: object) -> None:
+        body = pickle.dumps((call_id, reply))
         with self._lock:
             write_frame(self._stream, body)
 
 
-def _find_blocking_call(loop: asyncio.AbstractEventLoop, number: int) -> tuple[int | None]:
-    """Return the number of the call that blocks the event loop, in a tuple: `(None,)` if that call is unknown.
+def _find_blocking_call(loop: asyncio.AbstractEventLoop, call_id: int) -> tuple[int | None]:
+    """Return the ID of the call that blocks the event loop, in a tuple: `(None,)` if that call is unknown.
 
-    If the loop is not blocked, return `(number,)`. Must be called from a thread outside the loop.
+    If the loop is not blocked, return `(call_id,)`. Must be called from a thread outside the loop.
 
     Args:
         loop: The event loop.
-        number: The number of the call that got no reply.
+        call_id: The ID of the call that got no reply.
     """
     turned = threading.Event()
     loop.call_soon_threadsafe(turned.set)
     if turned.wait(BLOCKED_AFTER_S):
-        return (number,)
+        return (call_id,)
     task = asyncio.current_task(loop)
-    return (_call_numbers.get(task) if task is not None else None,)
+    return (_call_ids.get(task) if task is not None else None,)
 
 
 async def _serve(memory_limit_bytes: int) -> None:
     replies = _ReplyWriter(set_up_process(memory_limit_bytes))
     loop = asyncio.get_running_loop()
-    loop.set_task_factory(_create_numbered_task)
+    loop.set_task_factory(_create_task)
     frames: asyncio.Queue[tuple[int, bytes | None] | None] = asyncio.Queue()
 
     # A thread reads the input, so that the process can report which call blocks the loop while the loop is blocked.
     def read() -> None:
         while (frame := read_frame(sys.stdin.buffer)) is not None:
-            number, body = pickle.loads(frame)
+            call_id, body = pickle.loads(frame)
             if body == FIND_BLOCKING_CALL:
-                replies.write(number, _find_blocking_call(loop, number))
+                replies.write(call_id, _find_blocking_call(loop, call_id))
             else:
-                loop.call_soon_threadsafe(frames.put_nowait, (number, body))
+                loop.call_soon_threadsafe(frames.put_nowait, (call_id, body))
         loop.call_soon_threadsafe(frames.put_nowait, None)
 
     threading.Thread(target=read, daemon=True).start()
     calls: dict[int, asyncio.Task[None]] = {}
     prepared: set[str] = set()
 
-    async def run(number: int, body: bytes) -> None:
+    async def run(call_id: int, body: bytes) -> None:
         try:
             function, args, time_limit_s = pickle.loads(body)
             prepare(function.__module__, prepared)
         except Exception as error:  # a dependency of the function cannot be imported here
             reply = build_error_reply(error)
         else:
-            replies.write(number, CALL_STARTED)
+            replies.write(call_id, CALL_STARTED)
             reply = await _call(function, args, time_limit_s)
-        replies.write(number, reply)
+        replies.write(call_id, reply)
 
     while (frame := await frames.get()) is not None:
-        number, body = frame
+        call_id, body = frame
         if body is None:
-            if number in calls:
-                calls[number].cancel()
+            if call_id in calls:
+                calls[call_id].cancel()
             continue
         # Tasks that the call creates inherit the context, so if one of them blocks the loop, the call is reported.
-        _call_number.set(number)
-        calls[number] = task = loop.create_task(run(number, body))
-        task.add_done_callback(lambda _, number=number: calls.pop(number))
+        _call_id.set(call_id)
+        calls[call_id] = task = loop.create_task(run(call_id, body))
+        task.add_done_callback(lambda _, call_id=call_id: calls.pop(call_id))
 
 
 def main(memory_limit_bytes: int) -> None:

@@ -1,6 +1,6 @@
 """Coroutine functions of the worker pool: each process runs many calls concurrently, outside the controller's loop.
 
-    submit ──► least busy process ──► (number, call) ──► its event loop ──► (number, reply)
+    submit ──► least busy process ──► (call_id, call) ──► its event loop ──► (call_id, reply)
                                           │ timeout: canceled there
                                           │ no reply: find the blocking call ──► SIGKILL, a new process
 
@@ -53,7 +53,7 @@ class _Worker:
     def __init__(self, memory_limit_bytes: int) -> None:
         self.calls: dict[int, _Call] = {}
         self._process = PoolProcess("roll.cluster.pool_coroutine_worker", memory_limit_bytes)
-        self._numbers = itertools.count()
+        self._call_ids = itertools.count()
         self._starting = asyncio.Lock()
         self._reader: asyncio.Task[None] | None = None
 
@@ -64,30 +64,31 @@ class _Worker:
             TimeoutError: the call took too long.
             WorkerDiedError: the process ended.
         """
-        number, call = next(self._numbers), _Call()
-        self.calls[number] = call
+        call_id, call = next(self._call_ids), _Call()
+        self.calls[call_id] = call
         try:
-            await self._start(number, call, body)
+            await self._start(call_id, call, body)
             call.overdue_at_s = asyncio.get_running_loop().time() + time_limit_s + CANCEL_GRACE_S
-            reply = await self._wait_for_reply(number, call)
+            reply = await self._wait_for_reply(call_id, call)
         except ConnectionError as error:
             raise WorkerDiedError(await self._process.describe_end()) from error
         except asyncio.CancelledError:
             with contextlib.suppress(ConnectionError, AssertionError):
-                await self._process.write(pickle.dumps((number, None)))
+                await self._process.write(pickle.dumps((call_id, None)))
             raise
         finally:
-            self.calls.pop(number, None)
+            self.calls.pop(call_id, None)
             call.reply.cancel() or call.reply.exception()  # retrieve the exception, so that asyncio does not log it
         if reply == TIMED_OUT:
             raise TimeoutError
         ok, value = pickle.loads(reply)
         return ok, value
 
-    async def _wait_for_reply(self, number: int, call: _Call) -> bytes:
+    async def _wait_for_reply(self, call_id: int, call: _Call) -> bytes:
         """Wait for a call's reply, and return it.
 
-        If the reply is overdue, another call may block the process, which is then killed when that call times out.
+        A reply may be late because another call blocks the process. The process is then killed when the blocking call
+        times out.
 
         Raises:
             TimeoutError: this call blocks the process, or ignores its cancellation; the process was killed.
@@ -95,7 +96,7 @@ class _Worker:
         """
         loop, held_up, until = asyncio.get_running_loop(), False, call.overdue_at_s
         while not (await asyncio.wait({call.reply}, timeout=until - loop.time()))[0]:
-            culprit = await self._find_blocking_call(number, call)
+            culprit = await self._find_blocking_call(call_id, call)
             if call.reply.done():  # it answered after all, or another call's timeout ended its process
                 break
             if culprit is call:  # the call ignores its cancellation
@@ -115,17 +116,17 @@ class _Worker:
             raise WorkerDiedError(_PROCESS_KILLED)
         return reply
 
-    async def _find_blocking_call(self, number: int, call: _Call) -> _Call | None:
+    async def _find_blocking_call(self, call_id: int, call: _Call) -> _Call | None:
         """Find the call that blocks the event loop of the process and delays the reply to `call`; `None` if unknown."""
         try:
             async with asyncio.timeout(BLOCKING_CALL_TIMEOUT_S):
-                await self._process.write(pickle.dumps((number, FIND_BLOCKING_CALL)))
+                await self._process.write(pickle.dumps((call_id, FIND_BLOCKING_CALL)))
                 culprit = await call.blocked_by.get()
         except TimeoutError:  # not even the process's reading thread can run, for example because C code holds the GIL
             return call if len(self.calls) == 1 else None
         return call if len(self.calls) == 1 else self.calls.get(-1 if culprit is None else culprit)
 
-    async def _start(self, number: int, call: _Call, body: bytes) -> None:
+    async def _start(self, call_id: int, call: _Call, body: bytes) -> None:
         """Send a call, and wait until the process starts it, so that the call's timeout does not include imports.
 
         Raises:
@@ -136,20 +137,20 @@ class _Worker:
             # The timeout includes the write: a process that hangs does not read a frame that is larger than the pipe's
             # buffer.
             async with asyncio.timeout(START_TIMEOUT_S):
-                await self._send(number, body)
+                await self._send(call_id, body)
                 await self._wait_until_started(call)
         except TimeoutError:
             error = self._process.build_not_ready_error()
             await self.end()
             raise error from None
 
-    async def _send(self, number: int, body: bytes) -> None:
+    async def _send(self, call_id: int, body: bytes) -> None:
         async with self._starting:
             if self._reader is None or self._reader.done():
                 await self._process.end()
                 await self._process.start()
                 self._reader = asyncio.create_task(self._read(), name="pool-coroutines")
-        await self._process.write(pickle.dumps((number, body)))
+        await self._process.write(pickle.dumps((call_id, body)))
 
     async def _wait_until_started(self, call: _Call) -> None:
         """Wait until the process starts the call or replies."""
@@ -164,8 +165,8 @@ class _Worker:
         cause = _PROCESS_KILLED
         try:
             while True:
-                number, reply = pickle.loads(await self._process.read())
-                call = self.calls.get(number)
+                call_id, reply = pickle.loads(await self._process.read())
+                call = self.calls.get(call_id)
                 if call is not None and reply == CALL_STARTED:
                     call.started.set()
                 elif call is not None and isinstance(reply, tuple):

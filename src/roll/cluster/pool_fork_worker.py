@@ -1,11 +1,11 @@
 """Fork server of the worker pool, which imports the dependencies of actors once and forks a process for each actor.
 
-    (number, call) ──► this process: forks, forwards, runs no call ──► process `number`: its actor ──► (number, reply)
+    (actor_id, call) ──► this process: forks, forwards, runs no call ──► the actor's process ──► (actor_id, reply)
 
-It uses the frames of `pool_worker`. The first call for a number is `(None, (factory, args))` and creates the actor;
-later ones are `(method, args)`, where the method may be a coroutine function. `(number, None)` ends the actor's process
-and its descendants. A reply is a pickled `(ok, value)`, or a string that describes how the process ended. All processes
-end at the end of the input.
+It uses the frames of `pool_worker`. The first call for an actor ID is `(None, (factory, args))` and creates the actor;
+later ones are `(method, args)`, where the method may be a coroutine function. `(actor_id, None)` ends the actor's
+process and its descendants. A reply is a pickled `(ok, value)`, or a string that describes how the process ended. All
+processes end at the end of the input.
 
 Invariants: this process has one thread and runs no calls, so calls cannot block it; an actor's process has at most one
 call at a time, and is idle when the call arrives; processes end with this one.
@@ -79,7 +79,7 @@ class _FrameReader:
 class _Child:
     """The fork server's handle to a forked process with one actor."""
 
-    number: int
+    actor_id: int
     process_id: int
     connection: socket.socket
     frames: _FrameReader
@@ -109,7 +109,7 @@ class _ForkServer:
         self._memory_limit_bytes = memory_limit_bytes
         self._children: dict[int, _Child] = {}
         self._ends: dict[int, bytes] = {}
-        """How the processes of actors ended unexpectedly, by number; stored until the actor is released."""
+        """How the processes of actors ended unexpectedly, by actor ID; stored until the actor is released."""
         self._selector = selectors.DefaultSelector()
 
     def serve(self, calls: _FrameReader) -> None:
@@ -130,22 +130,22 @@ class _ForkServer:
             for child in self._children.values():
                 child.end()
 
-    def _handle(self, number: int, body: bytes | None) -> None:
-        child = self._children.get(number)
+    def _handle(self, actor_id: int, body: bytes | None) -> None:
+        child = self._children.get(actor_id)
         if body is None:
-            self._ends.pop(number, None)
+            self._ends.pop(actor_id, None)
             if child is not None:
                 self._remove(child)
                 child.end()
-        elif number in self._ends:
-            self._reply(number, self._ends[number])
+        elif actor_id in self._ends:
+            self._reply(actor_id, self._ends[actor_id])
         else:
-            child = child or self._fork(number)
+            child = child or self._fork(actor_id)
             child.is_busy = True
             with contextlib.suppress(OSError):  # it has died, which `_read_child` reports
                 child.connection.sendall(FRAME_HEADER.pack(len(body)) + body)
 
-    def _fork(self, number: int) -> _Child:
+    def _fork(self, actor_id: int) -> _Child:
         ours, theirs = socket.socketpair()
         process_id = os.fork()
         if process_id == 0:
@@ -156,30 +156,30 @@ class _ForkServer:
             self._selector.close()
             _run_child(theirs, self._memory_limit_bytes)
         theirs.close()
-        child = _Child(number, process_id, ours, _FrameReader(ours.fileno()))
-        self._children[number] = child
+        child = _Child(actor_id, process_id, ours, _FrameReader(ours.fileno()))
+        self._children[actor_id] = child
         self._selector.register(ours, selectors.EVENT_READ, child)
         return child
 
     def _read_child(self, child: _Child) -> None:
-        if self._children.get(child.number) is not child:
+        if self._children.get(child.actor_id) is not child:
             return  # it was ended in the meantime
         frames = child.frames.read()
         if frames is None:
             self._remove(child)
             code = describe_exit(child.end())
-            self._ends[child.number] = end = pickle.dumps(f"the process ({child.process_id}) ended with {code}")
+            self._ends[child.actor_id] = end = pickle.dumps(f"the process ({child.process_id}) ended with {code}")
             frames = [end] if child.is_busy else []
         for frame in frames:
             child.is_busy = False
-            self._reply(child.number, frame)
+            self._reply(child.actor_id, frame)
 
-    def _reply(self, number: int, reply: bytes) -> None:
-        write_frame(self._replies, pickle.dumps((number, reply)))
+    def _reply(self, actor_id: int, reply: bytes) -> None:
+        write_frame(self._replies, pickle.dumps((actor_id, reply)))
 
     def _remove(self, child: _Child) -> None:
         self._selector.unregister(child.connection)
-        del self._children[child.number]
+        del self._children[child.actor_id]
 
 
 def _run_child(connection: socket.socket, memory_limit_bytes: int) -> NoReturn:

@@ -1,7 +1,7 @@
 """Actors of the worker pool: objects in processes forked from a fork server that has imported their dependencies.
 
     create_actor ──► the fork server for these dependencies (its process is started once) ──► a fork ──► the actor
-    call ──► (number, method, arguments) ──► its process ──► (number, reply)
+    call ──► (actor_id, method, arguments) ──► its process ──► (actor_id, reply)
 
 A fork takes milliseconds and shares the memory of the imported modules, so an actor needs little more memory than its
 state. If one actor hangs, crashes or leaks memory, the others are not affected.
@@ -36,7 +36,7 @@ class _ForkServer:
         self._process = PoolProcess("roll.cluster.pool_fork_worker", memory_limit_bytes)
         self._starting = asyncio.Lock()
         self._reader: asyncio.Task[None] | None = None
-        self._numbers = itertools.count()
+        self._actor_ids = itertools.count()
         self._replies: dict[int, asyncio.Future[bytes]] = {}
 
     async def create_actor(self, body: bytes) -> _ForkedActor:
@@ -50,7 +50,7 @@ class _ForkServer:
                     await self._process.end()
                     raise
                 self._reader = asyncio.create_task(self._read(), name="pool-forks")
-        forked = _ForkedActor(self, next(self._numbers))
+        forked = _ForkedActor(self, next(self._actor_ids))
         try:
             await forked.send(body)
         except BaseException:
@@ -66,34 +66,34 @@ class _ForkServer:
         if reply != CALL_STARTED:
             raise pickle.loads(reply)[1]
 
-    async def call(self, number: int, body: bytes) -> bytes:
+    async def call(self, actor_id: int, body: bytes) -> bytes:
         """Send a pickled call to an actor and return the reply; if the caller is canceled, kill the actor's process."""
         if self._reader is None or self._reader.done():
             raise WorkerDiedError("the actor's process was terminated")
-        self._replies[number] = reply = asyncio.get_running_loop().create_future()
+        self._replies[actor_id] = reply = asyncio.get_running_loop().create_future()
         try:
-            await self._process.write(pickle.dumps((number, body)))
+            await self._process.write(pickle.dumps((actor_id, body)))
             return await reply
         except ConnectionError as error:
             raise WorkerDiedError(await self._process.describe_end()) from error
         except asyncio.CancelledError:
-            self.kill(number)
+            self.kill(actor_id)
             raise
         finally:
-            self._replies.pop(number, None)
+            self._replies.pop(actor_id, None)
 
-    def kill(self, number: int) -> None:
+    def kill(self, actor_id: int) -> None:
         """Kill an actor's process without waiting until it has ended."""
         if self._reader is not None and not self._reader.done():
-            self._process.send(pickle.dumps((number, None)))
+            self._process.send(pickle.dumps((actor_id, None)))
 
     async def _read(self) -> None:
         """Pass replies to their calls until the process ends, then fail all waiting calls."""
         cause = "the actor's process was terminated"
         try:
             while True:
-                number, reply = pickle.loads(await self._process.read())
-                waiting = self._replies.get(number)
+                actor_id, reply = pickle.loads(await self._process.read())
+                waiting = self._replies.get(actor_id)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(reply)
         except (ConnectionError, asyncio.IncompleteReadError):
@@ -116,8 +116,8 @@ class _ForkServer:
 class _ForkedActor:
     """Implements `ActorHandle` for an object in a forked process."""
 
-    def __init__(self, fork_server: _ForkServer, number: int) -> None:
-        self.number = number
+    def __init__(self, fork_server: _ForkServer, actor_id: int) -> None:
+        self.actor_id = actor_id
         self._fork_server = fork_server
         self._ended: str | None = None
         self._closed = False
@@ -131,7 +131,7 @@ class _ForkedActor:
         if self._ended is not None:
             raise WorkerDiedError(self._ended)
         try:
-            reply = pickle.loads(await self._fork_server.call(self.number, body))
+            reply = pickle.loads(await self._fork_server.call(self.actor_id, body))
         except asyncio.CancelledError:
             self._ended = "the process was killed during a call"
             raise
@@ -147,7 +147,7 @@ class _ForkedActor:
         """See `ActorHandle`."""
         if not self._closed:
             self._closed, self._ended = True, "the actor's process was terminated"
-            self._fork_server.kill(self.number)
+            self._fork_server.kill(self.actor_id)
 
 
 class ForkedActors:

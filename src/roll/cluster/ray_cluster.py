@@ -169,7 +169,7 @@ def _check_address(address: str) -> None:
     """Check that a server listens at an address; without the check, Ray would silently wait for ten minutes.
 
     Raises:
-        PlacementError: no server listens there.
+        PlacementError: no server listens at the address.
     """
     scheme, separator, rest = address.rpartition("://")
     if not separator and ":" not in address:  # `auto`, `local`

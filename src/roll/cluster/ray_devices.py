@@ -23,7 +23,7 @@ KEEP_CUDA_VISIBLE_DEVICES = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 def list_reserved_devices(group: PlacementGroup, num_nodes: int, per_node: int, timeout_s: float) -> list[list[str]]:
     """Return the device names of each machine in a placement group that has one bundle of `per_node` GPUs per machine.
 
-    A short task takes all GPUs of each bundle, so call this before actors are placed there.
+    A short task uses all GPUs of each bundle, so call this function before actors are placed in the bundles.
     """
     ask: Any = ray.remote(_list_assigned_devices)
     asked = [

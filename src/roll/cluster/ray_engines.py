@@ -64,7 +64,7 @@ class EngineActor:
         return self._engine.load()
 
     async def applied_checksums(self) -> Mapping[str, int] | None:
-        """Return the checksums of the weights that the engine computes with; `None` if it cannot read them back."""
+        """Return the checksums of the weights in use; `None` if the engine cannot read its weights back."""
         return await self._engine.applied_checksums() if isinstance(self._engine, SupportsReadback) else None
 
     async def prefetch_weights(self, update: WeightUpdate) -> None:

@@ -31,7 +31,7 @@ SPOT_LABEL = "ray.io/market-type=spot"
 
 
 def build_label_selector(config: ElasticConfig) -> dict[str, str]:
-    """Return the label selector of the run's own nodes: nodes that do not have the label of elastic nodes."""
+    """Return the label selector for the nodes that the run reserves: nodes without the label of elastic nodes."""
     key, _, value = (config.node_label or SPOT_LABEL).partition("=")
     return {key: f"!{value}"}
 

@@ -60,25 +60,25 @@ class PoolActor:
         return "value", value, self._pool.health()
 
     async def create_actor(
-        self, number: int, factory: Callable[..., Any], args: tuple[Any, ...], prepare: tuple[Any, ...]
+        self, object_id: int, factory: Callable[..., Any], args: tuple[Any, ...], prepare: tuple[Any, ...]
     ) -> tuple[str, Any]:
-        """Create an object and store it under this number; return (`value`, `None`) or (`error`, the error)."""
+        """Create an object and store it under `object_id`; return (`value`, `None`) or (`error`, the error)."""
         try:
-            self._kept[number] = await self._pool.create_actor(factory, *args, prepare=prepare)
+            self._kept[object_id] = await self._pool.create_actor(factory, *args, prepare=prepare)
         except Exception as error:
             return _pack_error(error)
         return "value", None
 
-    async def call_actor(self, number: int, method: str, args: tuple[Any, ...]) -> tuple[str, Any]:
+    async def call_actor(self, object_id: int, method: str, args: tuple[Any, ...]) -> tuple[str, Any]:
         """Call a method of an object; return (`value`, the method's value) or (`error`, the error)."""
         try:
-            return "value", await self._kept[number].call(method, *args)
+            return "value", await self._kept[object_id].call(method, *args)
         except Exception as error:
             return _pack_error(error)
 
-    async def release(self, number: int) -> None:
-        """End the process of the object with this number, if any."""
-        kept = self._kept.pop(number, None)
+    async def release(self, object_id: int) -> None:
+        """End the process of the object `object_id`, if it exists."""
+        kept = self._kept.pop(object_id, None)
         if kept is not None:
             await kept.close()
 
@@ -131,8 +131,8 @@ class _Node:
 class _RayActor:
     """Implements `ActorHandle` for an object on a node."""
 
-    def __init__(self, node: _Node, number: int) -> None:
-        self.number = number
+    def __init__(self, node: _Node, object_id: int) -> None:
+        self.object_id = object_id
         self._node, self._actor = node, node.actor
         self._closed = False
         node.num_kept += 1
@@ -140,7 +140,7 @@ class _RayActor:
     async def call(self, method: str, *args: Any) -> Any:
         if self._closed:
             raise WorkerDiedError("the actor's process was terminated")
-        return await self.submit(lambda actor: actor.call_actor.remote(self.number, method, args))
+        return await self.submit(lambda actor: actor.call_actor.remote(self.object_id, method, args))
 
     async def submit(self, start_call: Callable[[Any], Any]) -> Any:
         """Start a call by passing the node's actor to `start_call`; return the call's value, or raise its error."""
@@ -161,7 +161,7 @@ class _RayActor:
         if not self._closed:
             self._closed = True
             self._node.num_kept -= 1
-            self._actor.release.remote(self.number)
+            self._actor.release.remote(self.object_id)
 
 
 class RayWorkerPool:
@@ -184,7 +184,7 @@ class RayWorkerPool:
         share, more = divmod(num_workers, len(used))
         self._options = list(nodes)
         self._nodes = [_Node(share + (index < more), memory_limit_bytes, options) for index, options in enumerate(used)]
-        self._numbers = itertools.count()
+        self._object_ids = itertools.count()
         self._closed = False
 
     async def submit(self, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:
@@ -222,9 +222,9 @@ class RayWorkerPool:
         if self._closed:
             raise WorkerDiedError("the worker pool is closed")
         node = min(self._nodes, key=lambda node: node.num_kept / node.num_workers)
-        kept = _RayActor(node, next(self._numbers))
+        kept = _RayActor(node, next(self._object_ids))
         try:
-            await kept.submit(lambda actor: actor.create_actor.remote(kept.number, factory, args, prepare))
+            await kept.submit(lambda actor: actor.create_actor.remote(kept.object_id, factory, args, prepare))
         except BaseException:
             await kept.close()
             raise

@@ -80,10 +80,10 @@ class SandboxWorkers:
 def start_workers(
     url: str, token: str, *, capacity: int = 512, drain_s: float = 25.0, **settings: Any
 ) -> SandboxWorkers:
-    """Start a worker on every machine of the connected Ray cluster. The workers use no devices.
+    """Start a sandbox worker on every machine of the connected Ray cluster. The workers use no devices.
 
     Args:
-        url: The URL at which the machines reach the service.
+        url: The URL at which the machines reach the sandbox service.
         token: A token with the scope `worker`.
         capacity: The largest number of concurrent sandboxes per machine.
         drain_s: Seconds that a leaving worker waits for its sandboxes to end.

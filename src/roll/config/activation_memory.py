@@ -93,12 +93,13 @@ def estimate_activation_bytes_per_token(
         The bytes that autograd keeps until the backward pass, and the temporary bytes of one layer.
 
     Each layer keeps 2 hidden vectors, the inputs of norms, queries and attention output, keys and values, 4 vectors
-    inside the gated MLP, and 2 hidden vectors per expert, all in the compute dtype, plus the inputs of norms in
-    float32; norms other than Llama's keep both copies in float32. Fused norms (`roll.training.network.fused`) keep only
-    one float32 number, and fused gates 3 vectors inside an MLP. With activation checkpointing, one hidden vector per
-    layer is kept, and one whole layer with two gradients inside its MLP is temporary. With offloading, nothing is kept,
-    and the inputs of an MLP's gate are temporary. An adapter keeps the values between its two matrices even with
-    offloading, since transferring such small tensors is not worthwhile.
+    inside the gated MLP, and 2 hidden vectors per expert, all in the compute dtype, plus a float32 copy of the inputs
+    of norms; norms other than Llama's keep both copies of their inputs in float32. A fused norm
+    (`roll.training.network.fused`) keeps one float32 number instead of the float32 copy, and a fused gate keeps 3
+    vectors inside an MLP. With activation checkpointing, one hidden vector per layer is kept, and one whole layer with
+    two gradients inside its MLP is temporary. With offloading, nothing is kept, and the inputs of an MLP's gate are
+    temporary. An adapter keeps the values between its two matrices even with offloading, since transferring such small
+    tensors is not worthwhile.
 
     Args:
         sizes: the sizes of the model.
@@ -252,7 +253,7 @@ def estimate_logit_bytes(sizes: ModelSizes, num_tokens: int, element_bytes: int,
         sizes: the sizes of the model.
         num_tokens: tokens of the micro-batch.
         element_bytes: bytes of one element in the compute dtype.
-        layer_bytes: temporary bytes of a layer. They are free when logits are computed, so they are subtracted.
+        layer_bytes: temporary bytes of a layer. They are freed before logits are computed, so they are subtracted.
     """
     logits = num_tokens * sizes.vocab_size * element_bytes
     kept = logits if logits <= KEPT_LOGIT_BYTES else KEPT_LOGIT_BYTES // 2

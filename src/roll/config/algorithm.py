@@ -81,7 +81,7 @@ class AlgorithmConfig(Section):
 
     @property
     def num_critic_models(self) -> int:
-        """Number of value models next to the policy; 0 for a shared head."""
+        """Number of separate value models; 0 if the values are predicted by a head of the policy's network."""
         return self.critic.num_critics if self.uses_critic and not self.critic.shared else 0
 
     @property

@@ -48,9 +48,9 @@ class DistillationLoss:
 class TopKDistillationLoss:
     """The mean of KL(teacher || policy) over the teacher's stored top-k tokens.
 
-    All other tokens are treated as one token: sum_k q log(q / p) + q' log(q' / p') with q' = 1 - sum_k q; this is never
-    above the exact divergence. In float32, a p' or q' below 1.2e-7 is clamped to 1.2e-7 and has no gradient. So with k
-    of 1 or 2, a policy that is more confident than this gets no gradient towards a less confident teacher.
+    All other tokens are treated as one token: sum_k q log(q / p) + q' log(q' / p') with q' = 1 - sum_k q. This sum
+    never exceeds the exact divergence. In float32, a p' or q' below 1.2e-7 is clamped to 1.2e-7 and has no gradient. So
+    with k of 1 or 2, a policy whose p' is below this bound gets no gradient towards a less confident teacher.
     """
 
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"

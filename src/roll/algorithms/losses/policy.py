@@ -42,7 +42,7 @@ _DEFAULT_CORRECTION = Correction()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyLoss:
-    """A policy-gradient loss composed of its parts; the defaults are PPO's clip as GRPO uses it.
+    """A policy-gradient loss of configurable ratio, gate, correction and aggregation; by default GRPO's clipped loss.
 
     Metrics are means over the loss tokens of the global batch that the policy sampled. Expert tokens have neither a
     ratio nor an engine log-prob, so these metrics are absent if a batch has only demonstrations.
@@ -62,7 +62,7 @@ class PolicyLoss:
 
     @property
     def needs(self) -> LossRequirements:
-        """The inputs that the KL penalty, the entropy bonus, and ratios or corrections of whole sequences need."""
+        """The inputs for the KL penalty, for the entropy bonus, and for sequence-level ratios or corrections."""
         return LossRequirements(
             entropy=self.entropy_coefficient > 0,
             full_kl=self.kl_coefficient > 0 and self.kl_estimator == "full",

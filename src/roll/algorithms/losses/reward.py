@@ -20,8 +20,8 @@ __all__ = ["BradleyTerryLoss", "RegressionLoss"]
 class BradleyTerryLoss:
     """The pairwise loss of a reward model, -log sigmoid(r_w - r_l - m) + c (r_w + r_l)^2.
 
-    The loss is averaged over the pairs of the global batch. r_w and r_l are the scores of the preferred and the other
-    answer.
+    The loss is averaged over the pairs of the global batch. r_w and r_l are the scores of the preferred and the
+    rejected answer.
 
     The first term is InstructGPT's loss, arXiv 2203.02155 eq. 1. The margin m is a pair's `target`, as in Llama 2,
     arXiv 2307.09288 eq. 2. The second term centers the scores around 0, as in arXiv 2312.09244.

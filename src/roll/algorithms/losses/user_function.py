@@ -33,7 +33,7 @@ class UserLoss:
         """Import the function and check its signature.
 
         Raises:
-            ConfigError: The function cannot be imported, does not accept its argument, or has an invalid `needs`.
+            ConfigError: The function cannot be imported, does not accept one argument, or has an invalid `needs`.
         """
         check_call(load_function(self.path, "loss"), f"loss '{self.path}'", "inputs")
         if not isinstance(self.needs, LossRequirements):

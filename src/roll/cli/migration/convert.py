@@ -33,7 +33,7 @@ INVALID_VALUE_ERRORS = (ArithmeticError, TypeError, ValueError, LookupError, Att
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyResult:
-    """The result of converting one key of the other library."""
+    """The result of converting one key of a TRL or verl configuration."""
 
     key: str
     value: Any
@@ -64,7 +64,7 @@ class ConvertedConfig:
         return "\n".join([*(f"# {_to_one_line(line)}" for line in lines), dump(self.tree)])
 
     def format_report(self) -> str:
-        """Return one line for every key of the file, and for every default of the other library that was converted."""
+        """Return one line for every key of the file, and for every default of the source library that was converted."""
         titles = {
             "converted": "Converted",
             "default": "Equal to ROLL's default",
@@ -125,7 +125,7 @@ def convert(
         unreadable: keys of the file whose values could not be read.
 
     Raises:
-        ConfigError: a value would be rejected by the library itself, or a required value is missing; the message has
+        ConfigError: a value would be rejected by the source library, or a required value is missing; the message has
             all problems.
     """
     values = {rule.key: rule.default for rule in rules if not rule.key.endswith(".*")}
@@ -154,7 +154,7 @@ def _apply_rules(
     """Apply every rule to `state`, even after a rule that fails.
 
     Returns:
-        The keys of ROLL that each rule has set, by the other library's key, and all problems. Values of the wrong type
+        The ROLL keys that each rule has set, by the source library's key, and all problems. Values of the wrong type
         (`type_errors`) come first.
     """
     converted_keys: dict[str, tuple[str, ...]] = {}

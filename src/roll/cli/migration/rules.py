@@ -24,9 +24,9 @@ __all__ = [
 
 
 class LibraryValues(dict[str, Any]):
-    """Values by dotted key of the other library, including its defaults.
+    """Values of a TRL or verl configuration by dotted key, including the library's defaults.
 
-    Keys are also attributes, as in that library's own code: `values.algorithm.gamma`.
+    Keys are also attributes, as in the library's code: `values.algorithm.gamma`.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -79,8 +79,8 @@ def renamed_key_rule(
     """Return a rule for a key that ROLL has under the name `target`.
 
     Args:
-        key: key of the other library.
-        default: the other library's default.
+        key: key of the source library (TRL or verl).
+        default: the key's default in the source library.
         target: dotted key of ROLL.
         convert_value: computes the value for ROLL from the key's value and all values; by default the value is copied.
         note: remark in the report.
@@ -106,7 +106,7 @@ def companion_rule(key: str, default: Any, targets: Iterable[str], note: str) ->
 
 
 def ignored_key_rule(key: str, default: Any, note: str) -> Rule:
-    """Return a rule for a key that does not affect training, or whose effect ROLL always has."""
+    """Return a rule for a key that does not affect training, or whose behavior is always enabled in ROLL."""
     return Rule(key=key, default=default, kind="ignored", note=note)
 
 
@@ -138,5 +138,5 @@ def run_all(*parts: Callable[[], Any]) -> list[Any]:
 
 
 def replace_defaults(rules: Iterable[Rule], defaults: Mapping[str, Any]) -> list[Rule]:
-    """Return copies of the rules with the other library's default replaced for every key in `defaults`."""
+    """Return copies of the rules in which the library's default is replaced for every key in `defaults`."""
     return [replace(rule, default=defaults.get(rule.key, rule.default)) for rule in rules]

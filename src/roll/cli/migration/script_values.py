@@ -228,7 +228,7 @@ class SyntaxTree:
         """Check that a list or dictionary is used only in lookups, and in calls that do not change it.
 
         Raises:
-            NotConstantError: another use may change the value.
+            NotConstantError: the list or dictionary is also used in a way that may change it.
         """
         bindings = self.scopes[name].find(name.id)
         for load in self._loads.get(name.id, ()):

@@ -127,7 +127,7 @@ class _Reader:
                     )
 
     def _report_lookalike_classes(self) -> None:
-        """Report classes that have the name of a TRL class but another module; their defaults may differ."""
+        """Report classes that have the name of a TRL class but are not from TRL; their defaults may differ."""
         for node in self._syntax.nodes:
             if isinstance(node, ast.ClassDef) and node.name in (*_CONFIGS, *_TRAINERS):
                 self._report(node.name, node, "the class defined in the script is treated as TRL's class", node.name)
@@ -232,9 +232,9 @@ class _Reader:
             self._drop_changed_values(node)
 
     def _drop_changed_values(self, name: ast.Name) -> None:
-        """Drop and report attributes of the arguments `name` that the script sets after creating them.
+        """Drop and report the attributes of the training arguments `name` that the script sets after their creation.
 
-        TRL has then already derived other values from the original values.
+        At that point, TRL has already derived other values from the original ones.
         """
         bindings = self._syntax.scopes[name].find(name.id)
         later = f"the value is set after `{name.id}` was created; pass it to the call that creates `{name.id}`"

@@ -168,8 +168,10 @@ class RolloutFile:
             "id": row.rollout_id,
         }
 
-    def read_rollout(self, number: int, *, tokens: bool = False) -> dict[str, Any]:
-        """Return the text and scores, or with `tokens` the token columns, of rollout `number` in this file, by column.
+    def read_rollout(self, index: int, *, tokens: bool = False) -> dict[str, Any]:
+        """Return the text and scores of a rollout by column name, or its token columns if `tokens` is true.
+
+        `index` is the position of the rollout in this file.
 
         Raises:
             UserError: the file is corrupted, was not written by a run, or has become shorter, for example after a
@@ -177,7 +179,7 @@ class RolloutFile:
         """
         columns = _TOKEN_COLUMNS if tokens else _DETAIL_COLUMNS
         with self._open() as file:
-            return dict.fromkeys(columns) | file.read_rows([number], columns)[0]
+            return dict.fromkeys(columns) | file.read_rows([index], columns)[0]
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[RolloutReader]:

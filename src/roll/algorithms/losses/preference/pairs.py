@@ -66,8 +66,8 @@ class PreferenceLoss:
         """Compute the micro-batch's contribution to the loss.
 
         Raises:
-            ValueError: A unit is not a pair, a column is missing, or pairs have margins that the pairwise loss does not
-                support.
+            ValueError: A loss unit does not have one preferred and one other sequence, a column is missing, or pairs
+                have margins that the pairwise loss does not support.
         """
         pairs = find_pairs(inputs)
         scores = compute_sequence_scores(inputs, mean=self.scores == "mean", against_reference=self.against_reference)
