@@ -41,7 +41,7 @@ def validate_record(record_class: type[T], data: object, label: str) -> T:
         label: Name of the data in error messages.
 
     Raises:
-        DataError: A field is missing, or has another type; the message names the first one.
+        DataError: A field is missing, or has the wrong type; the message names the first one.
     """
     try:
         return _build_adapter(record_class).validate_python(data)

@@ -102,7 +102,7 @@ class Registry(Generic[T]):
         """Add an implementation by its import path, `package.module:name`; it is imported when it is first used.
 
         Raises:
-            ConfigError: The name is registered with another path.
+            ConfigError: The name is already registered with a different path.
         """
         if self._entries.setdefault(name, path) != path:
             raise ConfigError(

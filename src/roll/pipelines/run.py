@@ -56,7 +56,7 @@ def restore_state(
     state_class: type[S] = RunState,
     fingerprints: Mapping[str, str] | None = None,
 ) -> S:
-    """Return the initial state of a session, and restore the stream to it.
+    """Return the initial state of a session, and set the stream to its position in this state.
 
     Args:
         saved: Checkpoint from which the session resumes.

@@ -72,7 +72,7 @@ class ServedPolicy:
             watchdog.cancel()
 
     async def _start_elastic_engines(self) -> None:
-        """Start using nodes that join, and wait for the configured minimum; engines on nodes need synced weights."""
+        """Start using nodes that join the cluster, and wait for the minimum; the weights must have been synced."""
         if (elastic := self.generation.elastic_engines) is not None:
             elastic.start()
             await self.run.stop.run_unless_stopped(elastic.wait_for_min())
@@ -93,7 +93,7 @@ class ServedPolicy:
                 await self.devices.switch_to_training()
 
     def is_stream_due(self, num_groups: int) -> bool:
-        """Return whether the trainer should begin with finished groups, which releases the shared devices.
+        """Return whether the trainer should start on finished groups now, for which the shared devices are released.
 
         Args:
             num_groups: Number of finished groups that are certain to be in the next batch.
@@ -101,7 +101,7 @@ class ServedPolicy:
         return self.devices is None or self.devices.is_stream_due(num_groups)
 
     def record_stream(self, batch: Batch, *, wait_s: float, step_s: float) -> None:
-        """Record a batch whose groups were passed to the trainer while others were generated.
+        """Record a batch whose first groups were trained on while other groups were still generated.
 
         Args:
             batch: The batch.
@@ -151,9 +151,7 @@ class ServedPolicy:
         return (await self.sync()).compute_metrics()
 
     def measure_wait(self, name: str) -> AbstractContextManager[None]:
-        """Return a context manager that measures a wait for rollouts by phase; the phase `name` is generation by the
-        model.
-        """
+        """Return a context manager that measures a wait for rollouts by phase; the phase `name` is generation."""
         return self.generation.wait_phases.measure_wait(name)
 
     def get_counts(self) -> Mapping[str, int]:
@@ -173,7 +171,7 @@ class ServedPolicy:
         return {domain: state for domain, state in states.items() if state}
 
     def trace(self) -> None:
-        """Write the engines' steps since the last call to the trace."""
+        """Write the engine steps that ended after the previous call to the trace file."""
         trace_engine_steps(self.generation.proxy.engines, self.run.spans.add_event)
 
     async def wait_for_evaluation(self) -> None:

@@ -89,7 +89,7 @@ class PolicySnapshots:
 def compute_train_inference_metrics(
     batch: TrainingBatch, results: Sequence[StepResult], version: int
 ) -> dict[str, float]:
-    """Compute metrics of mismatch (engine against trainer) and staleness (policy against the version that sampled).
+    """Compute metrics of mismatch (engine against trainer) and staleness (policy against the sampling version).
 
     Both are computed over the trained tokens of the current version and of older versions that have a snapshot. If
     there are tokens of older versions and no snapshot of these versions, the staleness metrics are left out.

@@ -105,8 +105,8 @@ def stop_on_signals(stop: StopRequest, clock: Callable[[], float] = time.monoton
 
     If the same signal is repeated within `DUPLICATE_SIGNAL_S`, it is not treated as a second signal, because `timeout`
     and Slurm signal a process and then its process group. SIGHUP stays ignored if it is ignored already (`nohup`).
-    Outside the main thread (a notebook cell that runs in a helper thread) signal handlers are not changed, and an
-    interrupt of the thread that waits for the helper thread sets `stop`.
+    Outside the main thread, such as in a notebook cell that runs in a helper thread, signal handlers are not changed.
+    An interrupt of the thread that waits for the helper thread then sets `stop`.
 
     Args:
         stop: The stop request to set.

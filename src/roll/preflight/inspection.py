@@ -120,7 +120,7 @@ def inspect_model(
 
 
 def inspect_policy(report: Report, model: ModelConfig) -> ModelDescription | None:
-    """Check the trained model, as `inspect_model` does, and that it has the parts that `model.vision` names.
+    """Check the trained model with `inspect_model`, and check that it has the parts that `model.vision` names.
 
     Raises:
         ModelError: See `inspect_model`.

@@ -50,7 +50,7 @@ class StepTime(NamedTuple):
     """A forward pass over the batch without a gradient."""
 
     def interpolate(self, other: StepTime, weight: float) -> StepTime:
-        """Return `self + share * (other - self)` for each part; a `weight` above 1 extrapolates beyond `other`."""
+        """Return `self + weight * (other - self)` for each part; a `weight` above 1 extrapolates beyond `other`."""
         return StepTime(*(mine + weight * (more - mine) for mine, more in zip(self, other, strict=True)))
 
 

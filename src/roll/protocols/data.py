@@ -13,7 +13,7 @@ Item_co = TypeVar("Item_co", covariant=True)
 
 @runtime_checkable
 class Reward(Protocol):
-    """Scores a rollout: incorrect answers get low values, and an exception is an infrastructure error."""
+    """Scores a rollout. An incorrect answer gets a low value; an exception means an infrastructure error."""
 
     async def __call__(self, rollout: Rollout) -> RewardResult: ...
 

@@ -59,7 +59,7 @@ class WorkerPool(Protocol):
     def create_sub_pool(self, num_workers: int) -> WorkerPool:
         """Return a new pool on the same nodes, for work that must not wait for calls of this pool.
 
-        It has no memory limit, and its processes start on first use. The caller must close it.
+        The new pool has no memory limit, and its processes start on first use. The caller must close it.
         """
         ...
 

@@ -61,8 +61,8 @@ class MeasuredFunction:
 
     Args:
         function: The function; the wrapper has the same module and name, so that the worker prepares the same module.
-        number: Number of the pool, which is used to detect the first call in a process.
-        limits_s: Limits of a warm and of a first call; `None` for no limit.
+        number: Number of the pool. With it, a worker process detects its first call from this pool.
+        limits_s: CPU time limit of later calls, and of the first call, in a process; `None` for no limit.
     """
 
     def __init__(self, function: Callable[..., Any], number: int, limits_s: tuple[float | None, float | None]) -> None:

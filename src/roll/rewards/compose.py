@@ -82,7 +82,7 @@ class Component:
     def has_timed_out(self, judgement: Judgement) -> bool:
         """Return whether the verifier itself ran out of time.
 
-        The result is false if the model's own program timed out: that is only an incorrect answer.
+        The result is false if the program in the answer timed out, because this makes the answer only incorrect.
         """
         return judgement.timed_out or (judgement.verdict == TIMEOUT and not self.config.needs_sandbox)
 
@@ -103,9 +103,9 @@ def _check_judgement(judgement: Judgement) -> Judgement:
 class WeightedReward:
     """The weighted sum of its components, or 0 if a gate is not passed; implements `Reward`.
 
-    A task is solved if every deciding component accepts the answer and every gate is passed; components that are
-    only logged (weight 0, no gate) are ignored. The verdict is that of the gate that was not passed, otherwise that of
-    the first deciding component, otherwise that of the first component.
+    A task is solved if every deciding component accepts the answer and every gate is passed; components that are only
+    logged (weight 0, no gate) are ignored. The result has the verdict of the gate that was not passed, otherwise of the
+    first deciding component, otherwise of the first component.
     """
 
     def __init__(self, components: Sequence[Component]) -> None:
@@ -187,7 +187,7 @@ class WeightedReward:
         return {name: state for name, state in states.items() if state is not None}
 
     def restore(self, states: Mapping[str, Any]) -> None:
-        """Restore the states that `state` returned; a component without a saved state starts from scratch."""
+        """Restore the states that `state` returned; a component without a saved state starts with its initial state."""
         for component in self._components:
             if component.name in states:
                 component.verifier.restore(states[component.name])

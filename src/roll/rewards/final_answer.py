@@ -263,20 +263,20 @@ def find_last_number(text: str, *, with_unit: bool = False) -> str | None:
     return None
 
 
-def _is_ambiguous(other: re.Match[str], number: str, after: str) -> bool:
+def _is_ambiguous(alternative: re.Match[str], number: str, after: str) -> bool:
     """Return whether a number and the alternative before it (`6 or 7`) are different values of one quantity.
 
     Args:
-        other: The match of the alternative, with the word after it, if any.
+        alternative: The match of the alternative, with the word after it, if any.
         number: The number.
         after: The text after the number.
     """
-    first, second = parse_number(re.sub(r"\\\)$", "", other[1])), parse_number(number)
+    first, second = parse_number(re.sub(r"\\\)$", "", alternative[1])), parse_number(number)
     named = re.match(r"[\s$]{0,2}([a-zA-Z]*)", after)
-    same_thing = not other[2] or (named is not None and named[1] == other[2])
+    same_thing = not alternative[2] or (named is not None and named[1] == alternative[2])
     if first is None or second is None or not same_thing:
         return False
-    is_operand = other.string[: other.start()].rstrip(" $€£¥(").endswith(_OPERATORS)  # `30 + 160 or 190`
+    is_operand = alternative.string[: alternative.start()].rstrip(" $€£¥(").endswith(_OPERATORS)  # `30 + 160 or 190`
     return not is_operand and not is_same_number(first, second)
 
 
@@ -307,7 +307,7 @@ def _find_sign(before: str) -> str:
 
 
 def _add_sign(before: str, number: str) -> str:
-    """Return the number with the minus sign or the root sign that ends the text before it, if any."""
+    """Return the number, preceded by the minus or root sign that ends the text before it, if any."""
     if _ROOT_PATTERN.search(before[-8:]):
         return rf"\sqrt{{{number}}}"
     return ("-" if _MINUS_PATTERN.search(before[-11:]) else _find_sign(before[-8:])) + number

@@ -214,7 +214,7 @@ def check_instruction(instruction: str, arguments: Arguments, text: str) -> bool
 
 
 def build_loose_variants(text: str) -> list[str]:
-    """Return the text and the variants that the loose criterion also accepts (section 2.2 of the paper).
+    """Return the text and the variants that the loose criterion also accepts (section 2.2 of arXiv 2311.07911).
 
     The variants lack the first line, the last line, or both; each one is also returned without asterisks.
     """

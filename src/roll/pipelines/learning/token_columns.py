@@ -24,9 +24,9 @@ def build_token_columns(
 
     Args:
         batch: The batch that `add_advantages` completed.
-        results: Results of its updates, in order.
+        results: Results of the updates on this batch, in order.
         updates: The split of the batch into mini-batches.
-        seed: Seed of the run and the step, from which the splits were drawn.
+        seed: Seeds of the run and of the step, which determine the mini-batches.
     """
     latest = _collect_latest_logprobs(batch, results, updates, seed)
     single = len(results) == 1

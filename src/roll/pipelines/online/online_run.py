@@ -45,7 +45,7 @@ class Recorder(Protocol):
     """Records all data that generation passes to training, for a replay."""
 
     def listen(self, lifecycle: LifeCycle, proxy: LLMProxy) -> None:
-        """Observe every transition and every request."""
+        """Start observing every transition of a rollout and every request to an engine."""
         ...
 
     async def record(self, state: LearningState, batch: Batch, demonstrations: Sequence[Rollout]) -> None:
@@ -61,7 +61,7 @@ class RunEngines(Engines, Protocol):
         ...
 
     def measure_wait(self, name: str) -> AbstractContextManager[None]:
-        """Return a context manager that measures a wait for rollouts; generation by the model is the phase `name`."""
+        """Return a context manager that measures a wait for rollouts by phase; the phase `name` is generation."""
         ...
 
     def get_counts(self) -> Mapping[str, int]:
@@ -77,7 +77,7 @@ class RunEngines(Engines, Protocol):
         ...
 
     def trace(self) -> None:
-        """Write the engines' steps since the last call to the trace."""
+        """Write the engine steps that ended after the previous call to the trace file."""
         ...
 
     async def wait_for_evaluation(self) -> None:

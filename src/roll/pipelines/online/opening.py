@@ -275,7 +275,7 @@ def build_policy_spec(config: OnlineConfig, model_path: Path, **more: Any) -> Tr
     Args:
         config: Configuration of the run.
         model_path: Path of the model's files.
-        more: Other fields of the spec.
+        more: Additional fields of the spec.
     """
     return TrainerSpec(
         model_path=str(model_path),

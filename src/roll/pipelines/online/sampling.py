@@ -23,7 +23,7 @@ class DrawSource(Protocol):
         ...
 
     def redraw(self, draw_id: int, domain: str, position: int) -> PromptDraw:
-        """Return the earlier draw with this ID, domain and position in the stream again."""
+        """Recreate an earlier draw from its ID, its domain and its position in the stream."""
         ...
 
 

@@ -45,7 +45,7 @@ def build_objective(online: OnlineRun[PreferenceOnlineConfig, Any]) -> AnswersOb
 
 
 def build_pair_batch(choice: AnswerSelection, temperature: float) -> TrainingBatch:
-    """Build the batch of pairs; each pair is a unit, and a rollout in several pairs is repeated."""
+    """Build the batch of pairs; each pair is a loss unit, and a rollout in several pairs is repeated."""
     samples = [
         replace(
             sample, unit=number, sequence=sample.sequence and f"{number}/{sample.sequence}", preferred=rollout is better

@@ -121,7 +121,7 @@ def _format_model_name(recorded: RecordedSession) -> str:
 
 
 def check_training(config: RLVRConfig, recording: Recording, recorded: RecordedSession) -> None:
-    """Check that the recording has the algorithm's inputs, and warn if off-policy answers are not corrected.
+    """Check that the recording has the algorithm's inputs; warn if the algorithm has no off-policy correction.
 
     Raises:
         ConfigError: The algorithm needs answers that were not recorded.

@@ -211,7 +211,7 @@ class Recording:
         """Check that the files of the steps exist and have the recorded sizes.
 
         Raises:
-            DataError: A file is missing, or has another size.
+            DataError: A file is missing, or its size differs from the recorded size.
         """
         for step in steps:
             for name in self.files.get(step, {}):
@@ -279,7 +279,7 @@ def _read_lines(path: Path) -> Iterator[_IndexLine]:
     """Yield the lines of an index; skip an incomplete last line, which a crash may have left.
 
     Raises:
-        DataError: A line before the end is malformed, or has another format.
+        DataError: A line other than the last is malformed, or the recording's format version is not supported.
     """
     try:
         lines = path.read_bytes().splitlines(keepends=True)

@@ -195,7 +195,7 @@ def open_recorder(
 
 
 def build_session(config: RLVRConfig, prepared: PreparedRun, state: LearningState) -> RecordedSession:
-    """Build the record of a session that begins with `state`. Its number is 1 until the recorder replaces it."""
+    """Build the record of a session that begins with `state`. The recorder later replaces the session number 1."""
     return RecordedSession(
         number=1,
         step=state.step,

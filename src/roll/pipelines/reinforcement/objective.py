@@ -103,7 +103,7 @@ def build_demonstration_player(online: OnlineRun[C, ServedPolicy]) -> Demonstrat
 def open_gradient_stream(
     online: OnlineRun[C, ServedPolicy],
 ) -> tuple[OnlineRun[C, ServedPolicy], GradientStream | None]:
-    """Return the run, with a gradient stream as the source of its batches if it trains finished groups early."""
+    """Return the run; if it trains on finished groups early, a gradient stream replaces the source of its batches."""
     config, engines, controller = online.config, online.policy_engines, online.policy_engines.controller
     overlaps = engines.devices is not None and engines.devices.rule == "elastic_overlap"
     if not config.streams_training and not (overlaps and not config.find_streaming_problem()):

@@ -289,7 +289,7 @@ def _estimate_time(
 
 
 def _take_first_units(batch: TrainingBatch, num_tokens: int) -> TrainingBatch:
-    """Return the first units of a batch with at least `num_tokens` tokens in total, or all units."""
+    """Return the first loss units of a batch that have `num_tokens` tokens in total; all units if there are fewer."""
     samples: list[TrainingSample] = []
     for sample in batch.samples:
         if sum(map(len, samples)) >= num_tokens and sample.unit != samples[-1].unit:

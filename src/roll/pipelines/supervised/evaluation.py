@@ -78,11 +78,11 @@ async def _open_parts(
 
 
 def compute_held_out_metrics(measured: ForwardBackwardResult, batch: TrainingBatch) -> dict[str, float]:
-    """Return the loss and its metrics, under `eval/…` instead of their own prefixes.
+    """Return the loss and its metrics; the prefix of each metric is replaced by `eval/`.
 
     Args:
         measured: Results on the held-out examples.
-        batch: Batch of the held-out examples; accuracies are averaged over its units, such as pairs.
+        batch: Batch of the held-out examples; accuracies are averaged over loss units, such as pairs.
     """
     metrics = {name.rpartition("/")[2]: value for name, value in measured.metrics.items()}
     found = {f"eval/{name}": value for name, value in {"loss": measured.loss, **metrics}.items()}
@@ -108,7 +108,7 @@ def merge_metrics(example_metrics: Mapping[str, float], answer_metrics: Mapping[
 async def measure_model(
     config: SupervisedConfig, *, kind: ExampleKind, loss: LossFn, role: Role = "reference", score_at_end: bool = False
 ) -> dict[str, float]:
-    """Compute the loss of the configuration's model on held-out examples, and the loss's metrics, under `eval/…`.
+    """Compute the loss and its metrics, as `eval/…`, for the configuration's model on held-out examples.
 
     Raises:
         DataError: No source has held-out examples.

@@ -55,8 +55,8 @@ async def compute_missing_outputs(
         cluster: Cluster on which the model is started.
         spec: Spec of the model.
         store: Store of the outputs.
-        batches: Batches of whole units. Each batch is computed in one call, so that packing and rounding are the same
-            as in training.
+        batches: Batches of complete loss units, such as pairs. Each batch is computed in one call, so that packing and
+            rounding are the same as in training.
         compute: Computes the outputs of a batch.
         model_name: Name of the model, for messages.
         session: Session that shows the progress.

@@ -47,7 +47,7 @@ class ExampleBatch:
 
 
 def draw_next_examples(examples: ExampleData, training: SupervisedTrainingConfig) -> list[ExampleDraw]:
-    """Return the draws of the next step; fewer at the end of the last epoch."""
+    """Return the draws of the next step. At the end of the last epoch, there may be fewer than a full batch."""
     stream, most, count = (
         examples.train,
         training.compute_max_draws(examples.train.num_items),
@@ -95,7 +95,7 @@ class SupervisedRun:
     _held_out: TrainingBatch | None = None
 
     async def draw(self) -> ExampleBatch:
-        """Draw the examples of the next step; fewer at the end of the last epoch."""
+        """Draw the examples of the next step. At the end of the last epoch, there may be fewer than a full batch."""
         return await self.run.stop.run_unless_stopped(asyncio.to_thread(self._draw))
 
     def _draw(self) -> ExampleBatch:

@@ -25,7 +25,7 @@ MAX_OUTPUT_BYTES = 2**26
 class CandidateRun:
     """A run of one answer to one task."""
 
-    def __init__(self, sandboxes: CodeSandboxes, task: Task, code: str, config: CodeReward, ends: float) -> None:
+    def __init__(self, sandboxes: CodeSandboxes, task: Task, code: str, config: CodeReward, deadline_s: float) -> None:
         """Prepare the run.
 
         Args:
@@ -33,10 +33,10 @@ class CandidateRun:
             task: The task with its cases.
             code: The answer's code.
             config: The reward's settings.
-            ends: Deadline for all cases of the answer, on the event loop's clock.
+            deadline_s: Deadline for all cases of the answer, on the event loop's clock.
         """
         self.sandboxes, self.task, self.code, self.config = sandboxes, task, code, config
-        self._ends = ends
+        self._deadline_s = deadline_s
         self.max_timeouts = 1 if config.credit == "all" else 2
 
     def compute_wall_limit_s(self, cpu_s: float) -> float:
@@ -47,7 +47,7 @@ class CandidateRun:
     @property
     def remaining_s(self) -> float:
         """Seconds that are left until the deadline for all cases of the answer."""
-        return max(0.0, self._ends - asyncio.get_running_loop().time())
+        return max(0.0, self._deadline_s - asyncio.get_running_loop().time())
 
     def compute_case_limits(self, limits_s: Sequence[float]) -> list[tuple[float, float]]:
         """Return the CPU and wall time limit of each case, given the CPU time limits."""

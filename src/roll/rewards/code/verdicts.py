@@ -43,7 +43,7 @@ OUTCOMES = {
 
 
 class BrokenTestsError(Exception):
-    """The tests cannot be run, independent of the answer."""
+    """The tests cannot be run, whatever the answer is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

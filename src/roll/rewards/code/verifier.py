@@ -126,22 +126,22 @@ async def run_cases(
     Raises:
         SandboxError: A sandbox failed.
         RewardInfraError: One of ROLL's programs crashed.
-        BrokenTestsError: The tests cannot be run, independent of the answer.
+        BrokenTestsError: The tests cannot be run, whatever the answer is.
     """
-    ends = asyncio.get_running_loop().time() + config.time_limit_s
+    deadline_s = asyncio.get_running_loop().time() + config.time_limit_s
     verdicts = [SKIPPED] * len(task.cases)
     numbered = list(enumerate(task.cases))
     plain = [(i, case) for i, case in numbered if not isinstance(case, TestCase)]
     tests = [(i, case) for i, case in numbered if isinstance(case, TestCase)]
     if plain:
-        verdicts_of_part = await BatchRun(sandboxes, task, code, config, ends).run(
+        verdicts_of_part = await BatchRun(sandboxes, task, code, config, deadline_s).run(
             [(case, limits_s[i]) for i, case in plain]
         )
         for (i, _), verdict in zip(plain, verdicts_of_part, strict=True):
             verdicts[i] = verdict
     # With `credit: all`, one failed case already decides, so the checker's sandbox need not start.
     if tests and not (config.credit == "all" and any(verdicts[i].passed < 1 for i, _ in plain)):
-        verdicts_of_part = await CheckerRun(sandboxes, task, code, config, ends).run(
+        verdicts_of_part = await CheckerRun(sandboxes, task, code, config, deadline_s).run(
             [(case, limits_s[i]) for i, case in tests]
         )
         for (i, _), verdict in zip(tests, verdicts_of_part, strict=True):

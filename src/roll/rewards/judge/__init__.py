@@ -43,7 +43,7 @@ class Judge:
 
     Args:
         config: The judge's settings.
-        chat: The model.
+        chat: The interface to the judge model.
         usage: Counters of verdicts, which the judge increments.
     """
 

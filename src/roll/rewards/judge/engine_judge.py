@@ -113,7 +113,7 @@ def _contains_quote(token: str | None) -> bool:
 
 
 def _merge_system_messages(messages: Sequence[Message]) -> list[Message]:
-    """Merge the system messages into the first other message, for a chat template without a system role."""
+    """Merge system messages into the first message of another role, for a chat template without a system role."""
     system_text = "\n\n".join(message.text for message in messages if message.role == "system")
     others = [message for message in messages if message.role != "system"]
     if system_text and others:

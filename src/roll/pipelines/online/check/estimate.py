@@ -82,8 +82,8 @@ def compute_run_sizes(
         longest_prompt: Tokens of the longest prompt.
         train_prompts: Number of training prompts by domain.
         held_out_prompts: Number of held-out prompts.
-        trained_per_group: Maximum numbers of units and of answers per group that are trained on; by default, one unit
-            with all answers.
+        trained_per_group: Maximum numbers of loss units (such as pairs) and of answers per group that are trained on;
+            by default, one unit with all answers.
         media_per_prompt: Maximum number of feature tokens per prompt; repeated images are counted once.
     """
     rollout, training, evaluation = config.rollout, config.training, config.evaluation

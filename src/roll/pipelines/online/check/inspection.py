@@ -329,7 +329,7 @@ def _check_configured_reward_models(report: Report, config: RolloutRunConfig) ->
 
 
 def _try_rewards_on_examples(report: Report, config: RolloutRunConfig) -> None:
-    """Score one prompt of every domain that has answers, in a worker process, as in a run."""
+    """Score example answers to one prompt of every domain except environments, in a worker process, as in a run."""
     entries = {entry.domain or entry.source: entry for entry in config.data}
     # the reward of an environment comes from playing: there is no answer to try
     examples = [(entries[domain], p) for domain, p in report.examples.items() if p.environment is None]

@@ -136,7 +136,7 @@ def _collect_output(pid, pipes, deadline, bounds):
 
 
 def _read_once(descriptor, data):
-    """Append what one read of the descriptor returns to `data`; return False if nothing was available."""
+    """Read once from the descriptor, and append the bytes to `data`; return False if none were available."""
     try:
         more = os.read(descriptor, _READ_BYTES)
     except BlockingIOError:

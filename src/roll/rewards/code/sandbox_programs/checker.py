@@ -138,7 +138,7 @@ class _Module(ModuleType):
 
 
 class _TestCounter:
-    """Counts tests, as a pytest plug-in."""
+    """A pytest plug-in that counts tests."""
 
     def __init__(self):
         self.num_tests, self.num_passed, self.text = 0, 0, ""

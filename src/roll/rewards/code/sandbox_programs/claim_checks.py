@@ -137,8 +137,8 @@ def vary_value(value, turn):
 def is_contained(container, value):
     """Compute `value in container` for a container of the candidate.
 
-    If no test made the container, its items are fetched and compared in this process, because the container's own `in`
-    would receive the expected value.
+    If the container was not created by a test, its items are fetched and compared in this process, because the
+    container's own `in` would receive the expected value.
     """
     if container._holds or not container._is_subject:
         return value in (_get_content(container) if container._holds else list(container))
@@ -148,8 +148,8 @@ def is_contained(container, value):
 def compare_order(op, one, other):
     """Compute `<`, `>`, `<=` or `>=` of two of the candidate's objects.
 
-    The answer "true" is accepted only if the comparison with swapped operands is false or, for `<=` and `>=`, the
-    objects are equal; otherwise the test is refused.
+    The candidate's result "true" is accepted only if the comparison with swapped operands is false or, for `<=` and
+    `>=`, the objects are equal; otherwise the test is refused.
     """
     if not _is_remote(other):
         raise one._make_unsupported_error("an order")
@@ -163,8 +163,8 @@ def compare_order(op, one, other):
 def compute_arithmetic(op, operands):
     """Compute an arithmetic operation with an object of the candidate among its operands.
 
-    The test is refused if one of two operands is an object that no test made, or if an object and a plain value give a
-    plain value.
+    The test is refused if one of two operands is an object that was not created by a test, or if the result for an
+    object and a plain value is a plain value.
     """
     remotes = [item for item in operands if _is_remote(item)]
     are_subjects = all(item._is_subject for item in remotes)
@@ -195,7 +195,7 @@ def check_named_member(owner, name, member):
 def check_made_member(kind, args, member):
     """Check the enumeration member that calling `kind` with `args` returned.
 
-    Slightly different arguments must give another member or an exception; otherwise the test is refused.
+    Slightly different arguments must return a different member or raise an exception; otherwise the test is refused.
     """
     for turn in range(1, _NUM_VARIANTS + 1):
         answer = kind._roll_connection.run_operation("call", kind, *(vary_value(item, turn) for item in args))

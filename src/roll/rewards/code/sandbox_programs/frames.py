@@ -120,7 +120,7 @@ class FrameChannel:
     def write(self, message, mark=b""):
         """Write one message as a frame.
 
-        `mark` is a byte before the message that tells a process where to forward it without parsing it.
+        `mark` is a byte before the message. It tells a process that does not parse messages where to forward this one.
         """
         body = json.dumps(message, separators=(",", ":")).encode("ascii")
         self.write_bytes(mark + body)

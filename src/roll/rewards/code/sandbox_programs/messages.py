@@ -18,7 +18,7 @@ class Setup(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A case of kind `stdin`, `call` or `serve`, or the compiler's own run (`argv`), for the candidate's side."""
+    """A message to the candidate's side: a case of kind `stdin`, `call` or `serve`, or a compiler run (`argv`)."""
 
     kind: str
     cpu_s: float
@@ -75,7 +75,7 @@ class SetupResult(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A message from the candidate's side to the checker's: an answer, or a `callback` that comes before it."""
+    """A message from the candidate's side to the checker's: an answer, or a `callback` that precedes the answer."""
 
     value: Any = None
     raised: Any = None

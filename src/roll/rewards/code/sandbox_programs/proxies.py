@@ -243,8 +243,8 @@ def decode_remote(connection, tree, is_subject=False):
 def _make_plain_subclass(remote, plain):
     """Return the plain value of a candidate's object as an instance of a subclass that forwards other attributes.
 
-    For example, a string whose class has further methods. A bool, or a value whose type is not built in, is returned
-    unchanged.
+    An example is a string whose class has additional methods. A bool, or a value whose type is not built in, is
+    returned unchanged.
     """
 
     def get_attribute(self, name):

@@ -54,7 +54,7 @@ class Service:
         }
 
     def run(self):
-        """Load the code, then answer the checker's messages up to its last one; never returns."""
+        """Load the code, then answer the checker's messages until the last one. This call never returns."""
         os.dup2(self.printed, 1)
         sys.stdin, sys.stderr = CheckerInput(self), io.StringIO()
         vars(builtins).update(input=lambda prompt="": self.run_checker(_INPUT, (prompt,), {}))
@@ -222,7 +222,8 @@ class Service:
 def exit_block(target, own, name, text):
     """Call `target.__exit__` for a `with` block that raised an exception, and return the result.
 
-    `own` is the candidate's exception; if it is None, a test raised one of the built-in class `name` with this text.
+    `own` is the candidate's exception; if it is None, a test raised an exception of the built-in class `name` with this
+    text.
     """
     error = own if own is not None else getattr(builtins, name)(text)
     return type(target).__exit__(target, type(error), error, error.__traceback__)
@@ -238,7 +239,7 @@ def has_own_names(value, base):
 
 
 def make_callback(service, number):
-    """Return a function that calls a function of the checker."""
+    """Return a function that calls the checker's function with this number."""
 
     def call(*args, **kwargs):
         return service.run_checker(number, args, kwargs)
@@ -247,7 +248,7 @@ def make_callback(service, number):
 
 
 def iterate_remote(service, number):
-    """Yield the items of an iterator of the checker."""
+    """Yield the items of the checker's iterator with this number."""
     while True:
         try:
             item = service.run_checker(number, (), {})
