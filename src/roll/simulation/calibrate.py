@@ -83,7 +83,7 @@ class _Step:
 
 
 class _Event(NamedTuple):
-    """The fields of a trace event that calibration uses."""
+    """A trace event, with only the fields needed for calibration."""
 
     cat: str = ""
     ts: float = 0.0

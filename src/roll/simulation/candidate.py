@@ -63,7 +63,7 @@ class Candidate:
 def build_candidate(
     name: str, config: SimulationConfig, run: SimulatedRun, model: Model, device: Device, divisor: int
 ) -> Candidate:
-    """Return the results of a simulated plan; its devices and prompts were divided by `divisor` for the simulation."""
+    """Return the results of a simulated plan; the simulation used 1/`divisor` of the plan's devices and prompts."""
 
     def mean(field: str) -> float:
         return math.fsum(getattr(step, field) for step in run.steps) / len(run.steps)

@@ -203,7 +203,7 @@ class SimulatedTrainer:
         await asyncio.sleep(max(0.0, seconds - self._training.overhead_s))
 
     def _list_lengths(self, groups: Iterable[Group]) -> list[int]:
-        """Return the number of tokens of each rollout that the trainer processes."""
+        """Return, for each rollout, the number of tokens that the trainer processes."""
         shared = self._training.share_prefix
         return [
             len(rollout.token_ids) + (len(group.draw.token_ids) if not index or not shared else 0)

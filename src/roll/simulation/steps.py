@@ -120,7 +120,7 @@ class SimulatedSteps:
             self.recorder.add_step(self._build_record(start, before), start)
 
     async def next_batch(self) -> Batch:
-        """Wait for the next batch; with `stream_training`, compute the gradients of finished groups in the meantime."""
+        """Wait for the next batch; with `stream_training`, compute gradients of finished groups while waiting."""
         size, engines = self.config.rollout.prompts_per_step, self.policy_engines
         with self.recorder.phase("wait for batch"):
             if self.config.streams_training or self._overlaps:

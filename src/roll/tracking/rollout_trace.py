@@ -18,7 +18,7 @@ PROCESSES = {ENGINES: "engines: requests", ROLLOUTS: "rollouts"}
 
 
 class Transition(Protocol):
-    """A rollout's change from one state to another, with the fields that a trace uses."""
+    """A rollout's change from one state to another, with the fields needed for traces."""
 
     @property
     def rollout_id(self) -> RolloutId: ...

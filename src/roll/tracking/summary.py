@@ -35,7 +35,7 @@ _SELECTION_METRICS = ("reward_counted", "reward_launched", "length_counted", "le
 
 
 def count_compared_steps(num_steps: int) -> int:
-    """Return the number of steps at the start and at the end of a run to compare: at most 5, without overlap."""
+    """Return how many of a run's first and last steps to compare: at most 5 each, without overlap."""
     return max(1, min(_RECENT_STEPS, num_steps // 2))
 
 
@@ -130,7 +130,7 @@ class Summary:
     """End of the last session; `None` in summaries of older versions."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data; numbers that are not finite become `None`."""
+        """Return the summary as JSON values; numbers that are not finite become `None`."""
         values = asdict(self).items()
         return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values}
 

@@ -188,7 +188,7 @@ class TrainerRank(ABC, Generic[B, L]):
     def save(self, path: Path, *, background: bool = False) -> None:
         """Write the complete state below `path`, an empty or missing directory, and fsync.
 
-        With `background`, write it in the background if the back-end supports that.
+        If `background` is true, write the state in the background if the back-end supports that.
         """
 
     def is_save_written(self, *, wait: bool) -> bool:

@@ -65,7 +65,7 @@ class TorchRank(TrainerRank[B, L]):
             write_entries(path, state, self.ranks)
 
     def is_save_written(self, *, wait: bool) -> bool:
-        """Return whether the last save is on disk; with `wait`, wait until it is.
+        """Return whether the last save is on disk; if `wait` is true, wait until it is.
 
         Raises:
             CheckpointError: a background write failed. The error is raised only once.

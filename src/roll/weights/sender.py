@@ -124,7 +124,7 @@ class Sender:
         return staged.send()
 
     def release(self, *, failed: bool = False) -> None:
-        """Release the weights. With `failed`, also abort a `send` that still runs in another thread."""
+        """Release the weights. If `failed` is true, also abort a `send` that still runs in another thread."""
         if self._current is not None:
             self._current.release(failed)
             self._current = None

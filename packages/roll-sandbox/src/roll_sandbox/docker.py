@@ -306,10 +306,10 @@ def _query_oom(client: DockerClient | None, container: Container, since: int) ->
     return {Limit.MEMORY} if events else set()
 
 
-def _close_abandoned_connection(starting: asyncio.Future[tuple[Container, socket.socket]]) -> None:
+def _close_abandoned_connection(start_future: asyncio.Future[tuple[Container, socket.socket]]) -> None:
     """Close the connection of a container whose start was canceled, so that its agent ends."""
-    if not starting.cancelled() and starting.exception() is None:
-        starting.result()[1].close()
+    if not start_future.cancelled() and start_future.exception() is None:
+        start_future.result()[1].close()
 
 
 def _remove_container(container: Container) -> None:

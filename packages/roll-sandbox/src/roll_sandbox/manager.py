@@ -171,8 +171,8 @@ class SandboxManager:
         return sandbox
 
     async def _acquire(self, spec: SandboxSpec, *, fresh: bool) -> tuple[Sandbox, int]:
-        """Return a sandbox and the number of programs that it has run. Use an idle sandbox if possible (with `fresh`,
-        an idle sandbox that has run no program); otherwise start a new sandbox.
+        """Return a sandbox and the number of programs that it has run. Use an idle sandbox if possible (if `fresh` is
+        true, one that has not run a program); otherwise start a new sandbox.
         """
         if not self._is_open:
             raise SandboxError("the sandbox manager was not started, or is closed")

@@ -80,7 +80,7 @@ class Pool:
 
     def pop_idle(self, *, fresh: bool) -> tuple[Sandbox, int] | None:
         """Record a request. Remove and return an idle sandbox with the number of programs it has run; return `None` if
-        no sandbox is suitable. With `fresh`, only sandboxes that have run no program are suitable.
+        no sandbox is suitable. If `fresh` is true, only sandboxes that have not run a program are suitable.
         """
         self._record_request()
         # From the end: sandboxes that have run programs are used first, since `fresh` requests need the unused ones.

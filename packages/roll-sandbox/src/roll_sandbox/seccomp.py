@@ -62,7 +62,7 @@ def _return_error(error: int) -> bytes:
 
 
 def _load_argument(index: int, *, high: bool = False) -> bytes:
-    """Return an instruction that loads the lower half of the call's argument `index`; with `high`, the upper half.
+    """Return an instruction that loads the lower half of the call's argument `index`, or its upper half if `high`.
 
     Only pointers need both halves; all other checked arguments have 32 bits.
     """

@@ -145,7 +145,7 @@ class RolloutReader:
         return [found[place] for place in positions]
 
     def _select_rows(self, positions: Sequence[int], names: list[str]) -> Iterator[tuple[list[int], pa.RecordBatch]]:
-        """Yield the rows at `positions` in portions, in file order, each with the positions of its rows."""
+        """Yield the rows at `positions` in batches, in file order, each batch with the positions of its rows."""
         metadata = self._file.metadata
         sizes = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
         starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()

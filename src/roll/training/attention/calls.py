@@ -167,7 +167,9 @@ def _scatter_gradients(shape: torch.Size, parts: tuple[tuple[RowIndex, Tensor], 
 
 
 def _run_sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, params: AttentionParams) -> Tensor:
-    """Run SDPA on queries [B, n, H, d], keys and values [B, m, K, d], with `bias` [B, 1, n, m]; causal without it."""
+    """Run SDPA on queries [B, n, H, d], keys and values [B, m, K, d] with `bias` [B, 1, n, m]; causal if bias is
+    `None`.
+    """
     # Grouped-query attention: SDPA expects as many key heads as query heads.
     repeats = q.shape[2] // k.shape[2]
     k, v = ((x.repeat_interleave(repeats, dim=2) if repeats > 1 else x).transpose(1, 2) for x in (k, v))

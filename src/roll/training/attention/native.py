@@ -79,7 +79,7 @@ def attend(
 ) -> Tensor:
     """Compute attention of queries [N, H, d], keys [N, K, d] and values [N, K, w]; return [N, H, w].
 
-    With `rotation`, RoPE is first applied to queries and keys.
+    If `rotation` is given, RoPE is first applied to queries and keys.
     """
     result = _Attention.apply(q, k, v, ranges, scale, rotation)
     assert isinstance(result, Tensor)

@@ -290,7 +290,7 @@ def _batch_by_length(items: Sequence[Any], lengths: Sequence[int]) -> list[list[
 def _build_tree_mask(tree: Tree, size: int, span: AttentionSpan, images: Int64Array | None = None) -> np.ndarray:
     """Return the mask [size, size] of a tree, padded to `size`: True where entry i may attend to entry j.
 
-    An entry attends to itself and its ancestors within `span`, and with `images` to all tokens of its own image.
+    An entry attends to itself and its ancestors within `span` and, if `images` is given, to all tokens of its image.
     Padding attends to entry 0.
     """
     owner = np.repeat(np.arange(len(tree.segments)), [s.length for s in tree.segments])

@@ -95,17 +95,17 @@ def export_model(
         is_first: Whether this rank writes.
     """
     partial = atomic.make_temporary_path(path)
-    complete = resolve_model(source) if get_weight_prefix(network.root) else None
-    write_weights(partial, weights, complete, is_first=is_first)
+    omni_model = resolve_model(source) if get_weight_prefix(network.root) else None
+    write_weights(partial, weights, omni_model, is_first=is_first)
     if is_first:
         _write_config_files(partial, network, source, dtype, trust_remote_code=trust_remote_code)
-        if complete is not None:
-            complete_export(complete, partial)
+        if omni_model is not None:
+            complete_export(omni_model, partial)
         move_to_final_name(partial, path)
 
 
 def write_weights(
-    directory: Path, weights: WeightSource, complete: Path | None = None, *, is_first: bool, stem: str = "model"
+    directory: Path, weights: WeightSource, omni_model: Path | None = None, *, is_first: bool, stem: str = "model"
 ) -> None:
     """Write all tensors on the first rank, one at a time. Collective: after a failed write, the rank iterates over the
     remaining tensors before it raises the error.
@@ -113,7 +113,7 @@ def write_weights(
     Args:
         directory: The target directory.
         weights: The trained weights.
-        complete: The omni model whose speech weights are copied; `None` for other models.
+        omni_model: The omni model whose speech weights are copied; `None` for other models.
         is_first: Whether this rank writes.
         stem: The beginning of the files' names.
     """
@@ -122,7 +122,7 @@ def write_weights(
     try:
         if is_first:
             directory.mkdir(parents=True)
-            others = [] if complete is None else list_speech_weights(complete)
+            others = [] if omni_model is None else list_speech_weights(omni_model)
             writer = ShardWriter(directory, [*weights.names(), *others], stem=stem)
     except Exception as error:
         failure = error
@@ -133,9 +133,9 @@ def write_weights(
                 writer.add(name, tensor)
             except Exception as error:
                 failure = error
-    if writer is not None and failure is None and complete is not None:
+    if writer is not None and failure is None and omni_model is not None:
         try:
-            for name, tensor in read_speech_weights(complete):
+            for name, tensor in read_speech_weights(omni_model):
                 writer.add(name, tensor)
         except Exception as error:
             failure = error
@@ -180,7 +180,7 @@ def collect_adapter_tensors(
 
     Args:
         read: A function that returns a parameter by name, on rank 0.
-        adapters: The adapters, by the checkpoint name of the weight that each one changes.
+        adapters: The adapters, by the checkpoint name of the adapted weight.
         dtype: The dtype of the engines.
         is_reward_model: Whether the model is a reward model, whose head is trained in full and saved with the adapters.
     """

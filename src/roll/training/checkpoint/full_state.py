@@ -55,10 +55,10 @@ class FullWeights(Protocol):
         """Return the shape of the full weight."""
 
     def read_full(self, name: str, state: str | None = None) -> Tensor:
-        """Return a full master weight, or with `state` (`moment1` or `moment2`) one of its moments. Collective."""
+        """Return a full master weight, or one of its moments if `state` is `moment1` or `moment2`. Collective."""
 
     def write(self, name: str, value: Tensor, state: str | None = None) -> None:
-        """Set a full master weight, or with `state` one of its moments, in the layout that `read_full` returns.
+        """Set a full master weight, or one of its moments if `state` is given, in the layout that `read_full` returns.
 
         Call `refresh` once after the last write.
         """

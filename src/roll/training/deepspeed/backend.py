@@ -92,7 +92,7 @@ class DeepSpeedBackend(LanguageModelRank):
         )
 
     def save(self, path: Path, *, background: bool = False) -> None:
-        """Save the state in the foreground even with `background`, because it must be gathered from all ranks."""
+        """Save the state in the foreground even if `background` is true, because it must be gathered from all ranks."""
         with self._get_library_context():
             save_full_state(path, self._get_trained_weights(), self._get_counters(), self.ranks, self._random_states)
 

@@ -75,7 +75,7 @@ class ZeroWeights:
         return getattr(parameter, "ds_shape", parameter.shape)
 
     def read_full(self, name: str, state: str | None = None) -> Tensor:
-        """Return a full master weight, or with `state` (`moment1` or `moment2`) one of its AdamW moments."""
+        """Return a full master weight, or one of its AdamW moments if `state` is `moment1` or `moment2`."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         parameter = self.parameters[name]
@@ -87,7 +87,7 @@ class ZeroWeights:
 
     @torch.no_grad()
     def write(self, name: str, value: Tensor, state: str | None = None) -> None:
-        """Set a full master weight, or with `state` one of its moments, in the layout that `read_full` returns.
+        """Set a full master weight, or one of its moments if `state` is given, in the layout that `read_full` returns.
 
         Call `refresh` once after the last write.
         """
@@ -142,7 +142,7 @@ class ZeroWeights:
 
 
 def _gather_parameter_context(parameter: nn.Parameter, *, write: bool = False) -> Any:
-    """Return a context manager that gathers a stage 3 parameter; with `write`, all ranks receive rank 0's changes."""
+    """Return a context manager that gathers a stage 3 parameter; if `write` is true, it broadcasts rank 0's changes."""
     from deepspeed import zero
 
     return zero.GatheredParameters([parameter], modifier_rank=0 if write else None)

@@ -74,7 +74,7 @@ class MegatronBackend(LanguageModelRank):
         return MegatronWeightSource(self.full_weights, self._model_names, is_first=self.ranks.is_first)
 
     def save(self, path: Path, *, background: bool = False) -> None:
-        """Save the state in the foreground even with `background`, because it must be gathered from all ranks."""
+        """Save the state in the foreground even if `background` is true, because it must be gathered from all ranks."""
         self._check_trained("has no state to save")
         save_full_state(path, self.full_weights, self._get_counters(), self.ranks, self._random_states)
 

@@ -129,7 +129,7 @@ class MegatronWeights:
 
     @torch.no_grad()
     def read_full(self, name: str, state: str | None = None) -> Tensor:
-        """Return a full master weight, or with `state` (`moment1` or `moment2`) one of its moments. Collective."""
+        """Return a full master weight, or one of its moments if `state` is `moment1` or `moment2`. Collective."""
         parameter = self._parameters.get(self._placement.locations[name].parameter)
         weight = None
         if parameter is not None:
@@ -144,7 +144,7 @@ class MegatronWeights:
 
     @torch.no_grad()
     def write(self, name: str, value: Tensor, state: str | None = None) -> None:
-        """Set a full master weight, or with `state` one of its moments, in the layout that `read_full` returns.
+        """Set a full master weight, or one of its moments if `state` is given, in the layout that `read_full` returns.
 
         Call `refresh` once after the last write. Not collective.
         """
@@ -187,7 +187,7 @@ class MegatronWeights:
 
 
 class MegatronWeightSource:
-    """The weights that engines receive, gathered one at a time. See `roll.protocols.WeightSource`.
+    """Yields the weights for the engines, gathered one at a time. See `roll.protocols.WeightSource`.
 
     Args:
         weights: All weights of the network.

@@ -54,7 +54,7 @@ _E4M3_FORMATS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 
 
 class _Fp8Support(NamedTuple):
-    """The FP8 format and the FP8 kernels that a type of device supports."""
+    """The FP8 format and the FP8 kernels supported by a type of device."""
 
     e4m3: torch.dtype
     by_row: bool

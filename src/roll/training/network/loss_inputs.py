@@ -159,18 +159,17 @@ def _gather_by_sequence(
 def _gather_column(
     name: str, batch: TrainingBatch, layout: PackedLayout, like: Tensor, *, required_for_experts: bool = True
 ) -> Tensor | None:
-    """Return an array of the samples at the loss tokens, shape [N]; `None` if no sample of the batch has the array.
+    """Return a field's values at the loss tokens, shape [N]; `None` if no sample of the batch has the field.
 
     Args:
         name: The sample's field.
         batch: The global batch. It determines whether the column exists, so that all micro-batches agree.
         layout: The layout of the micro-batch.
         like: A tensor with the device and dtype of the result.
-        required_for_experts: Whether expert samples must have the array too; otherwise expert samples without the array
-            get 0.
+        required_for_experts: Whether expert samples must have the field too; otherwise expert samples without it get 0.
 
     Raises:
-        ValueError: Some samples have the array and others do not.
+        ValueError: Some samples have the field and others do not.
     """
     lacking = {getattr(s, name) is None for s in batch.samples if required_for_experts or not s.expert}
     if len(lacking) == 2:
@@ -225,27 +224,27 @@ def _gather_attention(
     return tuple(result)
 
 
-def _gather_old_logprobs(current: Tensor, samples: list[TrainingSample], layout: PackedLayout) -> Tensor:
+def _gather_old_logprobs(current_logprobs: Tensor, samples: list[TrainingSample], layout: PackedLayout) -> Tensor:
     """Return the samples' old log-probs [N]. A sample without old log-probs gets the current log-probs, which are equal
     before the first update.
     """
     # With one update per batch a separate forward pass would compute the same numbers again.
     if all(s.old_logprobs is None for s in samples):
-        return current
-    parts = current.split([len(span.token_index) for span in layout.spans])
+        return current_logprobs
+    parts = current_logprobs.split([len(span.token_index) for span in layout.spans])
     return torch.cat([
         part if s.old_logprobs is None else torch.from_numpy(s.old_logprobs[span.token_index]).to(part)
         for part, s, span in zip(parts, samples, layout.spans, strict=True)
     ])  # fmt: skip
 
 
-def _gather_behavior_logprobs(old: Tensor, samples: list[TrainingSample], layout: PackedLayout) -> Tensor:
-    """Return the samples' behavior log-probs [N]; a sample without behavior log-probs gets the values of `old`."""
+def _gather_behavior_logprobs(old_logprobs: Tensor, samples: list[TrainingSample], layout: PackedLayout) -> Tensor:
+    """Return the samples' behavior log-probs [N]; a sample without behavior log-probs gets its old log-probs."""
     if all(s.behavior_logprobs is None for s in samples):
-        return old
+        return old_logprobs
     parts = []
     for part, s, span in zip(
-        old.split([len(span.token_index) for span in layout.spans]), samples, layout.spans, strict=True
+        old_logprobs.split([len(span.token_index) for span in layout.spans]), samples, layout.spans, strict=True
     ):
         if s.behavior_logprobs is not None:
             recorded = torch.from_numpy(s.behavior_logprobs[span.token_index]).to(part)

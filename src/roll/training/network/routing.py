@@ -216,16 +216,18 @@ class Routing:
             self._chosen = [None] * self.num_layers
         self._current = plan
 
-    def _build_router_forward(self, i: int, router: Any, original_forward: Callable[..., Any]) -> Callable[..., Any]:
+    def _build_router_forward(
+        self, layer: int, router: Any, original_forward: Callable[..., Any]
+    ) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             experts = getattr(self._current, "experts", None)
             output = (
                 original_forward(*args, **kwargs)
                 if experts is None
-                else self._replay_choices(experts[:, i], original_forward, *args, **kwargs)
+                else self._replay_choices(experts[:, layer], original_forward, *args, **kwargs)
             )
-            self._record_routing(i, *read_router_output(router, output))
-            return self._add_load_balancing_loss(i, router, output)
+            self._record_routing(layer, *read_router_output(router, output))
+            return self._add_load_balancing_loss(layer, router, output)
 
         return forward
 
@@ -241,7 +243,7 @@ class Routing:
             )
         return output
 
-    def _add_load_balancing_loss(self, i: int, router: Any, output: Any) -> Any:
+    def _add_load_balancing_loss(self, layer: int, router: Any, output: Any) -> Any:
         """Return a router's output unchanged in value, but with a backward pass that adds the gradient of this rank's
         share of the auxiliary loss.
         """
@@ -252,24 +254,24 @@ class Routing:
         share = (self._current.uses.to(probabilities)[:, None] * probabilities).sum(0)
         place = len(output) - 2  # the weights that the experts' results are multiplied with
         # The gradient enters through the graph of this layer, so no loss function needs to add it.
-        own = _AuxiliaryLoss.apply(output[place], share @ self._slopes[i].to(share))
+        own = _AuxiliaryLoss.apply(output[place], share @ self._slopes[layer].to(share))
         return (*output[:place], own, *output[place + 1 :])
 
     @torch.no_grad()
-    def _record_routing(self, i: int, logits: Tensor, chosen: Tensor) -> None:
-        """Store the experts that layer `i` chose, and add to its counts and sums of probabilities."""
+    def _record_routing(self, layer: int, logits: Tensor, chosen: Tensor) -> None:
+        """Store the experts chosen in this layer, and add to the layer's counts and sums of probabilities."""
         if is_recomputing() or not self._counts_choices:  # already counted in the first run, or not to be counted
             return
-        self._chosen[i] = chosen
+        self._chosen[layer] = chosen
         uses = getattr(self._current, "uses", None)
         if uses is None:
             uses = torch.ones(len(logits), device=logits.device)
         each = uses.double().repeat_interleave(self.num_chosen)
         counts = torch.bincount(chosen.reshape(-1), each, minlength=self.num_experts)
         shares = (logits.float().softmax(-1) * uses[:, None]).sum(0)
-        before, sums = self._counts[i], self._shares[i]
-        self._counts[i] = counts if before is None else before + counts
-        self._shares[i] = shares if sums is None else sums + shares
+        before, sums = self._counts[layer], self._shares[layer]
+        self._counts[layer] = counts if before is None else before + counts
+        self._shares[layer] = shares if sums is None else sums + shares
 
 
 class _AuxiliaryLoss(torch.autograd.Function):

@@ -80,7 +80,7 @@ class CpuSampler:
         self.seen = {}
 
     def sample(self, root, without_root=False):
-        """Sample `root` and its descendants; with `without_root`, only the descendants.
+        """Sample `root` and its descendants, or only the descendants if `without_root` is true.
 
         Returns:
             CPU seconds of all processes ever seen; CPU seconds of the current processes and their ended children;

@@ -25,7 +25,7 @@ class TerminalFilter:
         self._has_color = False
 
     def feed(self, data: bytes, *, end: bool = False) -> str:
-        """Return the filtered text that can be shown now. With `end`, return all remaining text and reset colors."""
+        """Return the filtered text that can be shown now. If `end`, return all remaining text and reset colors."""
         text = self._rest + self._decoder.decode(data, final=end)
         begun = None if end else _INCOMPLETE_SEQUENCE_PATTERN.search(text)
         # A sequence may be split over two chunks; its beginning is kept until the rest arrives.

@@ -274,7 +274,7 @@ class RemoteRuntime:
         self._transmit({"op": "upload", "sandbox": digest, "files": files})
 
     async def launch(self, spec: SandboxSpec) -> Sandbox:
-        """Create a sandbox. Retry while workers reconnect and, with `wait_for_quota`, while the quota is used up."""
+        """Create a sandbox. Retry while workers reconnect and, if `wait_for_quota`, while the quota is used up."""
         until = time.monotonic() + self._reconnect_timeout_s
         while True:
             if self._access_error is not None:
