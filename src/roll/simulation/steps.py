@@ -46,7 +46,7 @@ class SimulatedPolicyEngines:
     """Devices that engines and trainer share; `None` if switches are not simulated."""
 
     async def wake(self) -> None:
-        """Do nothing, because no checkpoint is saved between two steps."""
+        """Do nothing, because a simulation saves no checkpoint between two steps."""
 
     @asynccontextmanager
     async def enter_training(self) -> AsyncIterator[None]:

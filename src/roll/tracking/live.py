@@ -94,7 +94,7 @@ class LiveConsole(Console):
         self._change(lambda screen: screen.warnings.append(text))
 
     def show(self, renderable: Any) -> None:
-        """Print above the display, or below it once it is closed."""
+        """Print a Rich renderable or text above the live display, or below the display once it is closed."""
         with self._ignore_lost_terminal():
             self._fit_to_terminal()
             self._rich.print(renderable, soft_wrap=isinstance(renderable, str))

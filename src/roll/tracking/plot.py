@@ -95,7 +95,7 @@ def _select_points(rows: Sequence[Mapping[str, Any]], kind: str, name: str) -> l
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Return the moving average over a centered window of a tenth of the series.
+    """Return the moving average over a centered window whose length is a tenth of the series.
 
     The window is narrower at both ends, so that the average does not lag.
     """

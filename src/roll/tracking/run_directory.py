@@ -234,7 +234,7 @@ class RunDirectory:
         self._lock = lock
 
     def close(self) -> None:
-        """Release the lock. Calling it twice is safe."""
+        """Release the lock of the run directory. Calling it twice is safe."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -254,15 +254,15 @@ class RunDirectory:
         return self.path.resolve().name
 
     def get_rollouts_path(self, step: int) -> Path:
-        """Return the path of the rollouts that step `step` generated."""
+        """Return the path of the file with the rollouts of training step `step`."""
         return self.rollouts_dir / f"step-{step:06d}.parquet"
 
     def get_plot_path(self, measure: Literal["reward", "loss"]) -> Path:
-        """Return the path of the plot of rewards, or of the loss for a run without rewards."""
+        """Return the path of the reward plot, or of the loss plot for a run without rewards."""
         return self.path / f"{measure}.png"
 
     def get_evaluation_path(self, step: int) -> Path:
-        """Return the path of the rollouts of the evaluation after step `step`."""
+        """Return the path of the file with the rollouts of the evaluation after step `step`."""
         return self.rollouts_dir / f"eval-step-{step:06d}.parquet"
 
     def get_checkpoint_path(self, step: int) -> Path:

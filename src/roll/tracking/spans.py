@@ -151,7 +151,7 @@ class Spans:
         self._emit(**fields)
 
     def close(self) -> None:
-        """Write the remaining events. Calling it twice is safe."""
+        """Write the remaining events to the trace. Calling it twice is safe."""
         self._flush()
         if self._trace is not None:
             self._trace.close()

@@ -33,7 +33,7 @@ class TraceFile:
         self._end = size - len(_ARRAY_END) if whole else _find_end_of_events(os.pread(self._descriptor, size, 0))
 
     def append(self, events: Sequence[dict[str, Any]]) -> None:
-        """Append events to the file; nothing is written for no events, or after `close`."""
+        """Append events to the trace file; do nothing if there are no events, or after `close`."""
         if self._descriptor is None or not events:
             return
         lines = b",\n".join(json.dumps(event, separators=(",", ":")).encode() for event in events)
@@ -44,7 +44,7 @@ class TraceFile:
         os.ftruncate(self._descriptor, self._end + len(_ARRAY_END))
 
     def close(self) -> None:
-        """Close the file. Calling it twice is safe."""
+        """Close the trace file. Calling it twice is safe."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -86,7 +86,7 @@ class TrainerRank(ABC, Generic[B, L]):
             ValueError: No token of the batch is in the loss, or a sample lacks an input of the loss.
             TrainingDivergedError: Gradients were not finite in `training.max_nonfinite_steps` consecutive steps.
             UnsupportedError: The role is not trained, or the back-end cannot continue after a failed step.
-            PartialUpdateError: The optimizer failed.
+            PartialUpdateError: The optimizer failed during the update.
         """
         self._check_trained("does not support train_step: use a policy or critic")
         started = time.perf_counter()
@@ -138,7 +138,7 @@ class TrainerRank(ABC, Generic[B, L]):
             ValueError: There is no gradient.
             TrainingDivergedError: Gradients were not finite in `training.max_nonfinite_steps` consecutive steps.
             UnsupportedError: The role is not trained, or the back-end cannot scale gradients or set `params`.
-            PartialUpdateError: The optimizer failed.
+            PartialUpdateError: The optimizer failed during the update.
         """
         self._check_trained("does not support optim_step: use a policy or critic")
         if not self._has_gradients:

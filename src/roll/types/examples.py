@@ -30,7 +30,7 @@ class Conversation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """One row of a data set, as its source provides it."""
+    """One row of a data set, in the format of its source."""
 
     uid: str
     """ID of the example, `<source>/<key>`, stable across runs and machines."""

@@ -146,7 +146,7 @@ class PromptDraw:
 
 
 class DrawOutcome(StrEnum):
-    """The outcome of a drawn prompt or example, as the data ledger records it."""
+    """The outcome of a sampled prompt or example, as recorded in the data ledger."""
 
     IN_FLIGHT = "in_flight"
     TRAINED = "trained"
@@ -336,7 +336,7 @@ class Rollout:
 
     @property
     def is_finished(self) -> bool:
-        """True if the model ended the answer, so it was not truncated."""
+        """True if the model ended the answer itself, so that the answer was not truncated."""
         return self.finish_reason == "stop"
 
 

@@ -68,7 +68,7 @@ def build_engine_update(update: WeightUpdate, engine_id: str, engine_ids: tuple[
 
 @contextmanager
 def receive(update: WeightUpdate, location: ReceiverLocation) -> Generator[TensorStream]:
-    """Join the group of the broadcast; yield the stream of received tensors."""
+    """Join the broadcast's process group; yield the stream of received tensors."""
     handle: BroadcastHandle = update.handle
     member = BroadcastMember(handle.engine_id, location.worker)
     cache_key = (handle.host, handle.port, member)

@@ -67,7 +67,7 @@ class InProcessSender:
         return {name: compute_checksum(tensor) for name, tensor in _staged_tensors.get(self._token, ())}
 
     def release(self, failed: bool) -> None:
-        """Remove the references from the table."""
+        """Remove the references to the staged tensors."""
         token, self._token = self._token, None
         _staged_tensors.pop(token, None)
 

@@ -62,7 +62,7 @@ class SharedMemorySender:
         self._checksums: dict[str, int] = {}
 
     def stage(self, source: WeightSource, policy_version: int) -> WeightUpdate | None:
-        """Write all weights to the file; return the update, or `None` on ranks other than 0."""
+        """Write all weights to the shared memory file; return the update, or `None` on ranks other than 0."""
         with contextlib.ExitStack() as stack:
             return self._stage(source, policy_version, stack)
 
@@ -107,12 +107,12 @@ class SharedMemorySender:
         return self._checksums
 
     def release(self, failed: bool) -> None:
-        """Close the file if the sync failed; otherwise keep it for the next sync."""
+        """Close the shared memory file if the sync failed; otherwise keep it open for the next sync."""
         if failed:
             self.close()
 
     def close(self) -> None:
-        """Close the file; its memory is freed when no engine maps it any more."""
+        """Close the shared memory file; its memory is freed when no engine maps it any more."""
         with self._opening:
             if self._descriptor is not None:
                 os.close(self._descriptor)
@@ -141,7 +141,7 @@ def _hash_and_copy(tensor: torch.Tensor, descriptor: int, offset: int) -> int:
 
 @contextmanager
 def receive(update: WeightUpdate, location: ReceiverLocation) -> Generator[TensorStream]:
-    """Map the file and yield the stream of tensors, which are copy-on-write views."""
+    """Map the shared memory file; yield a stream of its tensors, which are copy-on-write views."""
     handle: SegmentHandle = update.handle
     with _open_segment(handle, update.policy_version) as descriptor:
         # Copy-on-write: an engine cannot change the sender's memory. For read-only memory, `torch.frombuffer` warns.

@@ -295,7 +295,7 @@ class SandboxManager:
         return [pool.make_report() for pool in self._pools.values()]
 
     def health(self) -> dict[str, int]:
-        """Return the current count `idle`, and the total counts `started`, `failed_starts`, `broken` and `programs`."""
+        """Return the number of idle sandboxes, and the totals `started`, `failed_starts`, `broken` and `programs`."""
         counts = {name: self._counts[name] for name in ("started", "failed_starts", "broken", "programs")}
         return {"idle": sum(len(pool.idle) for pool in self._pools.values()), **counts}
 

@@ -55,7 +55,7 @@ class TensorBoardSink:
         self._add_text(step, table.name, _indent("\n\n".join(rows)))
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the event file."""
         self._writer.close()
 
     def _add_text(self, step: int, tag: str, markdown: str) -> None:

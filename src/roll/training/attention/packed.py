@@ -198,7 +198,7 @@ class AttentionPlan:
         return calls
 
     def _build_tree_call(self, branches: Sequence[_Branch]) -> TreeCall:
-        """Build one call for branches of similar length, ordered as in the row."""
+        """Build one attention call for branches of similar length, ordered as in the row."""
         branches = sorted(branches, key=lambda branch: branch.own_entries[0])
         contexts = dict(sorted({branch.parent: branch.context for branch in branches}.items()))
         rows, before = (

@@ -80,7 +80,7 @@ class NativeLibrary:
 
 @cache
 def load_native_library() -> NativeLibrary | None:
-    """Return the library, or `None` where it cannot be built. The first call takes about a second."""
+    """Return the library of C functions, or `None` if it cannot be built. The first call takes about a second."""
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None or os.name != "posix":
         logger.info("no C compiler found: the trainer uses PyTorch's own element-wise operations")
@@ -96,7 +96,7 @@ def load_native_library() -> NativeLibrary | None:
 
 
 def _build(compiler: str) -> Path:
-    """Build the library if needed and return its path. The write is atomic, so processes may build it concurrently."""
+    """Build the C library if needed and return its path. Concurrent builds are safe, because writes are atomic."""
     root = os.environ.get("ROLL_CACHE")
     directory = (Path(root) if root else Path.home() / ".cache" / "roll") / "native"
     build = repr((COMPILER_FLAGS, compiler, _read_processor_features())).encode()

@@ -56,7 +56,7 @@ class WeightChanges:
 
 
 class _DeltaBudget:
-    """The byte budget for the deltas of a version; beyond it, a full copy is written."""
+    """The byte budget for the deltas of a version. If the deltas exceed it, a full copy is written."""
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes_left = num_bytes

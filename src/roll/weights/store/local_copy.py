@@ -106,7 +106,7 @@ class LocalCopy:
         return path
 
     def close(self) -> None:
-        """Delete the copy if no other process uses it. Calling it twice is safe."""
+        """Delete the local copy if no other process uses it. Calling it twice is safe."""
         if self._users < 0:
             return
         with contextlib.suppress(OSError):

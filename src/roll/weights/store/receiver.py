@@ -22,7 +22,7 @@ __all__ = ["WeightPrefetcher", "receive"]
 
 
 class WeightPrefetcher:
-    """Fetches updates of one engine before the engine is paused. Keep it until the engine is closed."""
+    """Fetches updates of one engine before the engine is paused. Close the prefetcher together with the engine."""
 
     def __init__(self) -> None:
         self._copies: dict[Path, LocalCopy] = {}

@@ -69,7 +69,7 @@ class RunningProgram:
         self.next_check = self.began + self._compute_check_delay(0.0)
 
     def get_deadline(self):
-        """Return the time at which the loop must next call `enforce_limits`."""
+        """Return the time at which the event loop must next call `enforce_limits`."""
         return min(self.began + self.wall_s, self.next_check)
 
     def _compute_check_delay(self, cpu_used):

@@ -72,7 +72,7 @@ class Shell:
         self._write((_BASH_SETUP + "\n__roll_end\n").encode())
 
     def get_deadline(self):
-        """Return the time at which the loop must next call `enforce_limits`."""
+        """Return the time at which the event loop must next call `enforce_limits`."""
         return self.stop_at
 
     def _begin_command(self, request):

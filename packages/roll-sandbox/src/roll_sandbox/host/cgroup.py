@@ -165,7 +165,7 @@ class Cgroup:
         self.bounds = (max_processes, memory_bytes)
 
     def enter(self):
-        """Move this process into the group."""
+        """Move this process into the control group."""
         for directory in set(self.directories.values()):
             # 0 stands for the writing process (cgroups(7)).
             _write_file(directory + "/cgroup.procs", 0)

@@ -112,7 +112,7 @@ class Slot:
         """Time by which a sandbox that is being ended must have ended, with an empty control group."""
 
     def start_process(self, zygote):
-        """Start a process for the slot, and return the socket to it."""
+        """Start a process for the slot, and return a socket that is connected to the process."""
         groups = [directory + "/cgroup.procs" for directory in self.list_directories()]
         self.connection, self.own_pid = zygote.fork_slot(groups, self.user), 0
         return self.connection

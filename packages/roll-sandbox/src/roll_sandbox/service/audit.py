@@ -56,7 +56,7 @@ class AuditLog:
             self._lines.append(json.dumps(entry).encode() + b"\n")
 
     def flush(self) -> None:
-        """Write the queued lines to the file; may be called from any thread."""
+        """Write the queued lines to the audit log; may be called from any thread."""
         with self._lock:
             if self._path is None or not (self._rest or self._lines):
                 return

@@ -157,7 +157,7 @@ class Quotas:
         usage.disk_bytes += limits.disk_bytes
 
     def remove_sandbox(self, owner: str, spec: SandboxSpec) -> None:
-        """Stop counting a sandbox, after it has ended."""
+        """Stop counting a sandbox that has ended against its owner's quota."""
         usage = self._usage[owner]
         usage.sandboxes -= 1
         usage.memory_bytes -= spec.limits.memory_bytes
@@ -185,5 +185,5 @@ class Quotas:
         return asdict(self._usage[owner])
 
     def remove_programs(self, owner: str, num_programs: int = 1) -> None:
-        """Stop counting programs, after they have ended."""
+        """Stop counting programs that have ended against their owner's quota."""
         self._usage[owner].programs -= num_programs

@@ -139,7 +139,7 @@ class Store:
                 connection.execute(statement)
 
     def open(self) -> None:
-        """Start the writer thread, which runs callbacks in the current event loop. Call `lock` first."""
+        """Start the writer thread; callbacks run in the current event loop. Call `lock` first."""
         assert self._writer is not None
         self._writer.start(asyncio.get_running_loop())
 

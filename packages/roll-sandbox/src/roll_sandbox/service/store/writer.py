@@ -92,7 +92,7 @@ class DatabaseWriter:
         self._connection = connection
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the thread; callbacks will be called in `loop`."""
+        """Start the writer thread; callbacks are called in `loop`."""
         self._loop = loop
         self._thread.start()
 
@@ -101,7 +101,7 @@ class DatabaseWriter:
         self._queue.put(write)
 
     def close(self) -> None:
-        """Write the queued records, and stop the thread."""
+        """Write the queued records, and stop the writer thread."""
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
@@ -154,7 +154,9 @@ class DatabaseWriter:
                 return
 
     def _refuse_intents(self, writes: list[QueuedWrite]) -> None:
-        """Call the callbacks of intents with an error. Keep facts, and a deletion of each intent's row, for later."""
+        """Report an error to the callbacks of intents. Keep facts for later, and statements that delete the intents'
+        rows.
+        """
         error = SandboxDatabaseError(
             f"the service's database is unavailable ({self.unavailable_reason}), so nothing was started: retry."
         )
