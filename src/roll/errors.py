@@ -136,7 +136,7 @@ class UnscorableError(RewardInfraError):
 
 
 class MalformedPromptError(UnscorableError):
-    """A prompt whose answers can never be scored; all of its rollouts fail, and no more are generated."""
+    """A prompt whose answers can never be scored; its rollouts fail, and no more rollouts of it are generated."""
 
     def __init__(self, uid: str, problem: str) -> None:
         super().__init__(uid, problem)

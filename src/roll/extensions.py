@@ -55,7 +55,7 @@ class ExtensibleRegistry(Registry[T]):
         return tuple(self._entries)
 
     def path(self, name: str) -> str:
-        """Return the import path of the implementation called `name`, which another process can import.
+        """Return the import path of the implementation called `name`, so that other processes can import it.
 
         Raises:
             ConfigError: The name is unknown, or several packages register it.

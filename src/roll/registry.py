@@ -111,7 +111,7 @@ class Registry(Generic[T]):
             )
 
     def path(self, name: str) -> str:
-        """Return the import path of the implementation called `name`, which another process can import.
+        """Return the import path of the implementation called `name`, so that other processes can import it.
 
         Raises:
             ConfigError: The name is unknown.

@@ -99,7 +99,7 @@ class _InterruptForwarder:
         self._interrupted = False
 
     def begin(self) -> None:
-        """Record the current task as the work; cancel it if an interrupt has already arrived."""
+        """Register the current task as the work that an interrupt cancels; cancel it now if one has already arrived."""
         task = asyncio.current_task()
         assert task is not None
         self._work = asyncio.get_running_loop(), task, threading.get_ident()

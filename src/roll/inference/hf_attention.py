@@ -208,7 +208,7 @@ class CausalPass:
 
 
 class DecodePass:
-    """A forward pass over one new token for each of B rows: input token i belongs to row i; the rest is padding."""
+    """A forward pass over one new token for each of B rows: input token i belongs to row i < B; others are padding."""
 
     def __init__(self, cache: KVCache, positions: Tensor) -> None:
         """Prepare a pass in which the new token of row i is at `positions[i]`; `positions` is int64 [B]."""

@@ -22,7 +22,7 @@ def compute_running_totals(weights: Tensor) -> Tensor:
 
 
 def sample_by_inversion(weights: Tensor, totals: Tensor, uniforms: Tensor) -> Tensor:
-    """Return the first token of each row whose cumulative weight exceeds uniform × total, int64 [R]; its weight is > 0.
+    """Return, for each row, the first token with cumulative weight > uniform × total, int64 [R]; its weight is > 0.
 
     Args:
         weights: The non-negative weights [R, blocks × BLOCK_SIZE].

@@ -86,8 +86,8 @@ class StepLog:
         return taken
 
 
-def _can_merge(last: EngineStepSpan, span: EngineStepSpan) -> bool:
+def _can_merge(previous: EngineStepSpan, span: EngineStepSpan) -> bool:
     """Return whether two spans can be merged: both only decode, for the same number of requests, without a pause."""
-    same = last.num_decoding == span.num_decoding and not last.num_started and not span.num_started
+    same = previous.num_decoding == span.num_decoding and not previous.num_started and not span.num_started
     # Floats represent times since 1970 to about 2e-7 s, so a tolerance distinguishes rounding errors from a pause.
-    return same and abs(last.began_s + last.duration_s - span.began_s) < 1e-4
+    return same and abs(previous.began_s + previous.duration_s - span.began_s) < 1e-4

@@ -71,7 +71,7 @@ class MediaStore:
             checks without a run.
         limits: The limits of each image.
         cache_bytes: Maximum total size of the decoded media that are cached in memory.
-        kinds: The types of media that the model reads; others are rejected.
+        kinds: The types of media that the model reads; other types are rejected.
         audio_rate: The rate to which audio is resampled, in Hz; by default `AUDIO_RATE`.
     """
 
@@ -162,7 +162,7 @@ class MediaStore:
             raise DataError(f"{label} is of type '{kind}', but the model supports only: {', '.join(self.kinds)}.")
 
     def cache_image(self, digest: str, size: tuple[int, int], pixels: bytes) -> None:
-        """Cache an image of the store that another process has decoded.
+        """Cache a stored image that was decoded by another process.
 
         Args:
             digest: Digest of the image.

@@ -97,7 +97,7 @@ def _fetch_config_directory(name: str) -> Path:
 
 
 def _link_as_config(file: Path) -> Path:
-    """Return a temporary directory in which `config.json` is a link to `file`, which may have another name."""
+    """Return a directory whose `config.json` is `file`: its parent, or a temporary directory with a link to `file`."""
     if file.name == "config.json":
         return file.parent
     import atexit

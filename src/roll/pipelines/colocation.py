@@ -60,7 +60,7 @@ def list_released_engines(config: RolloutRunConfig, rule: SharingRule) -> list[i
 
 
 class OffloadableTrainer(Protocol):
-    """A trainer whose states can be moved to host memory; `TrainerGroup` implements it."""
+    """A trainer whose states can be moved to host memory; `TrainerGroup` implements this protocol."""
 
     async def offload(self, states: Sequence[StateKind]) -> None: ...
 

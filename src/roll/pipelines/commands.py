@@ -58,7 +58,7 @@ def resume(
 ) -> Summary:
     """Continue a run from its newest checkpoint, or from the beginning if it has none; return a summary.
 
-    A finished run is not changed. If the run has no checkpoint, its earlier records are moved to another directory.
+    A finished run is not changed. If the run has no checkpoint, its earlier records are moved to a separate directory.
 
     Args:
         run_path: Run directory.
@@ -68,7 +68,8 @@ def resume(
 
     Raises:
         ConfigError: The run has finished, and `config` changes the run or its checkpoint is missing, or the checkpoint
-            is beyond the configured number of steps."""
+            is beyond the configured number of steps.
+    """
     with RunDirectory.open(run_path, lock=True) as run:
         remove_unfinished(run.checkpoints_dir)
         path, pipeline = find_checkpoint(run.checkpoints_dir), PIPELINES.get(config.pipeline)

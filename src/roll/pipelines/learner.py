@@ -78,8 +78,8 @@ async def update(run: Run[Any], trainer: TrainerGroup, batch: TrainingBatch, los
 async def accumulate_gradients(
     run: Run[Any], trainer: TrainerGroup, batch: TrainingBatch, loss: LossFn, counts: BatchCounts, *, last: bool
 ) -> ForwardBackwardResult:
-    """Add the gradient of a batch. Weights do not change, so the state at the last boundary can still be checkpointed,
-    except after an error in a run with several ranks, because other ranks may wait for the failed rank.
+    """Add the gradient of a batch. Weights do not change, so the state at the last boundary can still be checkpointed.
+    After an error in a run with several ranks, it cannot, because other ranks may wait for the failed rank.
     """
     try:
         return await trainer.forward_backward(batch, loss, counts, last=last)

@@ -39,7 +39,7 @@ def _collect_correctness(rollouts: Sequence[Rollout]) -> list[float]:
 def _compute_accuracy(rollouts: Sequence[Rollout], prefix: str) -> dict[str, float]:
     """Return accuracy metrics: the fraction and number of solved rollouts, with a confidence interval for few rollouts.
 
-    Only rollouts whose reward decides correctness are included. The result is empty if there are none.
+    Only rollouts whose reward decides correctness are included. The result is empty if there are no such rollouts.
     """
     correctness = _collect_correctness(rollouts)
     return compute_accuracy_metrics(prefix, _compute_mean(correctness), len(correctness)) if correctness else {}

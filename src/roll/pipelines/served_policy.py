@@ -105,7 +105,7 @@ class ServedPolicy:
 
         Args:
             batch: The batch.
-            wait_s: Seconds in which the trainer waited for groups after it had begun.
+            wait_s: Seconds in which the trainer waited for further groups after it had started on the first groups.
             step_s: Seconds from the start of the collection of this batch to its end.
         """
         if self.devices is not None:

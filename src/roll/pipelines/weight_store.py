@@ -38,8 +38,8 @@ def check_weight_store(config: RolloutRunConfig) -> None:
 def open_weight_store(config: RolloutRunConfig, run_dir: Path) -> WeightStore | None:
     """Return the store for a new session of the run; `None` for other transports.
 
-    The directory of the session has a random name, so several runs can share a store. It is recorded in the run
-    directory: if this session is killed, the next session deletes it.
+    The directory of the session has a random name, so several runs can share a store. The name is recorded in the run
+    directory: if this session is killed, the next session deletes the directory.
 
     Args:
         config: Configuration of the run.

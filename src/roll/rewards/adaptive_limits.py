@@ -71,7 +71,7 @@ class AdaptiveLimits:
         return {uid: [[case, *anchor] for case, anchor in anchors.items()] for uid, anchors in self._anchors.items()}
 
     def restore(self, state: Any) -> None:
-        """Restore the recorded times that `state` returned; they replace the current ones.
+        """Replace the recorded times with the times that `state` returned.
 
         Checkpoints of earlier versions lack the numbers of correct answers, which are then assumed to be sufficient.
         """

@@ -61,14 +61,16 @@ class MeasuredFunction:
 
     Args:
         function: The function; the wrapper has the same module and name, so that the worker prepares the same module.
-        number: Number of the pool. With it, a worker process detects its first call from this pool.
+        pool_number: Number of the pool. With it, a worker process detects its first call from this pool.
         limits_s: CPU time limit of later calls, and of the first call, in a process; `None` for no limit.
     """
 
-    def __init__(self, function: Callable[..., Any], number: int, limits_s: tuple[float | None, float | None]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], pool_number: int, limits_s: tuple[float | None, float | None]
+    ) -> None:
         self.__module__ = function.__module__
         self.__qualname__ = function.__qualname__
-        self._function, self._number, self._limits_s = function, number, limits_s
+        self._function, self._number, self._limits_s = function, pool_number, limits_s
 
     def __call__(self, *args: Any) -> tuple[Any, float, bool]:
         """Call the function; return its value, its CPU time, and True if this is the first call in its process."""

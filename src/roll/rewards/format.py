@@ -85,7 +85,7 @@ def check_format(text: str, answer: str | None, config: FormatReward, schema: st
     """Return one string for each configured requirement: the problem with it, or an empty string if it is met.
 
     Args:
-        text: The whole answer.
+        text: The complete answer, including the model's reasoning.
         answer: The part after the model's reasoning; `None` if there is none.
         config: The requirements.
         schema: The JSON Schema, if any.

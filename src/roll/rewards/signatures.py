@@ -103,7 +103,7 @@ def _get_parameters(signature: inspect.Signature) -> dict[str, inspect.Parameter
 def _can_bind_by_position(signature: inspect.Signature, options: Mapping[str, Any]) -> bool:
     """Return whether the function can be called with (text, answer, metadata) by position.
 
-    The result is false if a known parameter name is at another position.
+    The result is false if a known parameter name is at a different position.
     """
     try:
         signature.bind(*ROLL_PARAMETERS, **options)

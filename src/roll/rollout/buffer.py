@@ -201,8 +201,8 @@ class SampleBuffer:
     def list_certain_ready(self) -> list[LiveGroup]:
         """Return the finished groups that `list_oldest_ready` will contain when the step takes its groups.
 
-        They are among the N oldest live groups, whether the others have finished or not. Groups that are launched later
-        are younger, and a group that is discarded makes all younger ones older.
+        These groups are among the N oldest live groups. This cannot change: groups that are launched later are younger,
+        and discarding a group only moves younger groups forward.
         """
         waiting = [live for live in self._live.values() if not live.is_taken]
         first = sorted(waiting, key=self._get_take_order)[: self.batch_size]

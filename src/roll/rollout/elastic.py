@@ -45,7 +45,7 @@ class ElasticNode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ElasticEngine:
-    """An engine on one of these nodes."""
+    """An engine on an elastic node."""
 
     engine_id: str
     node_id: str
@@ -54,17 +54,17 @@ class ElasticEngine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AddEngine:
-    """Start a further engine on a node."""
+    """A planned change: start an additional engine on a node."""
 
     node_id: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemoveEngine:
-    """Remove an engine.
+    """A planned change: remove an engine.
 
-    With `drain`, the node was announced to leave, and the requests of the engine continue elsewhere from their tokens.
-    With `lost`, the node has left without a notice, and the requests start again.
+    With `drain`, the node will leave, and the engine's requests continue on other engines from their tokens. With
+    `lost`, the node has left without notice, and the requests start again.
     """
 
     engine_id: str
@@ -73,14 +73,14 @@ class RemoveEngine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IgnoreNode:
-    """Leave free devices of a node unused, because the run already has the maximum number of engines."""
+    """A note that free devices of a node stay unused, because the run already has the maximum number of engines."""
 
     node_id: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportShortage:
-    """Report that fewer engines serve than the minimum."""
+    """A note that fewer engines serve than the minimum."""
 
     num_serving: int
 
@@ -93,13 +93,13 @@ def plan_changes(
 ) -> list[Change]:
     """Return the changes that adapt the engines to the nodes, in the order in which to apply them.
 
-    Every node that stays is filled, as long as the run has fewer than `max_engines` engines that stay. Nodes that
-    already have engines come first, then the others in the given order. An engine that is leaving still occupies its
-    devices.
+    Engines are added to all free devices of nodes that stay, until `max_engines` engines stay in total. Nodes that
+    already have engines come first, then the other nodes in the given order. An engine that is leaving still occupies
+    its devices.
 
     Args:
         nodes: The live nodes, oldest first.
-        engines: The engines on these nodes and on nodes that are no longer there.
+        engines: The engines on these nodes and on nodes that have left.
         min_engines: Number of serving engines below which a shortage is reported.
         max_engines: Maximum number of engines.
     """
@@ -125,7 +125,7 @@ def plan_changes(
 def _fill_nodes(
     nodes: Sequence[ElasticNode], engines: Sequence[ElasticEngine], num_allowed: int
 ) -> tuple[list[AddEngine], list[IgnoreNode]]:
-    """Return the engines to add to nodes, and the nodes that stay partly unused, if `num_allowed` may be added."""
+    """Return up to `num_allowed` engines to add to nodes, and the nodes whose devices stay partly unused."""
     occupied = Counter(engine.node_id for engine in engines)
     additions: list[AddEngine] = []
     ignored: list[IgnoreNode] = []

@@ -77,7 +77,7 @@ class _Member:
 
 @dataclass(slots=True)
 class _NodeFailures:
-    """Starts of engines that failed on a node."""
+    """The failed engine starts on a node."""
 
     count: int = 0
     retry_at: float = 0.0
@@ -137,11 +137,11 @@ class ElasticEngines:
         }
 
     def start(self) -> None:
-        """Start observing the nodes; engines get weights, so weights must have been pushed before."""
+        """Start observing the nodes. The weights must have been pushed once before, since new engines receive them."""
         self._watch = asyncio.create_task(self._observe(), name="elastic-engines")
 
     async def wait_for_min(self) -> None:
-        """Wait until the minimum number of engines serves, or until the timeout; then the run continues without."""
+        """Wait until the minimum number of engines serves; after the timeout, the run continues with fewer engines."""
         timeout_s = self._min_timeout_s
         if self.num_serving >= self._min_engines:
             return
@@ -212,7 +212,7 @@ class ElasticEngines:
         self._check_min()
 
     def _restrict(self, node: ElasticNode) -> ElasticNode:
-        """Return a node without free devices if engines have failed to start there."""
+        """Return the node, without its free devices if engines must not be started on it after earlier failures."""
         failures = self._failures.get(node.node_id)
         if failures is None:
             return node

@@ -64,7 +64,7 @@ class EngineGroup(ABC):
         ]
 
     def include(self, engine: InferenceEngine) -> None:
-        """Undo `exclude`."""
+        """Include a member in weight syncs again after `exclude`."""
         self._excluded_engines[:] = [each for each in self._excluded_engines if each is not engine]
 
     async def sleep(self, engine: InferenceEngine) -> None:

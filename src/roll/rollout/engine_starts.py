@@ -39,7 +39,8 @@ class EngineStarts:
     Args:
         engines: The engine group.
         prepare: Syncs the current weights to a new engine before it serves.
-        detached: Engines that must not be started; the caller may change them, and must then call `check_detached`.
+        detached: IDs of engines that must not be started. The caller may change this collection, and must then call
+            `check_detached`.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class EngineStarts:
                 self._starting.pop(engine_id).set()
 
     def check_detached(self) -> None:
-        """Check again which engines are detached; called when an engine was reattached."""
+        """Check again which engines are detached; called after an engine has been reattached."""
         self._changed.set()
 
     async def wait_for_start(self, engine_id: str) -> None:

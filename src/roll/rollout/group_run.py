@@ -30,7 +30,7 @@ class GroupRun:
         first_finished: If True, the group consists of the rollouts that finish first, otherwise of the rollouts that
             were launched first.
         early_stop: Predicate that returns whether the group can no longer pass its filters.
-        on_start: Called when the first rollout gets an engine.
+        on_start: Called once, when an engine receives the first request of the first rollout to start.
         on_end: Called once, when the group is complete, can no longer pass its filters, or has failed with an error.
         before_reward: Event that must be set before rollouts are scored.
     """

@@ -120,7 +120,7 @@ class LifeCycle:
         self._notify(rollout_id, None, RolloutState.QUEUED, now, "")
 
     def move(self, rollout_id: RolloutId, state: RolloutState, detail: str = "") -> None:
-        """Move a rollout to another state; a final state removes it."""
+        """Move a rollout to the state `state`; after a final state, it is no longer tracked."""
         rollout = self._live.get(rollout_id)
         assert rollout is not None, f"rollout {rollout_id} is not live, so it cannot become {state}"
         before = rollout.state

@@ -22,7 +22,7 @@ __all__ = ["LaunchPlan", "LongRounds"]
 
 
 class LaunchPlan(NamedTuple):
-    """Number of prompts to launch now."""
+    """The numbers of deferred and of new prompts to launch now."""
 
     num_deferred: int
     num_new: int

@@ -221,7 +221,7 @@ def _build_final_text(
         prompt: Tokens before the first turn, shape [P].
         parts: Tokens of the turns, alternating with the tokens between turns.
         branches: Branches at which a turn follows a different context.
-        text: Text of the whole rollout.
+        text: Text of the complete rollout.
         renderer: Converts tokens to text.
     """
     contexts = {branch.start: branch.context for branch in branches}

@@ -63,7 +63,7 @@ class Round:
 
     @property
     def num_prompts(self) -> int:
-        """Number of prompts that the step launches, including spare ones."""
+        """Number of prompts that the step launches, including spare prompts."""
         return sum(map(sum, (self.num_groups.values(), self.spare.values(), self.spare_deferred.values())))
 
 
@@ -171,8 +171,8 @@ def list_guaranteed_groups(
 ) -> list[LiveGroup]:
     """Return the finished groups that `choose_groups` will choose for this step, regardless of the other groups.
 
-    Later events only remove groups that a filter rejects, or append groups, so a certain group stays certain. For the
-    arguments, see `choose_groups`.
+    Later events only remove groups that a filter rejects, or append groups, so a guaranteed group stays guaranteed. For
+    the arguments, see `choose_groups`.
     """
     if not current.is_speculative:
         return sorted(buffer.list_certain_ready(), key=lambda live: live.launch_order)

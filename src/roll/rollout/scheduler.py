@@ -66,7 +66,7 @@ class RolloutScheduler(RolloutRunner):
                     self.finalize(run, state)
 
     def finalize(self, run: GroupRun, state: RolloutState, detail: str = "") -> None:
-        """Move the scored rollouts of a group that are not in a final state yet to the final state `state`."""
+        """Set the final state `state` for all scored rollouts of a group that have no final state yet."""
         for name in (rollout.rollout_id for rollout in run.all_scored_rollouts):
             if self.lifecycle.get_state(name) is RolloutState.ACCEPTED:
                 self.lifecycle.move(name, state, detail)

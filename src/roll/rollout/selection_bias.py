@@ -48,7 +48,8 @@ class SelectionBias:
             self.launched += _list_rewards_and_lengths([*run.scored_rollouts, *[last] * run.num_stopped])
 
     def compute_metrics(self) -> dict[str, float]:
-        """Return mean rewards and lengths of counted, finished and launched rollouts; empty if none is counted.
+        """Return mean rewards and lengths of trained, finished and launched rollouts; empty if no rollout was trained
+        on.
 
         The means over launched rollouts are estimates: a stopped rollout is replaced by the last chosen rollout of its
         group. The fractions of unused and of stopped rollouts are returned as well.

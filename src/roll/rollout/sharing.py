@@ -45,7 +45,7 @@ STREAM_STARTS = (0.20, 0.25, 0.30, 0.35, 0.40, 0.45, 0.50)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OverlapState:
-    """What `elastic_overlap` has measured; every method returns a new state."""
+    """The measurements of the sharing rule `elastic_overlap`; every method returns a new state."""
 
     ratio: float = FIRST_RATIO
     waits: tuple[bool, ...] = ()
@@ -170,10 +170,10 @@ class StreamStart:
         return sum(prompt + expected for prompt in progress.unfinished_prompts) <= capacity
 
     def end_round(self, lengths: Iterable[int]) -> None:
-        """End a round.
+        """End a round, and record the lengths of its answers.
 
         Args:
-            lengths: Lengths in tokens of the answers that the round trains.
+            lengths: Lengths, in tokens, of the answers of this round that are trained on.
         """
         self._checked = 0.0
         self._lengths.extend(lengths)

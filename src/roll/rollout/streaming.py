@@ -35,7 +35,7 @@ class StreamedEngines(Protocol):
 
 
 def compute_part_size(batch_size: int) -> int:
-    """Return the smallest number of groups that are passed on together, of a step with `batch_size` groups."""
+    """Return the minimum number of finished groups to process at once, in a step with `batch_size` groups."""
     return -(-batch_size // NUM_PARTS)
 
 
@@ -47,7 +47,8 @@ async def collect_batch(
 ) -> Batch:
     """Return the next batch; meanwhile, call `process` with finished groups that are certain to be in it.
 
-    Every group is passed at most once. While `process` runs, generation continues; the batch is returned after it.
+    Every group is passed at most once. Generation continues while `process` runs; the batch is returned after `process`
+    has ended.
 
     Args:
         source: Source of the batch.

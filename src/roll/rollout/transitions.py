@@ -43,7 +43,7 @@ TransitionTask: TypeAlias = asyncio.Task[None]
 
 @dataclass(slots=True)
 class _ReleasedEngine:
-    """An engine whose devices trainers use."""
+    """An engine whose devices are used by trainers."""
 
     was_serving: bool | None = None
     """False if the engine was suspended individually before; `None` until its last transition has ended."""
@@ -59,7 +59,7 @@ class EngineTransitions:
         fleet: The fleet of the group.
         router: The router of the fleet, which reports when an engine has no requests.
         prepare: Syncs the current weights to an engine.
-        get_pause_mode: Returns the mode in which all engines are suspended; `None` if they are not.
+        get_pause_mode: Returns the mode in which all engines are suspended; `None` if they are not suspended.
         pause_lock: Lock that is held while all engines pause or resume.
     """
 
@@ -119,9 +119,9 @@ class EngineTransitions:
             raise
 
     def mark_lost(self, engine_id: str, cause: str) -> None:
-        """Mark an engine that has vanished with its node as lost; its requests start again on other engines.
+        """Mark an engine as lost because its node has vanished; its requests start again on other engines.
 
-        The engine is not replaced, and must be removed by `retire`. No effect on an engine that is not in the group.
+        The engine is not replaced, and must be removed by `retire`. If the group has no such engine, nothing happens.
         """
         self._fleet.mark_lost(engine_id, cause)
 
@@ -187,7 +187,7 @@ class EngineTransitions:
     # ---- steps
 
     def _begin(self, engine_id: str, transition: Callable[[], Coroutine[Any, Any, None]]) -> TransitionTask:
-        """Start a transition of an engine after its last one, and not while the engine is released."""
+        """Start a transition of an engine once its previous transition has ended and the engine is not released."""
         if self._closed:
             raise InfraError(
                 f"engine '{engine_id}' can no longer be added, removed, paused or put to sleep: the engines were closed"
@@ -216,7 +216,7 @@ class EngineTransitions:
     async def _run_for_each(
         self, engine_ids: Collection[str], transition: Callable[[str], Coroutine[Any, Any, None]]
     ) -> None:
-        """Run a transition of released engines, after the transitions of these engines that have begun."""
+        """Run a transition of each released engine, after the transitions of these engines that are in progress."""
 
         async def run() -> None:
             async with self._release_lock:
@@ -339,7 +339,7 @@ class EngineTransitions:
         self._unsynced.discard(engine_id)
 
     async def _reattach(self, connection: EngineConnection) -> None:
-        """Pause or resume an engine to match all others; then it serves."""
+        """Pause or resume an engine so that it matches all other engines; then it serves."""
         async with self._pause_lock:
             mode = self._get_pause_mode()
             with suppress(EngineDiedError):
@@ -367,7 +367,7 @@ async def _wait_until_idle(
 async def _apply_unless_lost(
     connection: EngineConnection, call: Callable[[InferenceEngine], Coroutine[Any, Any, None]]
 ) -> None:
-    """Call a method of the engine of a connection, and ignore the error if the engine is lost."""
+    """Call a method of the engine behind a connection, and ignore the error if the engine is lost."""
     with suppress(EngineDiedError):
         await connection.call(call(connection.engine))
 

@@ -102,7 +102,7 @@ class ContinuousBatch:
         return len(self._resident)
 
     def iterate_requests(self) -> Iterator[SimulatedRequest]:
-        """Yield all requests, resident ones first."""
+        """Yield all requests: first the resident requests, then the others."""
         yield from self._resident
         yield from (request for _, _, request in sorted(self._waiting) if request.state is RequestState.WAITING)
 
@@ -117,7 +117,7 @@ class ContinuousBatch:
         return request.num_generated + self.totals.num_steps - request.num_counted_steps + self._count_done_steps(now)
 
     def count_steps(self, now: float) -> int:
-        """Return the number of completed steps, including those of the current span."""
+        """Return the number of completed steps, including the completed steps of the current span."""
         return self.totals.num_steps + self._count_done_steps(now)
 
     def _count_done_steps(self, now: float) -> int:
@@ -260,7 +260,7 @@ class ContinuousBatch:
         return min(to_finish, to_full)
 
     def _make_room(self) -> bool:
-        """Preempt the newest requests until all others have room for a token; return whether any was preempted."""
+        """Preempt the newest requests until the others have room for a token; return whether any was preempted."""
         preempted = False
         while self._resident and self._kv + len(self._resident) > self.limits.kv_capacity:
             self._preempt(next(reversed(self._resident)))

@@ -19,7 +19,7 @@ blocks, so a group's prompt would then be computed for each rollout instead of o
 
 
 def build_engine_arguments(spec: EngineSpec, *, cpu: bool) -> dict[str, Any]:
-    """Return keyword arguments of vLLM's `AsyncEngineArgs`; `spec.options` override all others.
+    """Return keyword arguments of vLLM's `AsyncEngineArgs`; `spec.options` override all other arguments.
 
     Args:
         spec: The spec of the engine.

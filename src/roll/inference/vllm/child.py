@@ -62,7 +62,7 @@ class LogStream(io.TextIOBase):
         return self._descriptor
 
     def redirect(self, path: str | Path) -> None:
-        """Append to another file from now on."""
+        """Append all later text to the file `path` instead."""
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         os.dup2(descriptor, self._descriptor)
         os.close(descriptor)

@@ -90,7 +90,7 @@ class PreforkedProcess:
         )
 
     def close(self) -> None:
-        """Kill the process; it holds no state."""
+        """Kill the process, which has no state that must be saved."""
         self.process.kill()
         self.process.wait()
         self.close_pipes()

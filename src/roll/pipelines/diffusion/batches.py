@@ -89,7 +89,7 @@ class BatchBuilder:
 
         Args:
             row: The row.
-            purpose: `train` or `evaluation`, on which the seeds depend.
+            purpose: `train` or `evaluation`; the seeds depend on it.
             number: The draw's ID, or the row's index in the evaluation.
             count: The number of samples.
         """

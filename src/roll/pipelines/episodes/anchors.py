@@ -123,9 +123,10 @@ def update_episodes(
 ) -> tuple[AnchorEpisode, ...]:
     """Return the episodes with anchors after a step.
 
-    Rollouts that began at anchors are counted. Episodes are dropped if they could not be replayed, or if the policy has
-    passed all of their anchors. If success is rare in a group and its prompt has no episode yet, the successful rollout
-    with the fewest turns is added. If an environment has more than `num_kept` episodes, the oldest ones are dropped.
+    The results of rollouts that began at anchors are counted. Episodes are dropped if they could not be replayed, or if
+    the policy has passed all of their anchors. If success is rare in a group and its prompt has no episode yet, the
+    successful rollout with the fewest turns is added. If an environment has more than `num_kept` episodes, the oldest
+    ones are dropped.
 
     Args:
         config: Configuration of anchors.

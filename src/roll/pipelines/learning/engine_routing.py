@@ -49,8 +49,7 @@ def compute_router_replay_metrics(
 
     Args:
         batch: The batch of the step.
-        own_results: Log-probs and experts of the first samples with recorded experts; the result of
-            `score_with_own_routing`.
+        own_results: Log-probs and experts of the first samples with recorded experts, from `score_with_own_routing`.
         replayed_logprobs: Log-probs of all samples in the pass with router replay; empty without such a pass.
     """
     known, inputs = 0, 0

@@ -48,7 +48,7 @@ def check_user_functions(algorithm: AlgorithmConfig) -> None:
 
 
 def get_attention_range(algorithm: AlgorithmConfig) -> AttentionRange | None:
-    """Return the range for which the policy loss needs attention statistics; `None` if it needs none."""
+    """Return the range for which the policy loss needs attention statistics; `None` if the loss needs none."""
     credit = algorithm.credit
     if credit.type == "none":
         return None

@@ -36,7 +36,7 @@ def load_replay_config(
 ) -> RunConfig:
     """Load the configuration of a replay: the first recorded session's configuration, with a new name and overrides.
 
-    If the overrides select another algorithm, settings of the recorded run's preset are dropped, and settings that the
+    If the overrides select a different algorithm, the preset of the recorded run is dropped, and only settings that the
     user changed are kept.
 
     Raises:

@@ -282,17 +282,17 @@ def _check_columns(table: pa.Table, name: str, schema: pa.Schema) -> None:
 _NULLABLE_COLUMNS = tuple(name for name, kind in _RolloutRow.__annotations__.items() if "None" in str(kind))
 
 
-def _is_list_of_records(expected: pa.DataType, found: pa.DataType) -> bool:
+def _is_list_of_records(expected: pa.DataType, actual: pa.DataType) -> bool:
     """Return whether both types are lists of structs; structs of older recordings have fewer fields."""
     import pyarrow as pa
 
-    return all(pa.types.is_list(each) and pa.types.is_struct(each.value_type) for each in (expected, found))
+    return all(pa.types.is_list(each) and pa.types.is_struct(each.value_type) for each in (expected, actual))
 
 
 def _build_transition(time_s: float, rollout: str, before: str, after: str, detail: str) -> RecordedTransition:
     """Build a transition from the columns of its row; `rollout` is the rollout id as text.
 
-    Only files store rollout IDs as text, so they are parsed only here.
+    Rollout IDs are stored as text only in files, so they are parsed only here.
     """
     purpose, _, place = rollout.rpartition("-")
     draw_id, _, index = place.partition(".")

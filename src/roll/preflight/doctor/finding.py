@@ -34,19 +34,19 @@ class Finding:
     section: str = ""
 
 
-def report_ok(name: str, found: str, advice: str = "") -> Finding:
+def report_ok(name: str, value: str, advice: str = "") -> Finding:
     """Return a finding with the verdict `ok`; `advice` is optional."""
-    return Finding(name=name, verdict="ok", found=found, advice=advice)
+    return Finding(name=name, verdict="ok", found=value, advice=advice)
 
 
-def report_warning(name: str, found: str, advice: str) -> Finding:
+def report_warning(name: str, value: str, advice: str) -> Finding:
     """Return a finding with the verdict `warning`."""
-    return Finding(name=name, verdict="warning", found=found, advice=advice)
+    return Finding(name=name, verdict="warning", found=value, advice=advice)
 
 
-def report_problem(name: str, found: str, advice: str) -> Finding:
+def report_problem(name: str, value: str, advice: str) -> Finding:
     """Return a finding with the verdict `problem`."""
-    return Finding(name=name, verdict="problem", found=found, advice=advice)
+    return Finding(name=name, verdict="problem", found=value, advice=advice)
 
 
 def find_worst_verdict(findings: Iterable[Finding]) -> Verdict:

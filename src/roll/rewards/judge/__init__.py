@@ -44,7 +44,7 @@ class Judge:
     Args:
         config: The judge's settings.
         chat: The interface to the judge model.
-        usage: Counters of verdicts, which the judge increments.
+        usage: Counters that are incremented for each verdict.
     """
 
     def __init__(self, config: JudgeReward, chat: Chat, usage: JudgeUsage | None = None) -> None:

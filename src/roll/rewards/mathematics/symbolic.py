@@ -112,7 +112,7 @@ def call_with_limit(seconds: float, function: Callable[..., T], *args: Any) -> T
     alarm may fire while the function returns or raises, but not after `call_with_limit` has returned.
 
     Raises:
-        ComparisonTimeoutError: The function took longer.
+        ComparisonTimeoutError: The function took longer than `seconds`.
     """
     if threading.current_thread() is not threading.main_thread():
         return function(*args)

@@ -152,7 +152,7 @@ def estimate_memory_by_role(
         batch: The result of `compute_run_sizes`.
         engine_kind: Type of engine; see `ENGINES`.
         max_context: Longest prompt plus answer, in tokens.
-        on_accelerator: Whether to estimate device memory; host libraries are then left out.
+        on_accelerator: Whether to estimate device memory, which excludes the memory of host libraries.
         judge: The run's judge; `None` if the run has no judge or the judge's size is unknown.
         extra: Memory of the pipeline's other roles.
     """

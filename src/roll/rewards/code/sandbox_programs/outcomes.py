@@ -21,7 +21,7 @@ class NotComparableError(TypeError):
 
 
 class RemoteObjectBase:
-    """Base class of `proxies.Remote`, an object that stays in the candidate's process."""
+    """Base class of `proxies.RemoteObject`, the proxy for an object that stays in the candidate's process."""
 
     __slots__ = ("_name",)
     _name: str
