@@ -142,8 +142,8 @@ def _load(path: str, kind: str, directory: str) -> Callable[..., Any]:
 
 
 def _restore_directory(directory: str, path: str) -> None:
-    """Change back to `directory`, to which the configuration's paths are relative, if the user's module changed the
-    directory.
+    """Change back to `directory` if the user's module changed the current directory, since the configuration's paths
+    are relative to `directory`.
     """
     with contextlib.suppress(OSError):  # the new directory no longer exists
         if os.getcwd() == directory:
@@ -178,7 +178,7 @@ def _load_from_file(file: Path, name: str, kind: str) -> object:
 
 
 def _warn_about_shadowed_import(path: str, directory: str) -> None:
-    """Warn if the user's code imports a module by the name of a file next to it, but gets a different module."""
+    """Warn if the user's code imports a name that matches a file next to it, but Python loads a different module."""
     for file in find_source_files(path, directory):
         for name in sorted({name.partition(".")[0] for name in _list_imports(file)}):
             here = _find_module_file(file.parent, name) or _find_module_file(Path(directory), name)

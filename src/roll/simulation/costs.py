@@ -43,7 +43,7 @@ DEVICES_PER_MACHINE = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineCosts:
-    """Coefficients of an engine's step, in seconds."""
+    """Coefficients of the duration of an engine's step, in seconds."""
 
     overhead_s: float = 0.0
     """Overhead of every step: launches, scheduling, latency of collectives."""

@@ -79,7 +79,7 @@ class _LiveRequest:
         return sum(count for _, count in self.runs)
 
     def build_generation(self, num_tokens: int, reason: FinishReason, engine: SimulatedEngine) -> Generation:
-        """Return the generation of the first `num_tokens` tokens by an engine, with its current policy version."""
+        """Return a `Generation` with the first `num_tokens` tokens and the current policy version of the engine."""
         fresh = num_tokens - self.num_old_tokens
         runs = [*self.runs, (engine.policy_version, fresh)] if fresh or not self.runs else self.runs
         return build_generation(self.simulated.request_id, runs, reason, engine.engine_id)
@@ -306,7 +306,7 @@ class SimulatedEngine:
             self._schedule_advance()
 
     def _abort(self, live: _LiveRequest) -> None:
-        """End a request with the tokens that it has generated."""
+        """Abort a request; its result contains the tokens generated so far."""
         num_tokens = self._remove(live)
         if not live.future.done():
             live.future.set_result(live.build_generation(num_tokens, "abort", self))
@@ -338,7 +338,7 @@ class SimulatedEngine:
             self._loop.call_when_idle(self._advance_batch)
 
     def _advance_batch(self) -> None:
-        """End the current span at the next step boundary; at a boundary, begin the next span unless paused."""
+        """End the current span at the next step boundary; at a boundary, begin the next span if not paused."""
         self._plan_is_due = False
         if self._death:
             return

@@ -118,7 +118,7 @@ class SimulationResults:
         return ", ".join(differences)
 
     def reproduces(self, figure: PaperConfig) -> bool:
-        """Return whether the simulated speed-up is within 15 % of the published one, `figure`."""
+        """Return whether the simulated speed-up is within 15 % of the published speed-up in `figure`."""
         return abs(self.compute_ratio(figure.baseline, figure.variant).mean / figure.ratio - 1) <= TOLERANCE
 
 

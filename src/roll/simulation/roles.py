@@ -246,7 +246,7 @@ class EnvironmentTurns:
 
     Args:
         config: Turns and their latencies.
-        workload: Returns the latencies.
+        workload: The workload, which provides the latencies.
     """
 
     def __init__(self, config: EnvironmentLatencyConfig, workload: Workload) -> None:

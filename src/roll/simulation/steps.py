@@ -61,7 +61,7 @@ class SimulatedPolicyEngines:
                 await self.devices.switch_to_training()
 
     def is_stream_due(self, num_groups: int) -> bool:
-        """Return whether the trainer should begin with finished groups."""
+        """Return whether the trainer should start on the `num_groups` finished groups before the batch is complete."""
         return self.devices is None or self.devices.is_stream_due(num_groups)
 
     def record_stream(self, batch: Batch, *, wait_s: float, step_s: float) -> None:
@@ -145,7 +145,7 @@ class SimulatedSteps:
     async def finish_step(
         self, collected: CollectedBatch[list[Group]], update: UpdateOutcome, update_state: Callable[[], None]
     ) -> list[str]:
-        """Release the groups of the step, and launch the next ones."""
+        """Release the groups of the step, and launch the next groups."""
         trained = {rollout.rollout_id for rollout in collected.rollouts}
         await self.controller.complete_step(self.state.policy_version, trained)
         self.state.step += 1
@@ -164,7 +164,7 @@ class SimulatedSteps:
         return CollectedBatch(batch=batch, choice=trained, rollouts=rollouts, draw_outcomes={})
 
     async def learn(self, collected: CollectedBatch[list[Group]]) -> UpdateOutcome:
-        """Update the policy with the groups that have not been streamed."""
+        """Update the policy with the groups that were not passed to the trainer early."""
         left = [group for group in collected.choice if group.draw.draw_id not in self._streamed]
         with self.recorder.phase("train"):
             await self.trainer.update(self.state.step + 1, left)

@@ -63,7 +63,7 @@ def _get_age_s(path: Path) -> float:
 
 
 def fsync(path: Path) -> None:
-    """Make a file's content, or a directory's entries (names, renames), survive power loss."""
+    """Flush a file's content, or a directory's entries (names, renames), to disk, so that they survive power loss."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -72,7 +72,7 @@ def fsync(path: Path) -> None:
 
 
 def fsync_tree(path: Path) -> None:
-    """Make every file and directory at and below `path` survive power loss."""
+    """Flush `path` and all files and directories below it to disk, so that they survive power loss."""
     for directory, _, files in os.walk(path, topdown=False):
         for name in files:
             fsync(Path(directory, name))

@@ -111,7 +111,7 @@ class MetricsFile:
         self._seen.add((kind, step))
 
     def truncate(self, step: int) -> int:
-        """Drop lines after `step` and an incomplete line, and return the number of dropped lines."""
+        """Drop the lines of steps after `step`, and an incomplete last line; return the number of dropped lines."""
         return self._rewrite(lambda row: row["step"] <= step)
 
     def _replace_nonfinite(self, step: int, metrics: Mapping[str, float]) -> dict[str, float | None]:

@@ -319,7 +319,7 @@ def _get_advice(error: OSError) -> str:
 
 
 def _has_files(path: Path) -> bool:
-    """Return whether `path` has any files, other than those that an interrupted `create` leaves."""
+    """Return whether `path` has any files other than the files left by an interrupted `create`."""
     for directory, _, files in os.walk(path):
         ours = {f for f in files if f.startswith(".") and f.endswith((".tmp", _LOCK_NAME))}
         if set(files) - (ours if Path(directory) == path else set()):

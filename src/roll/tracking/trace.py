@@ -20,7 +20,7 @@ _ARRAY_END = b"\n]\n"
 
 
 class TraceFile:
-    """Appends trace events to `path`, which is created, or continued by a resumed run.
+    """Appends trace events to the file `path`; a resumed run continues its existing file.
 
     Raises:
         OSError: The file cannot be written.

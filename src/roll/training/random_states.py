@@ -37,7 +37,7 @@ class RandomStates:
         self._put(outer)
 
     def restore(self, states: Mapping[str, Tensor]) -> None:
-        """Restore saved states.
+        """Restore saved generator states.
 
         Raises:
             RuntimeError: A value is not a valid generator state.

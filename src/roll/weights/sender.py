@@ -186,7 +186,7 @@ async def _await_result(awaitable: Awaitable[T]) -> T:
 async def _release_and_wait(
     steps: SendSteps, failed: bool, sending: asyncio.Task[Any] | None, delivering: asyncio.Task[None] | None
 ) -> None:
-    """Release the weights, cancel the delivery, and wait for both tasks; the release also ends a `send` in a thread."""
+    """Release the weights, cancel the delivery, and wait for both tasks; the release also ends a running `send`."""
     await steps.release(failed)
     if delivering is not None:
         delivering.cancel()

@@ -62,7 +62,7 @@ class Sink(Protocol):
 
 
 class PathWatcher:
-    """Detects that the file or directory to which a tracker's client writes was removed.
+    """Detects the removal of the file or directory to which a tracker's client writes.
 
     Most clients keep writing to a removed file without an error.
 

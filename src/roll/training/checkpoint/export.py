@@ -83,7 +83,7 @@ def export_model(
     trust_remote_code: bool,
     is_first: bool,
 ) -> None:
-    """Write an HF model directory. Collective if iterating over `weights` is; only the first rank writes.
+    """Write an HF model directory. Collective if iterating over `weights` is collective; only the first rank writes.
 
     Args:
         path: The target directory; an existing directory is replaced once the new one is complete.

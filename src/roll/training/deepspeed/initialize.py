@@ -143,7 +143,7 @@ def initialize_trained(
 
 
 def initialize_frozen(spec: TrainerSpec, network: nn.Module, *, device: torch.device) -> Any:
-    """Build the engine around a network that only runs forward passes, partitioned over the ranks."""
+    """Build DeepSpeed's engine around a network that only runs forward passes, partitioned over the ranks."""
     return _initialize(spec, network, device)
 
 

@@ -210,7 +210,9 @@ class ProjectionGradient:
                 self._grad_weight = share.to(self._sum_dtype)
 
     def get_gradients(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return the gradients of the hidden states and of the projection, `None` where not requested."""
+        """Return the gradients of the hidden states and of the projection; `None` for a gradient that was not
+        requested.
+        """
         weight = self._grad_weight
         if weight is None and self._wants_weight:  # without predictions: the other ranks still reduce this gradient
             weight = torch.zeros_like(self._weight)

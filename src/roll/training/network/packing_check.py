@@ -80,7 +80,7 @@ def _is_on_meta(model: Any) -> bool:
 
 
 def check_packing(model: Any, compute_logits: Logits) -> None:
-    """Check that a few short sequences give the same results in a packed row as one by one.
+    """Check that a few short sequences give the same results in a packed row as in separate rows.
 
     Args:
         model: A prepared model with the attention `roll_packed`.

@@ -173,7 +173,7 @@ class Routing:
             bias += rate * torch.from_numpy(np.sign(counts.mean() - counts)).to(bias)
 
     def gather_load(self, token_shard: TokenShard = WHOLE_ROW) -> tuple[Int64Array, np.ndarray]:
-        """Return the number of tokens per expert since `clear` [layers, E], and the sums of the experts' router
+        """Return the number of tokens per expert [layers, E] since `clear`, and the sums of the experts' router
         probabilities.
 
         Args:

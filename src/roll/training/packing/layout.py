@@ -271,7 +271,7 @@ def find_predicted_tokens(member: BlockMember, every_token: bool) -> Int64Array:
 
 
 def iter_entries(block: Block, start: int) -> Iterator[tuple[BlockMember, int, Int64Array]]:
-    """Yield the row entries of each sample of a block whose first token is entry `start` of the row.
+    """Yield the row entries of each sample of a block; the block's first token is entry `start` of the row.
 
     Yields:
         The member, the number of tokens that it shares with earlier members, and the entries [num_inputs] of its

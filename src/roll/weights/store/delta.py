@@ -50,7 +50,7 @@ def count_changes(old: ByteArray, new: ByteArray, itemsize: int) -> int:
 
 
 def encode_full(new: ByteArray, num_changed: int) -> TensorDelta:
-    """Return a delta with all values of a tensor, which needs no earlier version. It refers to the memory of `new`."""
+    """Return a delta with all values of a tensor. It needs no earlier version, and refers to the memory of `new`."""
     return TensorDelta(encoding="dense", num_changed=num_changed, payload=new.data)
 
 

@@ -73,7 +73,7 @@ atexit.register(_process_prefetcher.close)
 
 @contextmanager
 def receive(update: WeightUpdate, location: ReceiverLocation) -> Generator[TensorStream]:
-    """Map the local copy, which is fetched now unless it was prefetched; yield the stream of tensors."""
+    """Fetch the local copy unless it was prefetched, map it, and yield the stream of tensors."""
     path = find_local_file(update.handle)
     if not path.exists():
         path = _process_prefetcher.fetch(update, location.timeout_s)
