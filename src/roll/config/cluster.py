@@ -61,8 +61,8 @@ class DeviceMapping(Section):
 class ElasticConfig(Section):
     """Additional engines on Ray nodes that join and leave during a run, such as spot machines.
 
-    The engines of `cluster.device_mapping.actor_infer` do not count here. Trainers and all other roles run only on the
-    nodes that the run reserved at its start.
+    These numbers do not include the engines of `cluster.device_mapping.actor_infer`. Trainers and all other roles run
+    only on the nodes that the run reserved at its start.
     """
 
     min_engines: int = option(
@@ -129,7 +129,7 @@ class ClusterConfig(Section):
     )
 
     def find_elastic_problem(self) -> str | None:
-        """Return why `elastic` is impossible with the other keys, and what to do; `None` if it is possible."""
+        """Return the reason why `elastic` conflicts with another key, and a remedy; `None` without a conflict."""
         if (elastic := self.elastic) is None:
             return None
         if elastic.min_engines > elastic.max_engines:

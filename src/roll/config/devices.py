@@ -101,10 +101,10 @@ def load_entry(kind: type[T], label: str, name: str, file: Path, other_sources: 
 
     Args:
         kind: Class of the entry.
-        label: What an entry is called in messages.
+        label: Name of this type of entry, for messages.
         name: Name of the entry, or of a YAML file with the keys of an entry.
         file: File with the known entries.
-        other_sources: What else a user may name, for messages.
+        other_sources: Other sources that a user may specify, for messages.
 
     Raises:
         ConfigError: No entry or file has this name, or the user's file is not valid.

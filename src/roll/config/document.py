@@ -89,7 +89,8 @@ class Document:
     def find_origin(self, path: KeyPath) -> str:
         """Return the file and line, or the override, in which the user wrote a key.
 
-        For a key that was not written, this is the origin of its nearest written parent, or the document's name.
+        For a key that the user did not write, return the origin of the nearest enclosing section that the user wrote,
+        or the document's name.
         """
         for length in range(len(path), 0, -1):
             if path[:length] in self.origins:

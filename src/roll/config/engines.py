@@ -194,7 +194,7 @@ def get_engine_capabilities(kind: str) -> EngineCapabilities:
         kind: name or import path of the engine; see `resolve_engine_kind` for `auto`.
 
     Raises:
-        ConfigError: the engine does not exist, or its `capabilities` are of another type.
+        ConfigError: the engine does not exist, or its attribute `capabilities` has the wrong type.
     """
     found = getattr(ENGINES.get(resolve_engine_kind(kind) if kind == "auto" else kind), "capabilities", None)
     if found is None:
@@ -259,7 +259,7 @@ def check_engine(kind: str, requirements: Iterable[EngineRequirement], key: str 
 
 
 def _check_user_engine(kind: str, key: str) -> None:
-    """Check that a user-defined engine takes a spec and, if it is a class, has the methods of an engine."""
+    """Check that a user-defined engine accepts a spec and, if it is a class, has the methods of an engine."""
     from roll.protocols import InferenceEngine
 
     methods = [name for name, value in vars(InferenceEngine).items() if not name.startswith("_") and callable(value)]

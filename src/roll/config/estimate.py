@@ -143,7 +143,7 @@ def estimate_disk_use(
         training: the training section of the run.
         sizes: the sizes of the run's model.
         num_steps: number of optimizer steps of the run.
-        num_other_parameters: number of weights that other trainers, such as critics, train.
+        num_other_parameters: number of weights of other trained models, such as critics.
         rollout_bytes: upper bound of the size of all recorded rollouts.
         stored_bytes: bytes of the stored outputs of a reference or of teachers.
     """

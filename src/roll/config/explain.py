@@ -74,7 +74,7 @@ def _remove_indices(key: Key) -> tuple[str, ...]:
 
 
 def merge_keys(keys: Sequence[Key]) -> list[Key]:
-    """Merge keys of union members that have the same path, description, type and default into one key with all tags."""
+    """Merge identical keys of union members (path, description, type and default) into one key with all tags."""
     kept: dict[tuple[Any, ...], Key] = {}
     for key in keys:
         same = (key.path, key.meaning, key.type_description, () if key.members else repr(key.default))

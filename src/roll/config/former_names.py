@@ -137,42 +137,45 @@ def rename_metric(name: str) -> str:
 
 
 def rename_metrics(row: Mapping[str, V]) -> dict[str, V]:
-    """Key metrics by current names; if a metric has values under both names, keep the value of the current name."""
+    """Return metrics by their current names; the value under a current name replaces one under a former name."""
     # a resumed run writes new names; `null` under a former name must not replace them
     renamed = {rename_metric(name): value for name, value in row.items()}
     return renamed | {name: value for name, value in row.items() if name in renamed}
 
 
 def rename_alarms(counts: Mapping[str, V]) -> dict[str, V]:
-    """Key counts of alarms by the current names of the alarms."""
+    """Return the counts of alarms by the current names of the alarms."""
     return {RENAMED_ALARMS.get(name, name): value for name, value in counts.items()}
 
 
-def _rename(value: Any, old: KeyPath, new: KeyPath, document: Document, renames: Renames) -> Any:
+def _rename(value: Any, old_path: KeyPath, new_path: KeyPath, document: Document, renames: Renames) -> Any:
     """Replace former names in a part of a configuration, and record the changes in `renames`.
 
     Args:
         value: part of a configuration.
-        old: path of the part in the document.
-        new: path of the part with current names.
+        old_path: path of the part in the document.
+        new_path: path of the part with current names.
         document: the document, for messages.
         renames: collects changes and problems.
     """
     if isinstance(value, list):
-        return [_rename(entry, (*old, index), (*new, index), document, renames) for index, entry in enumerate(value)]
+        return [
+            _rename(entry, (*old_path, index), (*new_path, index), document, renames)
+            for index, entry in enumerate(value)
+        ]
     if not isinstance(value, dict):
-        return _rename_value(value, new, renames)
-    if _is_user_defined(new):
+        return _rename_value(value, new_path, renames)
+    if _is_user_defined(new_path):
         return value
     result: dict[Any, Any] = {}
     for key, entry in value.items():
-        name = _rename_key(new, key)
+        name = _rename_key(new_path, key)
         if name != key and name in value:
-            renames.problems.append(_describe_both_names(document, (*old, key), (*old, name)))
+            renames.problems.append(_describe_both_names(document, (*old_path, key), (*old_path, name)))
             continue
         if name != key:
-            renames.notes.append(f"{format_path((*old, key))} -> {format_path((*new, name))}")
-        result[name] = _rename(entry, (*old, key), (*new, name), document, renames)
+            renames.notes.append(f"{format_path((*old_path, key))} -> {format_path((*new_path, name))}")
+        result[name] = _rename(entry, (*old_path, key), (*new_path, name), document, renames)
     return result
 
 
@@ -189,12 +192,12 @@ def _rename_value(value: Any, path: KeyPath, renames: Renames) -> Any:
     return renamed
 
 
-def _describe_both_names(document: Document, old: KeyPath, new: KeyPath) -> str:
+def _describe_both_names(document: Document, old_path: KeyPath, new_path: KeyPath) -> str:
     def format_written(path: KeyPath) -> str:
         origin = document.origins.get(path, "")
         return f"'{format_path(path)}'" + (f" ({origin})" if origin else "")
 
-    old_key, new_key = format_written(old), format_written(new)
+    old_key, new_key = format_written(old_path), format_written(new_path)
     return f"{old_key} is the former name of {new_key}, and both are set: remove {old_key}."
 
 
@@ -229,7 +232,7 @@ _reported_renames: set[tuple[str, ...]] = set()
 
 
 def warn_renamed(config_file: str, notes: Iterable[str]) -> None:
-    """Log one warning with all former names that a configuration has, once per process.
+    """Log one warning that lists all former names in a configuration, once per process.
 
     Args:
         config_file: file of the configuration; empty for a dictionary.

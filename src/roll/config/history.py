@@ -219,7 +219,7 @@ def build_transition_history(
 
 
 def find_first_recorded_config(run: Path) -> dict[str, Any]:
-    """Return the configuration under which the run first recorded rollouts, by default the current configuration."""
+    """Return the configuration with which the run first recorded rollouts; without one, the current configuration."""
     current, history = read_config(run), read_history(run)
     for step in (0, *(entry.from_step for entry in history)):
         tree = restore_config(current, history, step)

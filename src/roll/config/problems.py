@@ -278,7 +278,7 @@ def _find_closest(name: str, known: list[str]) -> tuple[str, float]:
 
 
 def _list_siblings(path: KeyPath, document: Document, model: type[Section]) -> list[str]:
-    """Return the keys in the same section as `path`; in a union, the written tag selects the section."""
+    """Return the keys in the same section as `path`; in a union, the tag that the user wrote selects the section."""
     value_type, value = ValueType(section=model), document.tree
     for part in path[:-1]:
         found = find_children(value_type, part, value)

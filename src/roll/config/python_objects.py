@@ -69,8 +69,8 @@ def with_python_objects(
     """Return a copy of a loaded configuration with Python objects inserted.
 
     Raises:
-        ConfigError: there are rows, but no entry of `data` accepts Python objects; or the number of functions in
-            `reward` does not match the rewards of type python without a function in an entry of `data`.
+        ConfigError: there are rows, but no entry of `data` accepts Python objects; or an entry of `data` does
+            not have as many `python` rewards without a function as `reward` has functions.
     """
     rows, held_out = _convert_to_records(rows), _convert_to_records(held_out)
     functions = [function for part in _split_reward(reward) if (function := _get_function(part)) is not None]

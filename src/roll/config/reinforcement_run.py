@@ -52,8 +52,7 @@ class ReinforcementRunConfig(RolloutRunConfig):
         return self.rollout.scheduling.max_staleness if self.algorithm.uses_snapshots else 0
 
     def find_streaming_problem(self) -> str:
-        """Return the reason why gradients of finished groups cannot be computed before the others are known; empty if
-        they can."""
+        """Return the reason why the run cannot train on finished groups before other groups finish; empty if it can."""
         key = self.stream_training_key
         if self.has_demonstrations:
             return f"{key} does not support demonstrations: remove expert_key or anchors from data, or remove the key"
@@ -164,5 +163,5 @@ class ReinforcementRunConfig(RolloutRunConfig):
 
     @property
     def has_reference_role(self) -> bool:
-        """True if the reference model is a separate role, not the policy without adapters or part of the trainer."""
+        """True if the reference model is a separate role, not the policy without adapters or loaded in the trainer."""
         return self.algorithm.uses_reference and self.model.lora is None and not self.trainer_loads_reference

@@ -131,13 +131,13 @@ class RolloutRunConfig(RunConfig):
 
     @property
     def stream_training_key(self) -> str:
-        """The key that makes the run train finished groups while others are generated, for messages."""
+        """The key that enables training on finished groups while other groups are generated, for messages."""
         shares = self.cluster.sharing == "stream_training"
         return "cluster.sharing stream_training" if shares else "rollout.scheduling.stream_training"
 
     @property
     def streams_training(self) -> bool:
-        """True if a synchronous run trains finished groups while others are generated."""
+        """True if a synchronous run trains on finished groups while other groups are generated."""
         return self.rollout.scheduling.stream_training or self.cluster.sharing == "stream_training"
 
     def _check_quotas(self) -> None:
@@ -174,7 +174,7 @@ class RolloutRunConfig(RunConfig):
 
     @property
     def required_engine_capabilities(self) -> list[EngineRequirement]:
-        """Capabilities that the run requires from the engines in `inference`; a pipeline adds its own requirements."""
+        """Capabilities that the run requires from the engines in `inference`; a pipeline may add requirements."""
         inference, sync, replay = self.inference, self.weight_sync, self.training.router_replay
         required = {
             "updates_weights": (True, "a policy that is trained", ""),

@@ -155,7 +155,7 @@ class RunConfig(Section):
 
     @property
     def roles(self) -> dict[str, RoleDevices]:
-        """The roles of this run by name, with their devices; a pipeline adds its own."""
+        """The roles of this run by name, with their devices; a pipeline adds its roles."""
         return {"actor_train": RoleDevices(kind="trainer", devices=self.cluster.device_mapping.actor_train)}
 
     @property
@@ -179,7 +179,7 @@ class RunConfig(Section):
         return f"the pipeline {self.pipeline} has no such role: remove the key (the roles are {', '.join(self.roles)})"
 
     def with_model(self, path: str) -> Self:
-        """Return the same run with another model, for `roll eval` of a trained model."""
+        """Return the configuration with the model in `path`, for `roll eval` of a trained model."""
         return self.model_copy(update={"model": self.model.model_copy(update={"path": path})})
 
     def get_section(self, name: str, kind: type[S]) -> S:

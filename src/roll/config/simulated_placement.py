@@ -55,15 +55,15 @@ class SimulatedPlacement(Section):
 
     @property
     def rule(self) -> SharingRule:
-        """The rule; the default depends on the devices."""
+        """The sharing rule; by default `colocated` or `disaggregated`, depending on the devices."""
         return self.sharing or ("colocated" if self.is_colocated else "disaggregated")
 
     @property
     def num_training_devices(self) -> int:
-        """Number of devices that train."""
+        """Number of devices used for training."""
         return self.training or self.generation
 
     @property
     def num_devices(self) -> int:
-        """Number of all devices."""
+        """Total number of devices."""
         return self.generation if self.overlaps else self.generation + self.training

@@ -269,7 +269,7 @@ class SimulationConfig(Section):
 
     @property
     def streams_training(self) -> bool:
-        """True if the trainer computes gradients of finished groups while others are generated."""
+        """True if the trainer computes gradients of finished groups while other groups are generated."""
         return self.rollout.scheduling.stream_training or self.placement.sharing == "stream_training"
 
     @property
@@ -278,7 +278,7 @@ class SimulationConfig(Section):
         return self.placement.training // self.engine.tensor_parallel if self.placement.overlaps else 0
 
     def _check_streaming(self) -> None:
-        """Raise `ValueError` if the simulation cannot train groups while others are generated."""
+        """Raise `ValueError` if the simulation cannot train on groups while other groups are generated."""
         key = (
             "placement.sharing" if self.placement.sharing == "stream_training" else "rollout.scheduling.stream_training"
         )

@@ -58,8 +58,8 @@ class SupervisedTrainingConfig(TrainingConfig):
 
         Args:
             num_examples: total number of examples in all sources.
-            step: current step of the run. An epoch may have ended inside a step, and earlier steps may have had another
-                size, so the remaining steps are counted from this step.
+            step: current step of the run. An epoch may have ended inside a step, and earlier steps may have had a
+                different size, so the remaining steps are counted from this step.
             num_drawn: number of examples drawn up to this step.
 
         Raises:

@@ -50,7 +50,7 @@ def count_frozen_parameters(vision: VisionConfig, tower: TowerSizes | None, num_
     """Return the number of weights in the parts of a model that are not trained.
 
     Args:
-        vision: The configuration of the parts.
+        vision: The configuration of the tower, projector and language model.
         tower: The model's tower; `None` if it has none.
         num_parameters: The number of all weights.
     """

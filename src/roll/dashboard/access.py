@@ -54,7 +54,7 @@ class Access:
     Args:
         app: the protected application.
         host: address on which the server listens.
-        token: required for every request; `None` if all users of this machine may read.
+        token: required for every request; `None` allows requests from all users of this machine.
     """
 
     def __init__(self, app: ASGIApp, host: str, token: str | None) -> None:

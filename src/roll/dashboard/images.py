@@ -27,7 +27,7 @@ def render_png(run_dir: SafeDirectory, digest: str, size: ImageSize) -> bytes:
     """Render a stored image as PNG, scaled down if it is larger than `size` allows.
 
     Raises:
-        RunDirectoryError: The file is missing, is behind a link, cannot be decoded, or has another digest.
+        RunDirectoryError: The file is missing, is behind a link, cannot be decoded, or does not match the digest.
     """
     encoded = run_dir.read("media", digest[:2], digest, limit=ImageLimits().num_bytes)
     try:

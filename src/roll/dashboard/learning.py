@@ -114,7 +114,7 @@ def _explain_loss(facts: RunFacts) -> Answer:
 
 
 def _find_causes(facts: RunFacts, reward: float) -> Iterable[tuple[str, dict[str, Any] | None]]:
-    """Yield likely causes of a run that does not learn, the most likely first, each with a link to a view if any."""
+    """Yield likely causes of a run that does not learn, most likely first, each with a link to a view or `None`."""
     recent = slice(-RECENT_STEPS, None)
     cut = facts.compute_mean("rollout/unfinished_share", recent)
     if cut is not None and cut > 0.1:

@@ -124,7 +124,7 @@ class Metrics:
         return column[at] if at >= 0 else 0.0
 
     def build_overview(self) -> dict[str, Any]:
-        """Return the response of `/metrics`: the names of all metrics, and steps and times of both types of rows."""
+        """Return the response of `/metrics`: metric names, and the steps and times of training and evaluation."""
         kinds = {
             kind: {"steps": list(table.steps), "time_s": list(table.time_s)} for kind, table in self.tables.items()
         }

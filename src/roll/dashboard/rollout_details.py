@@ -297,7 +297,7 @@ def _decode_tokens(vocabulary: Vocabulary | None, ids: Sequence[int]) -> tuple[l
 
 
 def _read_column(values: Any, length: int) -> np.ndarray | None:
-    """Convert values to an array; return `None` if their number is not `length` or all are missing."""
+    """Convert values to an array; return `None` if there are not exactly `length` values or all are missing."""
     if not isinstance(values, list) or len(values) != length or not length:
         return None
     column = np.array([math.nan if value is None else value for value in values], dtype=np.float64)

@@ -71,7 +71,7 @@ def find_matching_rollouts(rollouts: Rollouts, filters: Filters) -> np.ndarray:
 def sort_positions(
     rollouts: Rollouts, positions: np.ndarray, column: str, descending: bool, start: int, count: int
 ) -> np.ndarray:
-    """Sort index positions by a column, then by row, and return `count` of them from `start`.
+    """Sort index positions by a column, then by row; return `count` positions of the sorted list, from index `start`.
 
     Rollouts without a value in the column are last.
 
@@ -149,7 +149,7 @@ def search_texts(
     Args:
         run_dir: the run's directory.
         rollouts: index of the run's rollouts.
-        filters: further conditions.
+        filters: additional conditions.
         query: the text to search for.
         cursor: cursor of the last response; empty at the beginning.
         time_limit_s: maximum time of this search.

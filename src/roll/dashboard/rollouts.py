@@ -55,7 +55,7 @@ class _File:
 
 
 class Rollouts:
-    """The index of a run's rollouts: their numbers, labels and previews, read file by file.
+    """The index of a run's rollouts: numeric columns, labels and previews, read file by file.
 
     Args:
         run_dir: the run's directory.

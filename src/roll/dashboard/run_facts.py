@@ -23,7 +23,7 @@ SUPERVISED_PIPELINES = ("sft", "preference", "reward_model", "distill_offline")
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """The data of a run from which questions are answered."""
+    """The data of a run that is used to answer questions about the run."""
 
     status: str
     num_steps: float | None

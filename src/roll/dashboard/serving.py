@@ -37,7 +37,7 @@ def serve(
         paths: run directories, or directories that contain run directories.
         host: address to listen on.
         port: port to listen on; 0 chooses a free one.
-        token: token that readers need; by default one is generated if other machines can reach `host`.
+        token: token required from clients; by default, a token is generated if other machines can reach `host`.
         open_browser: whether to open the page in a browser.
         notify: called with messages for the user, such as the address.
 

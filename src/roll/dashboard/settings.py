@@ -20,7 +20,7 @@ _MAX_KEYS = 20_000
 
 
 class Settings:
-    """`config.yaml` and `config_history.yaml` of one run, read again when they change."""
+    """The settings in `config.yaml` and `config_history.yaml` of one run; `refresh` reads changed files again."""
 
     def __init__(self, run_dir: SafeDirectory) -> None:
         self._run_dir = run_dir

@@ -152,7 +152,7 @@ class Trace:
             heapq.heappush(self._free, self._slots.pop(key))
 
     def _drop_oldest(self, entries: dict[Any, Any]) -> None:
-        """Drop the oldest of the given open spans or unfinished rollouts if there are too many."""
+        """Drop the oldest of `entries` (open spans or unfinished rollouts) if there are too many."""
         if len(entries) >= _MAX_OPEN_SPANS:
             given_up = entries.pop(next(iter(entries)))
             if entries is self._slots:

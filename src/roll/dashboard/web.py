@@ -67,7 +67,7 @@ def make_app(
     Args:
         paths: run directories, or directories that contain run directories.
         host: address on which the server listens.
-        token: required for every request; `None` if all users of this machine may read.
+        token: required for every request; `None` allows requests from all users of this machine.
         is_ending: returns true when open event streams must end.
     """
     runs = Runs(paths)

@@ -41,7 +41,7 @@ class BadRowCollector:
 
         Args:
             domain: The source's name.
-            use: The phrase for the use that is not possible, such as "used for training".
+            use: Phrase after "cannot be" in the first line, such as "used for training".
         """
         yield f"{self.counts.total():,} of {self.num_rows:,} rows of data source '{domain}' cannot be {use}:"
         for reason, count in self.counts.most_common(MAX_REASONS):

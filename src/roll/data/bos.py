@@ -13,7 +13,7 @@ __all__ = ["BosDeduplicator"]
 
 
 class BosDeduplicator:
-    """Removes the BOS token that a tokenizer adds to a text that already starts with one."""
+    """Removes the duplicate BOS token if a tokenizer adds BOS to a text that already starts with it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer

@@ -161,7 +161,7 @@ class _LoadedSource:
 
 
 def _warn_without_media(loaded: Sequence[_LoadedSource], media: MediaInputs) -> None:
-    """Log a warning for each table whose rows have no media, although the model reads media."""
+    """Log a warning for each table without media in its rows, if the model reads media."""
     for entry in loaded:
         reader = entry.training.reader if isinstance(entry.training, RowItems) else None
         if isinstance(reader, PromptReader):

@@ -64,7 +64,7 @@ class ChatRenderer:
         Args:
             messages: The conversation.
             tools: JSON schemas of the functions that the model may call.
-            template_kwargs: Further variables of the template, such as `enable_thinking`.
+            template_kwargs: Additional variables of the template, such as `enable_thinking`.
 
         Raises:
             DataError: The template rejects the conversation, for instance because the model has no system role.
@@ -162,7 +162,7 @@ class ChatRenderer:
         return np.asarray(self._beginning.remove_duplicate(text, ids) if add_special_tokens else ids, dtype=np.int32)
 
     def escape_special_tokens(self, text: str) -> str:
-        """Escape message delimiters in untrusted text: `<|im_end|>` becomes `< |im_end|>`, which ends no message."""
+        """Escape message delimiters in untrusted text: `<|im_end|>` becomes `< |im_end|>`, which is not a delimiter."""
         return text if self._delimiters is None else escape_special(text, self._delimiters)
 
     @cached_property
@@ -212,9 +212,9 @@ class ChatRenderer:
         Args:
             messages: The conversation.
             num_prompt_messages: Number of leading messages that are context only.
-            untrained_messages: Indices of other messages that are context only.
+            untrained_messages: Indices of later messages that are context only.
             tools: JSON schemas of the functions that the model may call.
-            template_kwargs: Further variables of the template, such as `enable_thinking`.
+            template_kwargs: Additional variables of the template, such as `enable_thinking`.
 
         Raises:
             DataError: The template rejects the conversation, omits a part of an answer, or changes the last answer.

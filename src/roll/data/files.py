@@ -25,7 +25,7 @@ MAX_LINE_LENGTH = 64 * 2**20
 
 
 def open_file_tables(config: FileTable) -> tuple[Table, Table | None]:
-    """Open the file's table, and the held-out table if it is in another file.
+    """Open the file's table, and the held-out table if it is in a separate file.
 
     Raises:
         DataError: A file does not exist, or is of an unsupported type.

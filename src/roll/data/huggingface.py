@@ -21,7 +21,7 @@ MAX_CHECKED_FILES = 64
 
 
 def load_huggingface_tables(config: HuggingFaceTable) -> tuple[Table, Table | None]:
-    """Load the table of the split, and the held-out table if it is another split.
+    """Load the table of the training split, and the held-out table if a separate split is configured.
 
     Raises:
         DataError: The dataset or a split does not exist.

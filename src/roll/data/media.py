@@ -291,7 +291,7 @@ def place_media(
 
 
 def hint_at_missing_media(token: str) -> str:
-    """Return a remedy for a special token in a message that is a placeholder of media; empty for other tokens.
+    """Return a remedy for a message that contains the media placeholder `token`; empty if `token` is no placeholder.
 
     >>> hint_at_missing_media("<image>")
     ' If it stands for an image, the row has no column with images: set `images_key` to the name of the column.'
@@ -367,7 +367,7 @@ def _as_bytes(value: Any) -> np.ndarray[Any, Any]:
 
 
 def _select_field(value: Mapping[str, Any], location: str, kind: MediaKind) -> Any:
-    """Return the value of the first field with a medium in an object."""
+    """Return the value of the first field of an object that contains a medium."""
     for name in MEDIA_FIELDS[kind]:
         if value.get(name) is not None:
             return value[name]

@@ -51,10 +51,10 @@ class MediaColumns:
         self.has_media = self.has_media or any(message.media for message in messages)
 
     def check(self, domain: str) -> None:
-        """Check that every media column that the user named is in at least one row.
+        """Check that every media column in the configuration occurs in at least one row.
 
         Raises:
-            DataError: A column is in no row.
+            DataError: A configured column does not occur in any row.
         """
         for key, name in self._missing.items():
             hint = did_you_mean(name, [column for column in self._columns if isinstance(column, str)])

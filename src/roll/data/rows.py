@@ -117,8 +117,8 @@ def split_rows(reader: RowReader[T], tables: tuple[Table, Table | None], seed: i
     """Split rows into training and held-out items; hold out the second table or, without one, a fraction of the first.
 
     Raises:
-        DataError: A table cannot be read or is empty, a row is malformed, or the second table contains all questions of
-            the first.
+        DataError: A table cannot be read or is empty, a row is malformed, or every question of the first table is also
+            in the second.
     """
     table, held_out = tables
     return (
@@ -127,7 +127,7 @@ def split_rows(reader: RowReader[T], tables: tuple[Table, Table | None], seed: i
 
 
 def _read_rows(reader: RowReader[T], table: Table, prefix: str) -> Iterator[tuple[int, T]]:
-    """Yield the number and the item of each valid row; pass the errors of all other rows to `handle_error`.
+    """Yield the number and the item of each valid row; pass the error of each invalid row to `handle_error`.
 
     Raises:
         DataError: There is no row, or a row is malformed.

@@ -17,7 +17,7 @@ def build_samples(rollout: Rollout, *, max_new_tokens: int = 1) -> tuple[Trainin
     """Build one training sample per context of a rollout, as the engine saw it; train only on the policy's tokens.
 
     >>> # prompt of 3 tokens, answer of 2:                     loss_mask [F F F T T]
-    >>> # then a context of 4 instead of them, answer of 1:     loss_mask [F F F F T]
+    >>> # then a new context of 4 tokens, answer of 1:         loss_mask [F F F F T]
 
     The tokens that follow each sample's context, concatenated in order, are the rollout's tokens. The first sample has
     the rollout's ID; each later sample has this ID with the sample's number appended.

@@ -12,7 +12,7 @@ __all__ = ["compile_delimiters", "escape_special"]
 
 
 def compile_delimiters(tokenizer: PreTrainedTokenizerBase, rendered: str) -> re.Pattern[str] | None:
-    """Compile a pattern of the special tokens that separate messages; `None` if there are none.
+    """Compile a pattern that matches the special tokens between messages; return `None` if there are none.
 
     Args:
         tokenizer: The model's tokenizer.

@@ -76,7 +76,7 @@ class WeightedStream(ABC, Generic[T, D]):
 
     @property
     def next_domain(self) -> str:
-        """Domain of the next draw, unless the caller requests another."""
+        """Domain of the next draw, unless the caller requests a specific domain."""
         return self._sources[self._find_next_source()].domain
 
     def peek(self, count: int) -> list[T]:
@@ -130,10 +130,10 @@ class WeightedStream(ABC, Generic[T, D]):
         self._num_repeated[self._get_source_index(domain)] += 1
         return draw
 
-    def find_position(self, domain: str, item: int) -> int:
-        """Return the position at which the item with index `item` of a domain's source is drawn in the first epoch."""
+    def find_position(self, domain: str, item_index: int) -> int:
+        """Return the position in the first epoch at which the item `item_index` of a domain's source is drawn."""
         which = self._get_source_index(domain)
-        return int(np.flatnonzero(self._get_order(which, 0) == item)[0])
+        return int(np.flatnonzero(self._get_order(which, 0) == item_index)[0])
 
     def _get_source_index(self, domain: str) -> int:
         which = self._find_source_index(domain)
@@ -158,7 +158,7 @@ class WeightedStream(ABC, Generic[T, D]):
         """Return the index of the source for the next draw: the source that is furthest below its fraction of all
         draws.
 
-        If several sources are equally far below, return the first of them.
+        If several sources are equally far below their fractions, return the first of these sources.
         """
         total = sum(source.weight for source in self._sources)
         due = self.num_drawn + 1
@@ -186,7 +186,7 @@ class WeightedStream(ABC, Generic[T, D]):
         }
 
     def _get_settings(self, source: WeightedSource[T]) -> dict[str, Any]:
-        """Return the settings of a source, by name, that must not change when a run is resumed."""
+        """Return the settings of a source that must not change when a run is resumed, by name."""
         return {
             self.size_name: len(source.items),
             "weight": source.weight,

@@ -34,7 +34,7 @@ def load_table_prompts(
 
     Raises:
         DataError: A table is missing, malformed (the message names the row), or empty.
-        ConfigError: The user's function, which returns the rows, cannot be imported.
+        ConfigError: The user's function that returns the rows cannot be imported.
     """
     bad = BadRowCollector()
     reader = PromptReader(config, domain, bad, pipeline, build_media_reader(config, media))
@@ -71,7 +71,7 @@ def open_tables(
 
     Raises:
         DataError: A table does not exist, or is of an unsupported type.
-        ConfigError: The user's function, which returns the rows, cannot be imported.
+        ConfigError: The user's function that returns the rows cannot be imported.
     """
     match config:
         case FileTable():

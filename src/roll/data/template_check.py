@@ -23,7 +23,7 @@ def check_fully_rendered(
     Earlier reasoning may still be left out as the conversation continues, as in the model's training format.
 
     Raises:
-        DataError: The template leaves out one of these parts, or there is no template but the conversation needs one.
+        DataError: The template leaves out a part, or the conversation needs a template but the tokenizer has none.
     """
     fields = any(not message.is_plain and message.role != "tool" for message in messages)
     if not template.source:

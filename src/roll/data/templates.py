@@ -55,7 +55,7 @@ class ChatTemplate:
             messages: The conversation.
             generation_prompt: Whether to append the start of the assistant's next message.
             tools: JSON schemas of the functions that the model may call.
-            switches: Further variables of the template.
+            switches: Additional variables of the template.
 
         Raises:
             DataError: The template rejects the conversation.

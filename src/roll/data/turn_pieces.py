@@ -103,8 +103,8 @@ def find_turns_in_pieces(
 def _find_cuts(messages: Sequence[Message]) -> tuple[list[int], int]:
     """Find the message indices at which pieces start, and the number of messages by which pieces overlap.
 
-    A piece must render to the same text after the lead as in the conversation. So pieces start with a question. If
-    there is only one question, they start with an answer after a tool result.
+    Each piece is rendered after the first messages of the conversation (the lead) and must give the same text as in the
+    conversation. So pieces start with a question or, if there is only one question, with an answer after a tool result.
     """
     roles = [message.role for message in messages]
     questions = [
@@ -124,7 +124,7 @@ def _find_cuts(messages: Sequence[Message]) -> tuple[list[int], int]:
 
 
 def _measure_head(lead: Sequence[Message], following: Message, render: RenderText) -> int:
-    """Return how many characters are rendered before the content of `following`, the message after the lead."""
+    """Return the number of characters that are rendered before the content of `following`, the message after `lead`."""
     if following.role == "assistant":
         return len(render(lead))
     texts = [render((*lead, Message(role="user", content=content))) for content in (PROBE_TEXT, f"q{PROBE_TEXT}")]

@@ -94,7 +94,7 @@ class RenderFn(Protocol):
         Args:
             messages: The conversation.
             generation_prompt: Whether to append the start of the assistant's next message.
-            switches: Further variables of the template.
+            switches: Additional variables of the template.
         """
 
 
@@ -213,7 +213,7 @@ def _find_head(
 def _find_turn(
     text: str, prefix: str, head: _Head, message: Message, special: SpecialTokens, num_extra_ends: int
 ) -> Span | None:
-    """Find a turn's span in the text of the whole conversation; `None` if it is rendered differently there.
+    """Find a turn's span in the text of the whole conversation; `None` if the message is rendered differently there.
 
     Args:
         text: The whole conversation.

@@ -31,8 +31,8 @@ class PipelineRegistry(ExtensibleRegistry[T]):
     """A registry that maps pipeline names to one part of each pipeline, such as its configuration class.
 
     Args:
-        entries: import paths of that part, by name.
-        part: name of the attribute with the part in a user-defined pipeline; `None` for the pipeline itself.
+        entries: import paths of the part, by pipeline name.
+        part: attribute of a user-defined pipeline that contains the part; `None` for the whole pipeline.
     """
 
     def __init__(self, entries: dict[str, str], part: str | None) -> None:

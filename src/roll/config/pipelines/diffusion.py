@@ -91,5 +91,5 @@ class DiffusionConfig(RunConfig):
         return getattr(self.algorithm, "samples_per_prompt", 1)
 
     def with_model(self, path: str) -> Self:
-        """Return the same run with other weights, for `roll eval` of a trained model."""
+        """Return the configuration with the weights in `path`, for `roll eval` of a trained model."""
         return self.model_copy(update={"model": self.model.model_copy(update={"weights": path})})

@@ -34,7 +34,7 @@ class PreferenceConfig(SupervisedConfig):
         return self
 
     def with_model(self, path: str) -> Self:
-        """Return the configuration for another model; the reference stays the model from which training started."""
+        """Return the configuration with the model in `path`; the reference remains the initial model."""
         reference = self.preference.reference_model or self.model.path
         other = super().with_model(path)
         if not self.preference.method.uses_reference:

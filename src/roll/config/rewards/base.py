@@ -110,8 +110,8 @@ def check_url(url: str, example: str) -> str:
     """Check the base URL of a service, and return it without a slash at its end.
 
     Raises:
-        ValueError: The URL has another scheme than http and https, no host, an invalid port, a password, a query, or a
-            fragment.
+        ValueError: The URL's scheme is neither http nor https, the host is missing, the port is invalid, or the URL has
+            a password, a query or a fragment.
     """
     try:
         parts = urlsplit(url)

@@ -97,7 +97,7 @@ class RowContext:
         """Check that a row of plain text has no system message, tools, history or template arguments.
 
         Raises:
-            BadRow: The row has at least one of these parts.
+            BadRow: The row has a system message, tools, history or template arguments.
         """
         if not self.is_empty:
             raise BadRow(

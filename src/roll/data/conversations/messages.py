@@ -56,7 +56,7 @@ class ParsedMessages:
     """For each message with a training mark, by its index: True if the answer is trained on."""
 
     def prepend(self, messages: Sequence[Message]) -> ParsedMessages:
-        """Prepend messages without marks, and return all messages."""
+        """Prepend messages that have no training marks, and return all messages."""
         marks = {len(messages) + place: mark for place, mark in self.marks.items()}
         return ParsedMessages(messages=(*messages, *self.messages), marks=marks)
 
@@ -220,7 +220,7 @@ def _read_train_flag(fields: UnreadFields, role: str, location: str) -> bool | N
     """Read whether a message is marked for training; `None` if it has no mark.
 
     Raises:
-        BadRow: The marks contradict each other, are not true or false, or mark a message with another role than
+        BadRow: The marks contradict each other, are not true or false, or mark a message whose role is not
             assistant.
     """
     found = {name: _read_boolean(fields, name, location) for name in _TRAIN_FLAGS}

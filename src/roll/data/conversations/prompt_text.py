@@ -49,7 +49,7 @@ def parse_prompt_text(text: str) -> TextPrompt | None:
 
 
 def apply_prompt_template(
-    messages: tuple[Message, ...], template: str, location: str, *, last: bool = True
+    messages: tuple[Message, ...], template: str, location: str, *, allow_several: bool = True
 ) -> tuple[Message, ...]:
     """Apply `prompt_template` to the user's question, and return all messages.
 
@@ -57,15 +57,15 @@ def apply_prompt_template(
         messages: The messages of a prompt, or a whole conversation.
         template: A string with `{prompt}` in it.
         location: The row's location, for messages.
-        last: Whether to apply the template to the last user message; if not, there must be only one user message.
+        allow_several: Whether several user messages are allowed; the template is then applied to the last one.
 
     Raises:
-        BadRow: There is no user message, or there are several and `last` is false.
+        BadRow: There is no user message, or there are several and `allow_several` is false.
     """
     if template == "{prompt}":
         return messages
     indices = [index for index, message in enumerate(messages) if message.role == "user"]
-    if not indices or (not last and len(indices) > 1):
+    if not indices or (not allow_several and len(indices) > 1):
         raise BadRow(
             "prompt template",
             f"{location}: `prompt_template` requires exactly one user message, got {len(indices)}: write the template "

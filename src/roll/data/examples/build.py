@@ -196,7 +196,7 @@ def _load_sources(
 
 
 def _warn_without_media(loaded: Sequence[_LoadedSource], media: MediaInputs | None) -> None:
-    """Warn of sources that have media in columns which no key names, if the model can read media."""
+    """Log a warning for sources with media in columns that no configuration key names, if the model reads media."""
     for entry in loaded:
         if media is not None and entry.media_columns is not None:
             entry.media_columns.warn_without_media(entry.domain, media.processor.kinds)

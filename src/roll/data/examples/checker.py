@@ -68,7 +68,7 @@ class ExampleChecker:
             self.num_rewritten += any(_count_answers(side) > _count_trained_spans(sample) for side, sample in sides)
 
     def build_report(self, bad: Mapping[str, BadRowCollector]) -> ExampleReport:
-        """Build the report on all checked examples; `bad` has the unusable rows of each domain."""
+        """Build the report on all checked examples; `bad` contains the unusable rows by domain."""
         checked = "" if self.checks_all else f" of the {self.num_rendered:,} checked"
         notes = []
         if self.num_truncated:

@@ -137,7 +137,7 @@ class RowParser:
                 f"{location}: the messages are the whole conversation, but column '{config.history_key}' has earlier "
                 "turns: move these turns into the messages.",
             )
-        messages = apply_prompt_template(parsed.messages, config.prompt_template, location, last=False)
+        messages = apply_prompt_template(parsed.messages, config.prompt_template, location, allow_several=False)
         complete = prepend_system_message(messages, self._context, config, location)
         before = complete[: len(complete) - len(messages)]
         return self._build_conversation(ParsedMessages(messages=messages, marks=parsed.marks).prepend(before))

@@ -50,7 +50,7 @@ class SampleBuilder:
     def build_samples(
         self, draw: ExampleDraw, too_long: TooLongHandling = "refuse"
     ) -> tuple[tuple[TrainingSample, ...], bool]:
-        """Build one sample per conversation of an example, all in one unit; also return whether any was truncated.
+        """Build one sample per conversation, all in one loss unit; also return whether a sample was truncated.
 
         Raises:
             UnusableExample: The example is too long, has no trained token, or the template cannot render it.
@@ -80,7 +80,7 @@ class SampleBuilder:
     def _render(
         self, conversations: tuple[Conversation, ...], too_long: TooLongHandling
     ) -> tuple[list[TokenizedConversation], bool]:
-        """Render each conversation to tokens; also return whether any was truncated to the context.
+        """Render each conversation to tokens; also return whether a conversation was truncated to the context length.
 
         Raises:
             UnusableExample: The template rejects a conversation, or it is too long and must not be truncated.
