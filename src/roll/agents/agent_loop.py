@@ -45,7 +45,7 @@ CLEANUP_TIMEOUT_S = 5.0
 
 
 class AgentLoop:
-    """A `RolloutLoop` whose rollouts are runs of an agent program.
+    """A `RolloutLoop` that runs an agent program once per rollout.
 
     Args:
         server: The server that answers the agent's requests.

@@ -113,9 +113,9 @@ class MessagesRequest(CountTokensRequest):
     top_k: Annotated[int, Field(ge=0)] | None = None
 
 
-async def create_message(session: Session, raw: bytes) -> Reply:
-    """Generate an answer to a request with the body `raw`, and return it in Anthropic's format."""
-    request = wire.parse_body(MessagesRequest, raw, session.warnings)
+async def create_message(session: Session, raw_body: bytes) -> Reply:
+    """Generate an answer to a request, given its body, and return it in Anthropic's format."""
+    request = wire.parse_body(MessagesRequest, raw_body, session.warnings)
     if request.messages[-1].role == "assistant":
         message = (
             "assistant prefill is not supported: the last message must be a user message, not an assistant message."
@@ -143,10 +143,10 @@ async def create_message(session: Session, raw: bytes) -> Reply:
     return Reply(body, answers=answers)
 
 
-async def count_tokens(session: Session, raw: bytes) -> Reply:
+async def count_tokens(session: Session, raw_body: bytes) -> Reply:
     """Return the number of input tokens of a request, without generating an answer."""
     conversation = await session.store_images(
-        _build_conversation(wire.parse_body(CountTokensRequest, raw), session.warnings)
+        _build_conversation(wire.parse_body(CountTokensRequest, raw_body), session.warnings)
     )
     return Reply({"input_tokens": session.contexts.count_tokens(conversation)})
 

@@ -340,7 +340,7 @@ def _append_format_constraints(conversation: Conversation) -> Sequence[Message]:
 
 
 def _encode_message(message: Message) -> bytes:
-    """Encode a message for hashing; the lengths of its parts are included, so that different messages differ."""
+    """Encode a message for hashing; part lengths are included, so different messages have different encodings."""
     role, content = message.role, get_content_key(message.content)
     said = content.strip() if role == "assistant" else content
     calls = ""

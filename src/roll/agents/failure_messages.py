@@ -20,7 +20,7 @@ def describe_failure(reason: int | str, stdout: bytes, stderr: bytes) -> str:
     """Describe the failure of a program, with its output.
 
     Args:
-        reason: The exit code, or why the program was stopped.
+        reason: The exit code, or the reason why the program was stopped.
         stdout: Standard output, for programs that print errors there.
         stderr: Standard error.
     """

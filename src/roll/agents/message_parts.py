@@ -115,7 +115,7 @@ def read_content(
         tools: Definitions of tools by name, for parts that refer to a tool.
 
     Raises:
-        RequestError: An image is not valid base64, or is a URL, which is not downloaded.
+        RequestError: An image is not valid base64, or is a URL (URLs are not downloaded).
     """
     images = content is not None and not isinstance(content, str) and warnings.reads_images
     if not images or not any(_is_image(part) for part in content or ()):

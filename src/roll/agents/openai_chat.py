@@ -125,9 +125,9 @@ class ChatRequest(wire.ChoicesRequest):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
-async def create_chat_completion(session: Session, raw: bytes) -> Reply:
-    """Generate answers to a request with the body `raw`, and return them in OpenAI's chat format."""
-    request = wire.parse_body(ChatRequest, raw, session.warnings)
+async def create_chat_completion(session: Session, raw_body: bytes) -> Reply:
+    """Generate answers to a request, given its body, and return them in OpenAI's chat format."""
+    request = wire.parse_body(ChatRequest, raw_body, session.warnings)
     specs = _read_tools(request, session.warnings)
     answers = await answer_conversation(
         session,

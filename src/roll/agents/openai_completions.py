@@ -29,9 +29,9 @@ class CompletionRequest(wire.ChoicesRequest):
     suffix: str | None = None
 
 
-async def create_completion(session: Session, raw: bytes) -> Reply:
-    """Generate completions for a request with the body `raw`, and return them in OpenAI's format."""
-    request = wire.parse_body(CompletionRequest, raw, session.warnings)
+async def create_completion(session: Session, raw_body: bytes) -> Reply:
+    """Generate completions for a request, given its body, and return them in OpenAI's format."""
+    request = wire.parse_body(CompletionRequest, raw_body, session.warnings)
     for name in ("echo", "suffix"):
         if getattr(request, name):
             raise RequestError(400, "unsupported_parameter", f"{name} is not supported: remove it.", field=name)

@@ -53,9 +53,9 @@ class ResponsesRequest(wire.CommonRequest):
     prompt: Any = None
 
 
-async def create_response(session: Session, raw: bytes) -> Reply:
-    """Generate an answer to a request with the body `raw`, and return it in the format of OpenAI's Responses API."""
-    request = wire.parse_body(ResponsesRequest, raw, session.warnings)
+async def create_response(session: Session, raw_body: bytes) -> Reply:
+    """Generate an answer to a request, given its body, and return it in the format of OpenAI's Responses API."""
+    request = wire.parse_body(ResponsesRequest, raw_body, session.warnings)
     messages, specs = _read_request(session, request)
     conversation = _build_conversation(request, messages, specs, session.warnings)
     [answer] = answers = await answer_conversation(session, conversation, max_tokens=request.max_output_tokens)
@@ -69,9 +69,9 @@ async def create_response(session: Session, raw: bytes) -> Reply:
     )
 
 
-async def count_input_tokens(session: Session, raw: bytes) -> Reply:
+async def count_input_tokens(session: Session, raw_body: bytes) -> Reply:
     """Return the number of input tokens of a request, without generating an answer."""
-    request = wire.parse_body(ResponsesRequest, raw, session.warnings)
+    request = wire.parse_body(ResponsesRequest, raw_body, session.warnings)
     conversation = _build_conversation(request, *_read_request(session, request), session.warnings)
     num_tokens = session.contexts.count_tokens(await session.store_images(conversation))
     return Reply({"object": "response.input_tokens", "input_tokens": num_tokens})

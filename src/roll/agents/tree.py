@@ -86,13 +86,13 @@ def group_chains(calls: Sequence[ModelCall]) -> list[list[int]]:
     ends: dict[tuple[int, bytes], list[int]] = {}
     lengths: list[int] = []
     follows: dict[int, int] = {}
-    continued: set[int] = set()
+    continued_calls: set[int] = set()
     for place, call in enumerate(calls):
         keys = call.keys
-        before = _find_longest_prefix(keys[: len(call.context)], lengths, ends, continued)
+        before = _find_longest_prefix(keys[: len(call.context)], lengths, ends, continued_calls)
         if before is not None:
             follows[place] = before
-            continued.add(before)
+            continued_calls.add(before)
         ends.setdefault((len(keys), xxhash.xxh3_128_digest(keys.tobytes())), []).append(place)
         if len(keys) not in lengths:
             lengths.append(len(keys))
@@ -117,7 +117,7 @@ def find_main_chain(calls: Sequence[ModelCall]) -> list[int]:
 
 
 def _find_longest_prefix(
-    context: NDArray[Any], lengths: Sequence[int], ends: dict[tuple[int, bytes], list[int]], continued: set[int]
+    context: NDArray[Any], lengths: Sequence[int], ends: dict[tuple[int, bytes], list[int]], continued_calls: set[int]
 ) -> int | None:
     """Return the index of the longest earlier call (context and answer) that is a prefix of `context`.
 
@@ -127,7 +127,7 @@ def _find_longest_prefix(
         context: Keys of the tokens and images of the new call's input, shape [C].
         lengths: The lengths of all earlier calls, ascending.
         ends: Indices of the earlier calls, by the length and the digest of their tokens.
-        continued: Indices of the calls that another call continues.
+        continued_calls: Indices of the calls that already have a continuation.
     """
     digest, done, best = xxhash.xxh3_128(), 0, None
     tokens = np.ascontiguousarray(context)
@@ -137,7 +137,7 @@ def _find_longest_prefix(
         digest.update(tokens[done:length].tobytes())
         done = length
         best = ends.get((length, digest.digest()), best)
-    return next((place for place in best or () if place not in continued), None)
+    return next((place for place in best or () if place not in continued_calls), None)
 
 
 def build_rollout(

@@ -137,21 +137,21 @@ class AnswerFormat(ApiObject):
 B = TypeVar("B", bound=BaseModel)
 
 
-def parse_body(model: type[B], raw: bytes, warnings: WarningLog | None = None) -> B:
+def parse_body(model: type[B], raw_body: bytes, warnings: WarningLog | None = None) -> B:
     """Parse and validate the body of a request.
 
     Args:
         model: The body's model.
-        raw: The body as it was sent.
+        raw_body: The body as it was received.
         warnings: Logs a warning for each unsupported field.
 
     Raises:
         RequestError: The body is invalid; the message names the field.
     """
     try:
-        return model.model_validate_json(raw, context=_ParseState(warnings))
+        return model.model_validate_json(raw_body, context=_ParseState(warnings))
     except ValidationError as error:
-        if error.errors()[0]["type"] == "json_invalid" and (repaired := _replace_surrogates(raw)) != raw:
+        if error.errors()[0]["type"] == "json_invalid" and (repaired := _replace_surrogates(raw_body)) != raw_body:
             return parse_body(model, repaired, warnings)
         # pydantic reports errors for each type of a union; the deepest error belongs to the type that matches best.
         found = max(error.errors(include_url=False, include_context=False), key=lambda entry: len(entry["loc"]))
@@ -169,9 +169,9 @@ _UNPAIRED_SURROGATE_PATTERN = re.compile(
 """Matches an unpaired surrogate in JSON; its group matches escapes that must be kept."""
 
 
-def _replace_surrogates(raw: bytes) -> bytes:
+def _replace_surrogates(raw_body: bytes) -> bytes:
     """Replace unpaired surrogates, which agents produce by truncating a tool's output."""
-    return _UNPAIRED_SURROGATE_PATTERN.sub(lambda found: found[1] or rb"\ufffd", raw)
+    return _UNPAIRED_SURROGATE_PATTERN.sub(lambda found: found[1] or rb"\ufffd", raw_body)
 
 
 def _format_location(loc: Sequence[int | str]) -> str:

@@ -26,7 +26,7 @@ def compute_aggregation_weights(inputs: LossInputs, aggregation: Aggregation) ->
     `sequence_sum`: 1 / number of sequences, which sums the log-probs of each sequence, REINFORCE.
 
     Raises:
-        ValueError: The rule is unknown.
+        ValueError: The aggregation is unknown.
     """
     if aggregation == "sequence_mean":
         return (1.0 / (inputs.sequence_lengths * inputs.num_sequences))[inputs.sequence_ids]

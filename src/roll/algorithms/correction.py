@@ -49,7 +49,7 @@ _RATIOS: dict[CorrectedRatio, tuple[str, str]] = {
 
 
 def compute_correction_log_ratio(inputs: LossInputs, corrected_ratio: CorrectedRatio = "both") -> Tensor:
-    """Compute the clamped log-ratio that a correction uses, for every token, shape [N].
+    """Compute the clamped log-ratio of a correction for every token, shape [N].
 
     Args:
         inputs: The loss inputs.

@@ -104,7 +104,7 @@ def normalize_rewards(
 ) -> tuple[Float64Array, dict[str, Moments]]:
     """Compute (reward - mean) / (std + epsilon) of every episode, shape [n].
 
-    If all values in the scope of `std` are equal up to rounding, the difference is not divided. Rewards from which turn
+    If all values in the scope of `std` are equal up to rounding, reward - mean is not divided. Rewards from which turn
     rewards were subtracted are rarely bitwise equal, so the comparison has a tolerance.
 
     Args:

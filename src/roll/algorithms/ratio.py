@@ -96,7 +96,7 @@ def compute_log_ratio(
         against: Which log-prob is the denominator.
         max_token_log_ratio: Before the mean is taken, a token's log-ratio is clamped to at most this value if A > 0,
             and to at least its negative if A < 0 (GMPO, arXiv 2507.20673, eq. 4).
-        clamp: Whether to clamp the log-ratio, which is needed before `exp`; a clamped log-ratio has no gradient.
+        clamp: Whether to clamp the log-ratio, as required before `exp`; a clamped log-ratio has no gradient.
     """
     limited = clamp_log_ratio if clamp else _return_unclamped
     difference = _compute_log_prob_difference(inputs, against)

@@ -36,7 +36,7 @@ def add_advantages(
     token_rewards: Sequence[FloatArray] = (),
     **columns: Sequence[Any],
 ) -> TrainingBatch:
-    """Add advantages, and the other columns that the algorithm needs, to the samples of a batch.
+    """Add advantages and the other columns for the loss to the samples of a batch.
 
     Args:
         batch: The batch of the selection's rollouts, in order: one sample per rollout, or several if its history was

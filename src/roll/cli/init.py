@@ -116,7 +116,7 @@ def _write_files(target: Path, files: Mapping[str, str]) -> None:
     """Write `files` into `target`; write none of them if one already exists.
 
     Raises:
-        UserError: a file exists, or cannot be written.
+        UserError: a file already exists, or cannot be written.
     """
     if there := [name for name in files if (target / name).exists()]:
         raise UserError(
@@ -135,7 +135,7 @@ def _write_examples(directory: str) -> None:
     """Write the shipped examples to `directory`/examples; write nothing if a file there differs.
 
     Raises:
-        UserError: a file differs, or cannot be written.
+        UserError: an existing file differs from the example, or a file cannot be written.
     """
     source, target = find_shipped_examples(), Path(directory) / "examples"
     files = [path.relative_to(source) for path in sorted(source.rglob("*")) if _is_example(path)]

@@ -84,7 +84,7 @@ def render(scored_lines: Sequence[ScoredLine], wall_s: float, note: str = "") ->
 
 
 def _list_components(scored_lines: Sequence[ScoredLine]) -> list[str]:
-    """Return the names of all reward components that any answer has, except parts of components (`a/b`)."""
+    """Return the names of the reward components of all answers, except parts of components (`a/b`)."""
     names = dict.fromkeys(name for scored in scored_lines if scored.result for name in scored.result.components)
     return [name for name in names if "/" not in name]
 

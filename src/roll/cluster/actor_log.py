@@ -24,7 +24,7 @@ _open_log = ExitStack()
 
 
 def redirect_to_run_log() -> None:
-    """Redirect this process's output to the file named by `ACTOR_LOG`; do nothing if it is unset or not writable."""
+    """Redirect this process's output to the file named by `ACTOR_LOG`; do nothing if no writable file is set."""
     # On another machine without a shared file system the directory does not exist, and Ray's own files get the output.
     path = Path(os.environ.get(ACTOR_LOG, ""))
     if path.name and os.access(path.parent, os.W_OK):

@@ -110,7 +110,7 @@ def open_ray(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDi
 
 
 def _describe_excluded_nodes(config: ClusterConfig) -> str:
-    """Return which nodes the reservation excludes, for a message."""
+    """Describe the nodes that the reservation excludes, for a message."""
     if config.elastic is None:
         return ""
     key, value = next(iter(build_label_selector(config.elastic).items()))

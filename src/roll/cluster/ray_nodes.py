@@ -45,8 +45,8 @@ class RayNodes:
         group: The run's placement group.
         has_accelerators: Whether the devices are GPUs; otherwise they are CPU worker slots.
         max_devices_per_node: The number of devices to use of a node; `None` for all.
-        build_environment: A function of the number of threads and of the engine's number that returns the environment
-            variables of the engine's process.
+        build_environment: Returns the environment variables of an engine's process, given its number of threads and the
+            engine's number.
     """
 
     def __init__(
@@ -93,7 +93,8 @@ class RayNodes:
 
         Args:
             node: Ray's description of the node.
-            deadline_ms: The Unix time at which a draining node is shut down; 0 if not known, `None` if it stays.
+            deadline_ms: The Unix time at which a draining node is shut down; 0 if the time is unknown, `None` if the
+                node is not draining.
             free: The free resources of the node.
         """
         width, total = self._spec.tensor_parallel, int(node["Resources"].get(self._kind, 0))

@@ -176,7 +176,7 @@ def parse(text: str, name: str) -> tuple[Any, dict[KeyPath, str]]:
         Plain data (dict, list, str, int, float, bool, None), and `name:line` of each key in it.
 
     Raises:
-        ConfigError: the text is not one YAML document of plain data; the message has the line.
+        ConfigError: the text is not one YAML document of plain data; the message contains the line number.
     """
     loader = None
     try:

@@ -33,7 +33,7 @@ def explain(key: str = "", pipeline: str = DEFAULT_PIPELINE) -> str:
         pipeline: name of the pipeline whose configuration is explained.
 
     Raises:
-        ConfigError: the key or the pipeline does not exist; the message names a similar one.
+        ConfigError: the key or the pipeline does not exist; the message suggests a similar name.
     """
     model = PIPELINES.get(pipeline)
     if not key:

@@ -166,7 +166,7 @@ def find_children(value_type: ValueType, part: str | int, value: Any = None) -> 
 
 
 def select_sections(value_type: ValueType, value: Any) -> list[type[Section]]:
-    """Return the sections that a value may be: the union member that its tag selects, or all members."""
+    """Return the possible sections of a value: the union member that is selected by the value's tag, or all members."""
     sections = [value_type.section] if value_type.section else [section for _, section in value_type.variants]
     if value_type.variants and isinstance(value, dict):
         tag = str(value.get(get_tag_key(value_type.variants[0][1]))).partition(":")[0]

@@ -126,7 +126,7 @@ def _check_key(key: Any, path: KeyPath) -> str:
 
 
 def _select_pipeline(document: Document, overrides: Overrides) -> type[RunConfig]:
-    """Return the class that the key `pipeline` selects."""
+    """Return the configuration class for the value of the key `pipeline`."""
     name, origin = _find_pipeline_name(document, overrides)
     if isinstance(name, str) and name in PIPELINES:
         return PIPELINES.get(name)

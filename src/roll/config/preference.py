@@ -201,7 +201,7 @@ class PreferenceLossSection(Section):
 
     @property
     def method(self) -> PreferenceMethod:
-        """The method that `type` names."""
+        """The preference method selected by `type`."""
         return METHODS[self.type]
 
     @property

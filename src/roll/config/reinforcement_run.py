@@ -129,7 +129,7 @@ class ReinforcementRunConfig(RolloutRunConfig):
         return any(entry.has_demonstrations for entry in self.data)
 
     def describe_missing_role(self, role: str) -> str:
-        """Describe why this run does not have a role that the device mapping names, and what to do."""
+        """Describe why a role in the device mapping does not exist in this run, and a remedy."""
         algorithm = self.algorithm
         if role == "critic":
             if algorithm.shares_critic:

@@ -153,7 +153,7 @@ class RolloutRunConfig(RunConfig):
                 )
 
     def describe_missing_role(self, role: str) -> str:
-        """Describe why this run does not have a role that the device mapping names, and what to do."""
+        """Describe why a role in the device mapping does not exist in this run, and a remedy."""
         if role == "judge":
             return "the run has no judge: remove the key, or add a section `judge`"
         return super().describe_missing_role(role)

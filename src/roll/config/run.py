@@ -175,7 +175,7 @@ class RunConfig(Section):
         return [name for name, other in roles.items() if other.kind == "trainer" and devices & set(other.devices)]
 
     def describe_missing_role(self, role: str) -> str:
-        """Describe why this run does not have a role that the device mapping names, and what to do."""
+        """Describe why a role in the device mapping does not exist in this run, and a remedy."""
         return f"the pipeline {self.pipeline} has no such role: remove the key (the roles are {', '.join(self.roles)})"
 
     def with_model(self, path: str) -> Self:
@@ -183,7 +183,7 @@ class RunConfig(Section):
         return self.model_copy(update={"model": self.model.model_copy(update={"path": path})})
 
     def get_section(self, name: str, kind: type[S]) -> S:
-        """Return a section that only some pipelines have.
+        """Return a section that does not exist in every pipeline.
 
         Raises:
             ConfigError: the pipeline has no such section, or the configuration omits it.
@@ -198,5 +198,5 @@ class RunConfig(Section):
 
     @property
     def run_dir(self) -> Path:
-        """Directory to which this run writes."""
+        """Output directory of this run."""
         return Path(self.output_dir) / self.name

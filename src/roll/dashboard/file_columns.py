@@ -38,7 +38,7 @@ PREVIEW_LENGTH = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileColumns:
-    """The columns that the index needs from a rollout file with R rows."""
+    """The columns of a rollout file with R rows that are stored in the index."""
 
     num_rows: int
     numbers: dict[str, np.ndarray]
@@ -48,7 +48,7 @@ class FileColumns:
 
 
 def read_columns(run_dir: SafeDirectory, name: str, add: Callable[[list[tuple[str, str]]], None]) -> FileColumns:
-    """Return the columns of a rollout file that the index needs.
+    """Read the columns of a rollout file for the index.
 
     Args:
         run_dir: the run's directory.

@@ -143,7 +143,7 @@ class Metrics:
             full: whether to return all rows without downsampling, as needed for a mean, a smoothed curve or a table.
 
         Raises:
-            KeyError: the kind does not exist.
+            KeyError: `kind` is neither `train` nor `eval`.
         """
         table = self.tables[kind]
         first = 0 if since is None else bisect.bisect_right(table.steps, since)

@@ -92,7 +92,7 @@ class _Row(NamedTuple):
 def build_details(
     values: Mapping[str, Any], vocabulary: Vocabulary | None, run_dir: SafeDirectory | None = None
 ) -> dict[str, Any]:
-    """Build the response of `/rollouts/{row}`: the details of a rollout that the index does not have.
+    """Build the response of `/rollouts/{row}`: the details of a rollout that are not in the index.
 
     Args:
         values: The rollout's `DETAIL_COLUMNS`.

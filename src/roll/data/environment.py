@@ -13,23 +13,28 @@ __all__ = ["EpisodeList", "build_environment_prompts"]
 
 
 class EpisodeList:
-    """A `Source` of prompts for the episodes `first` to `first + count - 1`, independent of the run's seed."""
+    """A `Source` of prompts for `num_episodes` episodes from `first_episode` on, independent of the run's seed."""
 
-    def __init__(self, config: EnvironmentData, domain: str, first: int, count: int) -> None:
-        self._config, self._domain, self._first, self._count = config, domain, first, count
+    def __init__(self, config: EnvironmentData, domain: str, first_episode: int, num_episodes: int) -> None:
+        self._config, self._domain, self._first_episode, self._num_episodes = (
+            config,
+            domain,
+            first_episode,
+            num_episodes,
+        )
         digest = Fingerprint()
         label = (config.environment, config.options, config.wrappers, config.num_turns, config.build_settings(0).tools)
-        asked = (config.system_prompt, config.prompt_template, domain, first, count)
+        asked = (config.system_prompt, config.prompt_template, domain, first_episode, num_episodes)
         digest.add([json.dumps([*label, *asked], sort_keys=True, default=repr)])
         self.fingerprint = digest.hexdigest()
 
     def __len__(self) -> int:
-        return self._count
+        return self._num_episodes
 
     def __getitem__(self, index: int) -> Prompt:
-        if not 0 <= index < self._count:
+        if not 0 <= index < self._num_episodes:
             raise IndexError(index)
-        config, episode = self._config, self._first + index
+        config, episode = self._config, self._first_episode + index
         return Prompt(
             uid=f"{self._domain}/{episode}",
             domain=self._domain,

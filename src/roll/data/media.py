@@ -291,7 +291,7 @@ def place_media(
 
 
 def hint_at_missing_media(token: str) -> str:
-    """Return a remedy for a message that contains the media placeholder `token`; empty if `token` is no placeholder.
+    """Return a remedy for a message that contains the media placeholder `token`; empty if `token` is not one.
 
     >>> hint_at_missing_media("<image>")
     ' If it stands for an image, the row has no column with images: set `images_key` to the name of the column.'

@@ -46,7 +46,7 @@ class PromptReader:
     Args:
         config: The source's entry in the configuration.
         domain: The source's name.
-        bad: Receives the bad rows.
+        bad_rows: Receives the bad rows.
         pipeline: The pipeline's name, for messages.
         media: Reads images, audio and video; `None` rejects them.
     """
@@ -55,11 +55,11 @@ class PromptReader:
         self,
         config: TableConfig,
         domain: str,
-        bad: BadRowCollector,
+        bad_rows: BadRowCollector,
         pipeline: str = "",
         media: MediaReader | None = None,
     ) -> None:
-        self._config, self._domain, self._bad, self._pipeline = config, domain, bad, pipeline
+        self._config, self._domain, self._bad_rows, self._pipeline = config, domain, bad_rows, pipeline
         self._media = media
         self.media_columns = MediaColumns(config)
         self.held_out, self.limit = config.held_out, config.limit
@@ -80,7 +80,7 @@ class PromptReader:
 
     def handle_error(self, error: DataError, location: str) -> None:
         """Record the error; all errors are reported at once."""
-        self._bad.add_error(error)
+        self._bad_rows.add_error(error)
 
     def get_question(self, item: Prompt) -> Iterable[str]:
         """Return the contents of the prompt's messages."""

@@ -171,7 +171,7 @@ def extract_answer(text: str, reasoning_format: ReasoningFormat | None = None, *
 
 
 def find_reasoning_start(prompt: str, reasoning_format: ReasoningFormat | None = None) -> str:
-    r"""Return the mark at the end of a prompt that begins the reasoning; empty if there is none.
+    r"""Return the reasoning mark with which a prompt ends, such as `<think>`; empty if there is none.
 
     Args:
         prompt: The prompt's text, or its end.

@@ -130,7 +130,7 @@ def _read_rows(reader: RowReader[T], table: Table, prefix: str) -> Iterator[tupl
     """Yield the number and the item of each valid row; pass the error of each invalid row to `handle_error`.
 
     Raises:
-        DataError: There is no row, or a row is malformed.
+        DataError: The table has no rows, or a row is malformed.
     """
     number = -1
     for number, row in enumerate(table.scan(reader.limit)):

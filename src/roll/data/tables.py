@@ -36,24 +36,24 @@ def load_table_prompts(
         DataError: A table is missing, malformed (the message names the row), or empty.
         ConfigError: The user's function that returns the rows cannot be imported.
     """
-    bad = BadRowCollector()
-    reader = PromptReader(config, domain, bad, pipeline, build_media_reader(config, media))
+    bad_rows = BadRowCollector()
+    reader = PromptReader(config, domain, bad_rows, pipeline, build_media_reader(config, media))
     sides = split_rows(reader, open_tables(config, domain, config.prompt_key), seed)
     reader.media_columns.check(domain)
-    bad.num_rows = len(sides[0]) + len(sides[1]) + bad.counts.total()
-    report_bad_rows(bad, config, domain)
+    bad_rows.num_rows = len(sides[0]) + len(sides[1]) + bad_rows.counts.total()
+    report_bad_rows(bad_rows, config, domain)
     return sides
 
 
-def report_bad_rows(bad: BadRowCollector, config: FileData | HuggingFaceData | PythonData, domain: str) -> None:
+def report_bad_rows(bad_rows: BadRowCollector, config: FileData | HuggingFaceData | PythonData, domain: str) -> None:
     """Report unusable rows, if there are any.
 
     Raises:
         DataError: There are unusable rows, and they must not be skipped.
     """
-    if not bad.counts:
+    if not bad_rows.counts:
         return
-    lines = list(bad.format_lines(domain, "used"))
+    lines = list(bad_rows.format_lines(domain, "used"))
     if config.on_bad_row == "refuse":
         raise DataError("\n".join([*lines, "Correct these rows, or skip all bad rows with `on_bad_row: skip`."]))
     logger.warning("%s", "\n".join([*lines, "  They are skipped."]))

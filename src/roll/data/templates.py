@@ -30,7 +30,7 @@ _GENERATION_MARK_PATTERN = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 class ChatTemplate:
-    """A tokenizer's chat template, with the other inputs that it reads."""
+    """Renders conversations with a tokenizer's chat template."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, escape: Callable[[str], str] | None = None) -> None:
         self._tokenizer = tokenizer
@@ -181,7 +181,7 @@ class ChatTemplate:
             )
 
     def _to_template_messages(self, messages: Sequence[Message], parts: bool) -> list[dict[str, Any]]:
-        """Convert messages to the format that the template reads."""
+        """Convert messages to the template's input format."""
         read: list[dict[str, Any]] = []
         for message in messages:
             if self._escape is None:

@@ -147,7 +147,7 @@ def find_turns(
         num_extra_ends: Number of special tokens at the end of the text that do not belong to the last message.
 
     Raises:
-        DataError: The last turn is not what the model would generate.
+        DataError: The text of the last turn differs from the text that the model would generate.
     """
 
     def find_turns_in_text(chat: Sequence[Message], wanted: Sequence[int], text: str) -> dict[int, Span]:

@@ -117,15 +117,15 @@ class DiffusionPassRunner:
         rank, size = self._ranks.data_rank, self._ranks.data_size
         return list(items[num_units * rank // size * unit : num_units * (rank + 1) // size * unit])
 
-    def iter_micro_batches(self, items: Sequence[T], size: int, idle: T) -> Iterator[tuple[list[T], bool]]:
+    def iter_micro_batches(self, items: Sequence[T], size: int, filler: T) -> Iterator[tuple[list[T], bool]]:
         """Yield this rank's micro-batches, each with a flag for the last one; all ranks yield the same number.
 
-        A rank with fewer micro-batches than other ranks repeats `idle`. Collective.
+        A rank with fewer micro-batches than other ranks repeats `filler`. Collective.
         """
         count = max(self._ranks.gather(-(-len(items) // size)))
         for number in range(count):
             part = list(items[number * size : (number + 1) * size])
-            yield part or [idle], number == count - 1
+            yield part or [filler], number == count - 1
 
     def _run_terms(
         self, batch: DiffusionBatch, loss: DiffusionLoss, backward: Any, sums: _MicroBatchSums, *, last: bool
@@ -178,7 +178,7 @@ class DiffusionPassRunner:
         """Return the latents x_0 of samples in host memory; images are encoded `size` at a time.
 
         Raises:
-            DataError: The images have another size than the model's.
+            DataError: The size of the images is not the model's image size.
         """
         found = {i: torch.from_numpy(s.clean_latents) for i, s in enumerate(samples) if s.image is None}
         places = [i for i, sample in enumerate(samples) if sample.image is not None]
@@ -197,7 +197,7 @@ class DiffusionPassRunner:
         return self._predict(stacked.latents, stacked.sigma, [term.prompt for term in terms], guidance_scale)
 
     def _predict(self, latents: Tensor, sigma: Tensor, prompts: list[str], guidance_scale: float) -> Tensor:
-        """Return velocities. If gradients are computed, activations are either stored or recomputed."""
+        """Return velocities. With gradients, activations are stored or, if `recompute` is true, recomputed."""
         if not (self._recompute and torch.is_grad_enabled()):
             return self._sampler.predict(latents, sigma, prompts, guidance_scale)
         return checkpoint(self._sampler.predict, latents, sigma, prompts, guidance_scale, use_reentrant=False)

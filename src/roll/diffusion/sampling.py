@@ -139,7 +139,7 @@ class Sampler:
         """Return the latents [B, C, H, W] of the requests' first frames; `None` if no request has one.
 
         Raises:
-            ValueError: Only some requests of the batch have a first frame.
+            ValueError: Some requests of the batch have a first frame, and others do not.
         """
         frames = [request.first_frame for request in requests]
         given = [frame for frame in frames if frame is not None]

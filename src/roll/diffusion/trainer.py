@@ -53,7 +53,7 @@ class DiffusionTrainer(TorchRank[DiffusionBatch, Loss]):
             weights are kept.
 
     Raises:
-        ConfigError: The spec has another type of model.
+        ConfigError: The model in the spec is not a `DiffusionModelConfig`.
         ModelError: The model cannot be loaded.
     """
 
@@ -106,7 +106,7 @@ class DiffusionTrainer(TorchRank[DiffusionBatch, Loss]):
         """Generate samples. Collective: each rank generates a share, and every rank returns all, in order.
 
         Args:
-            requests: The samples; a batch has consecutive requests that begin at the same step.
+            requests: The samples to generate; a batch has consecutive requests that begin at the same step.
             settings: The denoising settings.
             weights: The weights to use.
             decode: Whether to decode the images.

@@ -39,13 +39,13 @@ class WeightCopies:
 
     @torch.no_grad()
     def store(self, name: str) -> None:
-        """Copy the current weights."""
+        """Store a copy of the current weights under `name`."""
         # Sharded as the parameters are, so that a checkpoint has the parts of all ranks.
         self._copies[name] = {key: t.detach().clone().to(torch.float32) for key, t in self._tensors.items()}
 
     @torch.no_grad()
     def update_ema(self, name: str, decay: float) -> None:
-        """Move a copy towards the current weights; `decay` is the weight of the copy."""
+        """Update a copy: copy <- decay copy + (1 - decay) current weights."""
         for key, copy in self._copies[name].items():
             _get_local(copy).lerp_(_get_local(self._tensors[key]).to(torch.float32), 1.0 - decay)
 

@@ -149,7 +149,7 @@ class EnvWrapper:
 
 
 def map_result(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return `change(value)`; if `value` is awaitable, return a coroutine that awaits it first."""
+    """Return `function(value)`; if `value` is awaitable, return a coroutine that awaits `value` first."""
     if not inspect.isawaitable(value):
         return function(value)
 
@@ -161,5 +161,5 @@ def map_result(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 async def await_if_needed(value: Any) -> Any:
-    """Return the value, awaited if it is awaitable."""
+    """Await the value if it is awaitable, and return the result; return any other value unchanged."""
     return await value if inspect.isawaitable(value) else value

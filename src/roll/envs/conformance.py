@@ -48,7 +48,7 @@ _TIME_LIMIT_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A broken rule.
+    """A rule that an environment breaks.
 
     Args:
         rule: The rule, which holds for every environment.
@@ -223,7 +223,7 @@ async def _check_unusual_actions(build: Callable[[], Any], num_seeds: int) -> An
 
 
 async def _measure_seconds(call: Callable[[], Any], before: Callable[[], Any] | None = None) -> float:
-    """Measure the duration of `call` in seconds, after awaiting `before`, if specified.
+    """Await `before` (if specified), then measure the duration of `call` in seconds.
 
     A slow call is repeated once, since the machine may have paused; the shorter time is returned.
     """

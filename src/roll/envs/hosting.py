@@ -116,11 +116,11 @@ class EnvHosts:
 
     @asynccontextmanager
     async def open(self, settings: EnvironmentSettings) -> AsyncIterator[HostedEnv]:
-        """Start a new environment, yield it, and close it on exit; failures of the environment raise `InfraError`.
+        """Start a new environment, yield it, and close it at the end; its failures are raised as `InfraError`.
 
         Raises:
             InfraError: The environment cannot be started.
-            ConfigError: The environment does not exist, or this run does not have the host that it needs.
+            ConfigError: The environment does not exist, or requires a host that this run does not have.
             DataError: The environment rejects its options.
         """
         host = self._find_host(settings)
@@ -152,7 +152,7 @@ class EnvHosts:
         """Return the result of `reset` or `step` with its images in the run's media store.
 
         Args:
-            result: The result, from an environment of these hosts.
+            result: The result of an environment that runs in one of the hosts.
             environment: The environment's name.
 
         Raises:

@@ -17,7 +17,7 @@ class PoolHost:
     """Runs each environment in its own process of the worker pool.
 
     Args:
-        pool: The pool. Its memory limit applies to each environment; its owner closes it.
+        pool: The pool, which is not closed by the host. Its memory limit applies to each environment.
     """
 
     def __init__(self, pool: WorkerPool) -> None:

@@ -84,7 +84,7 @@ def _check_observation(rule: str, observation: Any) -> Content:
     """Convert an observation to content: a string or parts, which may be in the form of `to_dict`.
 
     Raises:
-        ProtocolError: The observation has another type; the error contains `rule`.
+        ProtocolError: The observation is not valid content; the error contains `rule`.
     """
     try:
         return parse_content(encode_images(observation))

@@ -134,7 +134,7 @@ async def serve_environments(
     Args:
         hosts: The hosts that run the environments.
         names: Names of the served environments.
-        host: The address to listen on. Any client that can connect to it can play.
+        host: The address to listen on. Any client that can connect to the address can use the environments.
         port: The port; 0 chooses a free one.
         idle_s: Seconds after which an idle episode is closed.
 

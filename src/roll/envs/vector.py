@@ -219,7 +219,7 @@ class _Loop:
         self._lock = threading.Lock()
 
     def wait_for(self, value: Any) -> Any:
-        """Return the value, awaited if it is awaitable."""
+        """Return the value; if it is awaitable, wait for its result in the event loop."""
         if not inspect.isawaitable(value):
             return value
         with self._lock:
@@ -237,7 +237,7 @@ class _Loop:
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop until it is stopped, then end the tasks that environments left on it."""
+    """Run an event loop until it is stopped, then end the tasks that environments left running."""
     loop.run_forever()
     left = asyncio.all_tasks(loop)
     for task in left:

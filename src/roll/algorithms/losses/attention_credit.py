@@ -44,7 +44,7 @@ class AttentionCreditLoss:
 
     @property
     def needs(self) -> LossRequirements:
-        """The inputs that the wrapped loss needs, plus attention statistics."""
+        """The requirements of the wrapped loss, plus attention statistics."""
         return replace(self.loss.needs, attention=self.range)
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:

@@ -62,7 +62,7 @@ class PolicyLoss:
 
     @property
     def needs(self) -> LossRequirements:
-        """The inputs for the KL penalty, for the entropy bonus, and for sequence-level ratios or corrections."""
+        """The requirements of the KL penalty, the entropy bonus, and sequence-level ratios or corrections."""
         return LossRequirements(
             entropy=self.entropy_coefficient > 0,
             full_kl=self.kl_coefficient > 0 and self.kl_estimator == "full",
@@ -73,7 +73,7 @@ class PolicyLoss:
         """Compute the micro-batch's contribution to the loss of the global batch.
 
         Raises:
-            ValueError: A column that the loss needs is missing.
+            ValueError: A required column is missing.
         """
         ratio = compute_log_ratio(
             inputs,

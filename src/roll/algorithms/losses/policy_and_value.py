@@ -21,7 +21,7 @@ class PolicyAndValueLoss:
 
     @property
     def needs(self) -> LossRequirements:
-        """The inputs that the policy loss needs, plus values."""
+        """The requirements of the policy loss, plus values."""
         return replace(self.policy.needs, values=True)
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:

@@ -23,10 +23,10 @@ class SummedLoss:
 
     @property
     def needs(self) -> LossRequirements:
-        """The inputs that at least one of the losses needs.
+        """The combined requirements of all losses.
 
         Raises:
-            ValueError: Two losses need different variants of the same input, such as two divergences.
+            ValueError: Two losses require different variants of the same input, such as two divergences.
         """
         return _merge_requirements([loss.needs for _, loss in self.parts])
 

@@ -120,7 +120,7 @@ def convert(
         file_values: dotted keys of the file, with their values.
         source: name of the source, for messages.
         initial_values: dotted keys of ROLL that are set for any file, such as `pipeline`.
-        caller_values: values that the rules need but no file has, such as the number of processes.
+        caller_values: values that the rules require but that are not in any file, such as the number of processes.
         problems: problems that the caller found, one line each.
         unreadable: keys of the file whose values could not be read.
 

@@ -258,7 +258,7 @@ def parse_filter(text: str) -> Filter:
     """Parse a filter such as `reward>0.5 step=3..7 correct=no "some words"`.
 
     Raises:
-        UserError: a column does not exist, or a value does not fit its column.
+        UserError: a column does not exist, or a value has the wrong type for its column.
     """
     try:
         parts = shlex.split(text)

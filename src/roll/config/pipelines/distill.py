@@ -86,7 +86,7 @@ class DistillConfig(DistillationBase, OnlineConfig):
         return self.distillation.mode == "loss"
 
     def describe_missing_role(self, role: str) -> str:
-        """Describe why this run does not have a role that the device mapping names, and a remedy."""
+        """Describe why a role in the device mapping does not exist in this run, and a remedy."""
         if role == "teacher":
             return "with `distillation.mode: loss`, the teachers are in the student's trainer: remove the key"
         return super().describe_missing_role(role)

@@ -44,7 +44,7 @@ class PreferenceOnlineConfig(OnlineConfig):
         return self
 
     def describe_missing_role(self, role: str) -> str:
-        """Describe why this run does not have a role that the device mapping names, and what to do."""
+        """Describe why a role in the device mapping does not exist in this run, and a remedy."""
         if role == "reference":
             if not self.preference.method.uses_reference:
                 return f"preference.type {self.preference.type} does not use a reference: remove the key"

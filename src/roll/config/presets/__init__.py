@@ -62,7 +62,7 @@ _BASE_PRESET: dict[str, Any] = {"gate": {"type": "min_clip"}}
 
 
 def load_preset(name: str) -> dict[str, Any]:
-    """Return the keys below `algorithm` that a named algorithm sets."""
+    """Return the keys below `algorithm` that are set by the preset `name`."""
     return deepcopy(importlib.import_module(f"{__name__}.{name}").PRESET)
 
 

@@ -40,7 +40,7 @@ def to_plain_data(value: Any, label: str, location: str, *, drop_nulls: bool = F
         drop_nulls: Whether to leave out fields that are null.
 
     Raises:
-        BadRow: A value has a type that JSON lacks, or a string is not valid Unicode.
+        BadRow: A value has a type that JSON does not support, or a string is not valid Unicode.
     """
     value = as_list(value)
     if isinstance(value, np.generic):
@@ -106,7 +106,7 @@ def read_calls(value: Any, location: str, *, drop_nulls: bool = False) -> list[d
         drop_nulls: Whether to leave out arguments that are null, as in `build_function_call`.
 
     Raises:
-        BadRow: The value does not have this format.
+        BadRow: The value has an unsupported format.
     """
     value = decode_json(value, "`tool_calls`", location) if isinstance(value, str) else as_list(value)
     if not isinstance(value, list | tuple):
@@ -145,7 +145,7 @@ def read_tools(value: Any, location: str, *, drop_nulls: bool = False) -> tuple[
         drop_nulls: Whether to leave out fields that are null.
 
     Raises:
-        BadRow: The value does not have this format.
+        BadRow: The value has an unsupported format.
     """
     if isinstance(value, str):
         drop_nulls = False

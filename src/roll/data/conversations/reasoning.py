@@ -49,7 +49,7 @@ def merge_reasoning(reasoning: Mapping[str, str], location: str) -> str | None:
         location: The message's location, for messages.
 
     Raises:
-        BadRow: The fields differ.
+        BadRow: The fields have different texts.
     """
     # Services repeat the reasoning in several fields, with different whitespace, for clients of different APIs.
     texts = {name: text for name, text in reasoning.items() if text.strip()}

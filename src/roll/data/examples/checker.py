@@ -67,8 +67,8 @@ class ExampleChecker:
             sides = zip(example.conversations, samples, strict=True)
             self.num_rewritten += any(_count_answers(side) > _count_trained_spans(sample) for side, sample in sides)
 
-    def build_report(self, bad: Mapping[str, BadRowCollector]) -> ExampleReport:
-        """Build the report on all checked examples; `bad` contains the unusable rows by domain."""
+    def build_report(self, bad_rows: Mapping[str, BadRowCollector]) -> ExampleReport:
+        """Build the report on all checked examples; `bad_rows` contains the unusable rows by domain."""
         checked = "" if self.checks_all else f" of the {self.num_rendered:,} checked"
         notes = []
         if self.num_truncated:
@@ -82,7 +82,7 @@ class ExampleChecker:
                 "the later answers are trained on."
             )
         return ExampleReport(
-            bad=bad,
+            bad=bad_rows,
             longest=self.longest if self.checks_all else None,
             num_tokens=self.num_trained / max(self.num_rendered, 1),
             num_truncated=self.num_truncated,

@@ -40,7 +40,7 @@ class ExampleReader:
         domain: The source's name.
         kind: The type of examples.
         find_special_token: Returns the first special token in a string, or `None`.
-        bad: Receives the bad rows.
+        bad_rows: Receives the bad rows.
         pipeline: The pipeline's name, for messages.
         media: Reads images, audio and video; `None` rejects them.
     """
@@ -51,7 +51,7 @@ class ExampleReader:
         domain: str,
         kind: ExampleKind,
         find_special_token: Callable[[str], str | None],
-        bad: BadRowCollector,
+        bad_rows: BadRowCollector,
         pipeline: str = "",
         media: MediaReader | None = None,
     ) -> None:
@@ -60,7 +60,7 @@ class ExampleReader:
         self._config, self._domain, self._kind, self._pipeline = config, domain, kind, pipeline
         self._special_in = find_special_token
         self.held_out, self.limit = config.held_out, config.limit
-        self._bad = bad
+        self._bad_rows = bad_rows
         self._columns = {getattr(config, name) for name in type(config).model_fields if name.endswith("_key")} - {None}
 
     def read(self, row: Row, key: str, location: str) -> Example:
@@ -147,7 +147,7 @@ class ExampleReader:
 
     def handle_error(self, error: DataError, location: str) -> None:
         """Record the error; all errors are reported at once."""
-        self._bad.add_error(error)
+        self._bad_rows.add_error(error)
 
     def get_question(self, item: Example) -> Iterable[str]:
         """Return the messages before the first answer; for plain text, the text or the common prefix of a pair."""

@@ -64,12 +64,12 @@ class DiffusionLoss(Protocol):
 
     @property
     def needs(self) -> frozenset[CopyName]:
-        """Names of the weights, other than the current ones, whose velocities the loss needs."""
+        """Names of the weight copies that must predict velocities for the loss, in addition to the current weights."""
         ...
 
     @property
     def compares_pairs(self) -> bool:
-        """True if the loss compares two samples per unit; their terms alternate, the preferred sample first."""
+        """True if the loss compares pairs of samples; the terms of a pair alternate, the preferred sample first."""
         ...
 
     def build_terms(self, sample: DiffusionSample, clean: Tensor, settings: DenoisingSettings) -> list[Term]:

@@ -49,7 +49,7 @@ class NFTLoss:
 
     @property
     def needs(self) -> frozenset[CopyName]:
-        """Names of the weights whose velocities the loss needs: `old`, and `reference` if there is a KL penalty."""
+        """Names of the weight copies that must predict velocities: `old`, and `reference` with a KL penalty."""
         return frozenset[CopyName](("old", "reference") if self.kl_coefficient else ("old",))
 
     def build_terms(self, sample: DiffusionSample, clean: Tensor, settings: DenoisingSettings) -> list[Term]:

@@ -42,7 +42,7 @@ class DPOLoss:
         return FlowMatchingLoss(num_draws=self.num_draws, density=self.density).build_terms(sample, clean, settings)
 
     def compute(self, velocity: Tensor, terms: Terms) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return loss and metrics [N]: the pair's values at the term of the preferred sample, 0 at the other term."""
+        """Return loss and metrics [N]: the term of the preferred sample has the pair's values, the other term has 0."""
         target = terms.data["target"]
         error = compute_entry_mean((velocity - target) ** 2, terms.mask)
         margin = compute_entry_mean((terms.other_velocities["reference"] - target) ** 2, terms.mask) - error

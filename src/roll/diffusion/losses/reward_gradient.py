@@ -47,7 +47,7 @@ class RewardGradientLoss:
 
     @property
     def needs(self) -> frozenset[CopyName]:
-        """Names of further weights whose velocities the loss needs: `reference`, if there is a KL penalty."""
+        """Names of the weight copies that must predict velocities: `reference` with a KL penalty, otherwise none."""
         return frozenset[CopyName](("reference",) if self.kl_coefficient else ())
 
     def compute_rewards(self, images: Tensor, prompts: list[str]) -> Tensor:

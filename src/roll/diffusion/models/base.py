@@ -33,7 +33,7 @@ class DiffusionModel(ABC):
 
     @abstractmethod
     def encode_prompts(self, prompts: Sequence[str]) -> Conditions:
-        """Return prompts' conditions on the denoiser's device. Classifier-free guidance uses the empty prompt."""
+        """Return the prompts' conditions on the denoiser's device. Classifier-free guidance uses the empty prompt."""
 
     @abstractmethod
     def predict(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
@@ -51,7 +51,7 @@ class DiffusionModel(ABC):
         A video model encodes first frames and returns latents [B, C, 1, H, W].
 
         Raises:
-            DataError: The images have another size than the model's.
+            DataError: The size of the images is not the model's image size.
         """
         pixels = to_float_images(images).to(self.device)
         if pixels.shape[1:] != torch.Size(self.latent_shape):

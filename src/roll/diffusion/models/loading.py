@@ -123,7 +123,7 @@ def list_denoiser_files(directory: Path) -> list[Path]:
     """Return the safetensors files of `model.weights`, which may be a run or a checkpoint, sorted by name.
 
     Raises:
-        ModelError: The directory has no such files.
+        ModelError: The directory has no safetensors files.
     """
     files = sorted((find_model_directory(directory) or directory).glob("*.safetensors"))
     if not files:
@@ -139,7 +139,7 @@ def load_weights(model: DiffusionModel, directory: Path) -> None:
     """Load the weights of the denoiser from the safetensors files of a directory.
 
     Raises:
-        ModelError: The directory has no such files, or they belong to another model.
+        ModelError: The directory has no safetensors files, or they belong to a different model.
     """
     from safetensors.torch import load_file
 

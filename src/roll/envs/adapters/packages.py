@@ -36,7 +36,7 @@ def import_package(module: str, package: str, feature: str, advice: str = "") ->
 
 
 class RandomState:
-    """A separate random state of an environment for Python's and NumPy's generators.
+    """An environment's own state of Python's and NumPy's random generators.
 
     If concurrent episodes shared the process-wide generators, they could not be reproduced from their seeds.
     """

@@ -22,7 +22,8 @@ class TextArenaEnv:
     Args:
         env: The result of `textarena.make` for a name that ends in `-raw`, whose observations are lists of messages.
         num_players: Number of players.
-        opponent: Returns another seat's action from the seat's observations since its last move; `None` for one player.
+        opponent: Returns the action of an opponent's seat, given the seat's observations since its last move; `None`
+            for single-player games.
     """
 
     def __init__(self, env: Any, num_players: int = 1, opponent: Callable[[str], str] | None = None) -> None:
@@ -102,7 +103,7 @@ def make(name: str, *, num_players: int = 1, opponent: str | Callable[[str], str
 
 
 def _make_game(textarena: Any, name: str, options: dict[str, Any]) -> Any:
-    """Build the variant `NAME-raw` of a game, which has no wrappers, or the game itself if it has no wrappers."""
+    """Build the variant of a game without wrappers: `NAME-raw`, or `NAME` if the game has no default wrappers."""
     known = textarena.envs.registration.ENV_REGISTRY
     raw = name if name.endswith("-raw") else f"{name}-raw"
     if raw not in known and name in known and not known[name].default_wrappers:

@@ -45,7 +45,8 @@ class _ToolDescription:
 class VerifiersEnv:
     """Wraps an environment of the `verifiers` library as an `Env` with asynchronous methods.
 
-    `reset(seed)` plays row `seed` (modulo the number of rows) of its data set. The last step returns the reward.
+    `reset(seed)` begins an episode with row `seed` (modulo the number of rows) of the environment's data set. The last
+    step returns the reward.
 
     Args:
         env: The result of `load_environment`.

@@ -129,7 +129,7 @@ class Game(ABC, Generic[Move]):
 
     @abstractmethod
     def _describe_rules(self) -> str:
-        """Return the rules, with which the first observation begins."""
+        """Return the rules of the game; they are the start of the first observation."""
 
     @abstractmethod
     def _describe_format(self) -> str:
@@ -156,12 +156,12 @@ class Game(ABC, Generic[Move]):
         """Return a random move as a player would write it into the box."""
 
     def _compute_last_reward(self, outcome: Outcome, reward: float) -> float:
-        """Return the reward of the last turn from the move's own `reward`. Not called if the move ended the game."""
+        """Return the reward of the last turn, given the move's `reward`. Not called if the move ended the game."""
         return reward
 
 
 def check_minimum(minimum: int, **arguments: int | None) -> None:
-    """Check that each argument is at least `minimum`, or None.
+    """Check that each argument is None or at least `minimum`.
 
     Raises:
         ValueError: An argument is too small; the message names the first such argument.

@@ -105,17 +105,17 @@ class Minesweeper(Game[tuple[str, int, int]]):
         text = "You revealed every cell without a mine!" if won else f"you revealed ({row}, {col})."
         return Outcome(text=text, reward=(len(self._revealed) - before) / safe, over=won)
 
-    def _place_mines(self, first: _Cell) -> set[_Cell]:
+    def _place_mines(self, first_cell: _Cell) -> set[_Cell]:
         """Return the cells with mines.
 
-        The first call places the mines, none of them in or next to `first`, with the episode's seed.
+        The first call places the mines, none of them in or next to `first_cell`, with the episode's seed.
         """
         if self._mines is None:
             free = [
                 (row, col)
                 for row in range(self._num_rows)
                 for col in range(self._num_cols)
-                if abs(row - first[0]) > 1 or abs(col - first[1]) > 1
+                if abs(row - first_cell[0]) > 1 or abs(col - first_cell[1]) > 1
             ]
             self._mines = set(Random(self._layout_seed).sample(free, self._num_hidden))
         return self._mines

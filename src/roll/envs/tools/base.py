@@ -39,7 +39,7 @@ class Tool(Protocol):
         """Call the tool with arguments that conform to the schema; may be `async def`.
 
         Raises:
-            ToolError: The call has no result because of a mistake of the model.
+            ToolError: The call failed because of a mistake of the model.
         """
         ...
 

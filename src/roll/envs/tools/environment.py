@@ -49,7 +49,7 @@ class _Counts:
     malformed: int = 0
 
     def to_info(self, prefix: str = "") -> dict[str, int]:
-        """Return the counts by their keys in `info`, with `prefix`; counts that GEM also has use GEM's names."""
+        """Return the counts by their keys in `info`, with `prefix`; counts that exist in GEM have GEM's names."""
         return {
             f"{prefix}tool_use_counter": self.uses,
             f"{prefix}tool_success_counter": self.successes,
@@ -67,7 +67,7 @@ class _Episode:
     """Digest of all calls and results: episodes with different results are in different states."""
 
     def copy(self) -> _Episode:
-        """Return an independent copy."""
+        """Return an independent copy of the episode's state."""
         return _Episode(counts=replace(self.counts), state=self.state, digest=self.digest.copy())
 
 

@@ -24,7 +24,7 @@ class FunctionTool:
         options: Arguments that the model does not set.
 
     Raises:
-        ConfigError: The function has no docstring, or an argument that cannot be passed by name.
+        ConfigError: The function has no docstring, or has an argument that cannot be passed by name.
     """
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:

@@ -69,7 +69,7 @@ class McpTools:
 
         Raises:
             InfraError: The server does not start, or does not answer in time.
-            ConfigError: The server does not have a tool in `only`.
+            ConfigError: The server does not have one of the tools in `only`.
         """
         if self._broken:
             await self.close()

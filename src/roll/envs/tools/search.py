@@ -73,7 +73,7 @@ class BM25:
 
 
 def split_passages(title: str, text: str) -> list[Passage]:
-    """Split a document into passages of at most `WORDS_PER_PASSAGE` words, between words."""
+    """Split a document into passages of at most `WORDS_PER_PASSAGE` words."""
     words = text.split()
     pieces = range(0, len(words), WORDS_PER_PASSAGE)
     return [Passage(title=title, text=" ".join(words[start : start + WORDS_PER_PASSAGE])) for start in pieces]

@@ -23,7 +23,7 @@ class UserTools:
     """A `ToolSource` that runs a configured tool in a process of the worker pool.
 
     Args:
-        pool: The pool. Its memory limit applies to each process; its owner closes it.
+        pool: The pool, which is not closed with the tools. Its memory limit applies to each process.
         entry: The tool's name, or a mapping with its name and options: see `build_tools`.
         time_limit_s: Timeout of opening the tool.
     """

@@ -133,7 +133,7 @@ class _WorkspaceTool:
 
 
 def build_workspace_tools(workspace: Workspace) -> tuple[Tool, ...]:
-    """Return the tools of a workspace; its `begin` must have been called."""
+    """Return the tools of a workspace; `workspace.begin` must be called first."""
 
     async def shell(command: str) -> str:
         result = await workspace.run(command)

@@ -82,7 +82,7 @@ class AttentionMapObserver:
         layers: The layers to observe, ascending.
         attention_range: The token distances over which the statistics are taken.
         device: The device of the network.
-        share: This rank's share of the row. The ranks that compute a row together split the attention heads.
+        token_shard: This rank's shard of the row. The ranks that compute a row together split the attention heads.
     """
 
     def __init__(

@@ -90,7 +90,7 @@ class AttentionPlan:
         device: The device of the network.
         dtype: The dtype of queries, keys and values.
         observer: An observer that receives queries and keys of some layers.
-        share: This rank's share of the tokens.
+        shard: This rank's shard of the tokens.
         images: The number of each token's image, shape [N], 0 for text; only for models whose image tokens also attend
             to later tokens of the same image.
     """

@@ -71,7 +71,7 @@ class _ValueReader:
     position: int = 0
 
     def skip_space(self) -> int:
-        """Skip whitespace; return the position."""
+        """Skip whitespace; return the new position."""
         found = _SPACE_PATTERN.match(self.text, self.position)
         self.position = self.position if found is None else found.end()
         return self.position

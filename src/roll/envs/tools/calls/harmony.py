@@ -54,7 +54,7 @@ def parse(text: str, tools: Tools) -> ParsedCalls:
 
 
 def _find_tool_messages(text: str) -> list[tuple[str, int, int]]:
-    """Return the tool's name and the start and end of the text for each message to a tool."""
+    """Return, for each message to a tool, the tool's name and the start and end of the message's text."""
     if MESSAGE not in text:
         return [(match[1], match.end(), len(text)) for match in _BARE_PATTERN.finditer(text)][: MAX_CALLS + 1]
     addressed: list[tuple[str, int, int]] = []

@@ -14,7 +14,7 @@ _FENCE = "```"
 
 
 def parse(text: str, tools: Tools) -> ParsedCalls:
-    """See `ToolCallFormat`. JSON that does not name a tool is not a call, as an answer may be JSON too."""
+    """See `ToolCallFormat`. JSON that does not name a tool is not a call, because an answer may also be JSON."""
     del tools
     if text.lstrip()[:1] in ("{", "["):
         return _parse_body(text)

@@ -84,7 +84,7 @@ def _parse_call(tool: Tool, body: str) -> ToolCall:
 
 
 def _parse_tags(tool: Tool, body: str) -> dict[str, Any] | None:
-    """Parse one tag per argument; return `None` if the body has another format."""
+    """Parse one tag per argument; return `None` if the body does not have this format."""
     opening = re.compile(r"\s{0,64}<(" + "|".join(map(re.escape, tool.parameters["properties"])) + ")>")
     arguments: dict[str, Any] = {}
     position = 0
