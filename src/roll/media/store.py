@@ -42,17 +42,17 @@ AUDIO_RATE = 16_000
 
 
 def decode_medium(data: bytes, label: str, kind: MediaKind, limits: ImageLimits, audio_rate: int) -> MediaContent:
-    """Decode an encoded medium.
+    """Decode an image, an audio clip or a video.
 
     Args:
         data: The encoded image, audio or video.
-        label: Name of the medium in error messages, such as its row.
+        label: Name of the file or row in error messages.
         kind: The type of medium.
-        limits: The limits of an image.
+        limits: Size limits of images.
         audio_rate: The rate to which audio is resampled, in Hz.
 
     Raises:
-        DataError: The medium cannot be decoded.
+        DataError: The data cannot be decoded.
     """
     if kind == "image":
         return decode_image(data, label, limits)
@@ -117,7 +117,7 @@ class MediaStore:
         """Decode an encoded medium without storing it.
 
         Raises:
-            DataError: The medium cannot be decoded.
+            DataError: The data cannot be decoded.
         """
         return DECODER.get()(data, label, kind, self._limits, self.audio_rate)
 

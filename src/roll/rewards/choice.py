@@ -75,20 +75,20 @@ def extract_letter(text: str, letters: str, options: Mapping[str, str] | None = 
     if given is None:
         given = find_last_tagged(text)
     if given is not None and given.strip():
-        return _read_box(given, letters) or _match_option(given, options)
-    return _read_text(text, letters) or _match_option(text, options)
+        return _parse_boxed_choice(given, letters) or _match_option(given, options)
+    return _parse_choice(text, letters) or _match_option(text, options)
 
 
-def _read_box(content: str, letters: str) -> str | None:
+def _parse_boxed_choice(content: str, letters: str) -> str | None:
     """Extract the option letter from the content of a box or tag; return `None` if there is none.
 
     The letter may stand alone, precede the text of its option, or occur in a statement.
     """
     bare = _STYLE_PATTERN.sub(" ", content).strip()
-    return _read_text(bare, letters, is_whole=True)
+    return _parse_choice(bare, letters, is_whole=True)
 
 
-def _read_text(text: str, letters: str, is_whole: bool = False) -> str | None:
+def _parse_choice(text: str, letters: str, is_whole: bool = False) -> str | None:
     patterns = _Patterns(letters)
     if letter := _match_lone_letter(text, patterns.alone):
         return letter

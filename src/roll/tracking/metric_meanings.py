@@ -10,11 +10,11 @@ from importlib.resources import files
 
 import yaml
 
-__all__ = ["MetricMeaning", "MetricSection", "find_meaning", "list_metric_sections"]
+__all__ = ["MetricDescription", "MetricSection", "find_meaning", "list_metric_sections"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MetricMeaning:
+class MetricDescription:
     """Description of a metric, or of a family of metrics."""
 
     name: str
@@ -40,7 +40,7 @@ class MetricSection:
 
     title: str
     about: str
-    metrics: Sequence[MetricMeaning]
+    metrics: Sequence[MetricDescription]
 
 
 @cache
@@ -51,13 +51,13 @@ def list_metric_sections() -> tuple[MetricSection, ...]:
         MetricSection(
             title=section["section"],
             about=section["about"],
-            metrics=tuple(MetricMeaning(name=name, **facts) for name, facts in section["metrics"].items()),
+            metrics=tuple(MetricDescription(name=name, **facts) for name, facts in section["metrics"].items()),
         )
         for section in yaml.safe_load(text)
     )
 
 
-def find_meaning(name: str) -> MetricMeaning | None:
+def find_meaning(name: str) -> MetricDescription | None:
     """Return the description of a metric, from the most specific family that matches; `None` if there is none."""
     found = [
         (len(re.sub(r"\{.*?\}", "", own)), meaning)

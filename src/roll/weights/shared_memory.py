@@ -170,7 +170,9 @@ def _open_segment(handle: SegmentHandle, policy_version: int) -> Generator[int]:
         # The process id or the descriptor may have been reused.
         status = os.fstat(descriptor)
         if status.st_ino != handle.inode:
-            raise WeightSyncError(f"{sync_name}: {path} is not the memory of this update: the trainer was restarted.")
+            raise WeightSyncError(
+                f"{sync_name}: {path} does not contain this update, because the trainer was restarted."
+            )
         if status.st_size < handle.num_bytes:
             raise WeightSyncError(f"{sync_name}: {path} has {status.st_size} bytes, expected {handle.num_bytes}.")
         yield descriptor

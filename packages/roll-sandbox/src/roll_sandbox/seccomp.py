@@ -143,7 +143,7 @@ def _make_socket_rules() -> list[bytes]:
 
 
 def _make_argument_rules() -> list[tuple[str, list[bytes]]]:
-    """Return the calls of `CHECKED_SYSCALLS`, each with the instructions that allow or deny it, mostly by arguments."""
+    """Return, for each syscall in `CHECKED_SYSCALLS`, the BPF instructions that allow or deny it by its arguments."""
     refused = _return_error(errno.EPERM)
     clones = [
         _load_argument(0),

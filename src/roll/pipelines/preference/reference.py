@@ -51,13 +51,13 @@ def build_reference_scorer(config: PreferenceConfig) -> ComputeOutputs:
     """
     loss = get_benchmark_loss(config.preference)
 
-    async def score(reference: TrainerGroup, batch: TrainingBatch) -> list[Rows]:
+    async def compute_logprobs(reference: TrainerGroup, batch: TrainingBatch) -> list[Rows]:
         logprobs = (await reference.measure(batch, loss)).logprobs
         return [
             build_rows(logprobs=p[s.loss_mask].astype(np.float32)) for s, p in zip(batch.samples, logprobs, strict=True)
         ]
 
-    return score
+    return compute_logprobs
 
 
 def list_batches(config: PreferenceConfig, prepared: PreparedRun, session: Session) -> list[Samples]:

@@ -74,7 +74,7 @@ class RecordedBatches:
         )
 
     async def complete_step(self, version: int, trained: Collection[RolloutId]) -> None:
-        """Restore the prompt stream to the recorded boundary."""
+        """Complete the step: set the prompt stream to the position that was recorded after this step."""
         assert self._current is not None, "a step has a batch"
         self.data.train.restore(dict(self._current.stream))
 
