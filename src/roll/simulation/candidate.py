@@ -27,6 +27,10 @@ class Candidate:
     tail_share: float
     """Time to generate the longest answer alone, as a fraction of the step time."""
     num_preempted: float
+    num_tokens: float
+    """Number of generated tokens that a step trains on."""
+    longest: float
+    """Generated tokens of the longest rollout of a step."""
     scoring_share: float = 0.0
     """Scoring time as a fraction of the time that rollouts spend in generation and scoring."""
     divisor: int = 1
@@ -76,7 +80,8 @@ def build_candidate(
         config=config,
         step_s=run.step_s,
         tail_share=min(1.0, alone / run.step_s),
-        **{name: mean(name) for name in ("wait_s", "train_s", "sync_s", "busy_share", "num_preempted")},
+        **{name: mean(name) for name in ("wait_s", "train_s", "sync_s", "busy_share", "num_preempted", "num_tokens")},
+        longest=longest,
         scoring_share=run.recorder.scoring_time_fraction,
         divisor=divisor,
     )

@@ -1,29 +1,32 @@
 """`roll plan`: choose the placement of roles, the size of engines and the async ratio, and report the bottleneck.
 
-    memory ──► widths of engines that fit ──► simulate synchronous, colocated ──► best width
-                                                    │ mean and longest answer, time of training
+    memory ──► sizes of engines that fit ──► simulate synchronous, colocated
+                                                    │ mean and longest answer, time of training and sync
                                                     ▼
-               ROLL Flash's best split (P2) for each alpha ──► simulate it and its neighbors ──► the fastest
+             predict all splits ──► simulate them in this order, until no prediction is lower than the fastest plan
 
-P2 (arXiv 2510.11345): let K be the number of devices, N the samples per step, g the mean generation time of a sample in
-device-seconds, L the time of the longest answer in seconds, and t the training time of a sample in device-seconds. The
-best fraction beta of devices that train, and the bound of the speed-up over synchronous training, are
+The prediction of a split is the time of its weight sync and the maximum of three times: training, generation with full
+engines, and the longest answer, for which `async_ratio + 1` steps are available. The simulation also includes waiting,
+prefill, preemption and rewards. Simulated times are longer than predicted by a similar ratio for all splits of a
+workload; the search therefore scales the predictions by the lowest ratio so far.
 
-    beta* = N t / (N g + K L / (alpha + 1) + N t)            gain <= 1 + K L / (N (g + t))
+The bound of the gain is that of ROLL Flash (P2, arXiv 2510.11345): let K be the number of devices, N the samples per
+step, g the mean generation time of a sample in device-seconds, L the time of the longest answer in seconds, and t the
+training time of a sample in device-seconds. Then the speed-up over synchronous training is at most
 
-The formula proposes candidates; the simulation, which includes batching, prefill, preemption and syncs, selects the
-fastest. The simulated gain may exceed the formula's bound, which assumes a constant g: engines whose batches are always
-full spend less time on each answer.
+    1 + K L / (N (g + t))
 
-A split is not simulated if training alone takes longer than the best step so far, because no async ratio could make the
-split faster. Large plans are compared at a fraction of their devices and prompts; the best plans are then simulated at
-full size, and only these are recommended.
+The simulated gain may exceed the bound, which assumes a constant g: engines whose batches are always full spend less
+time on each answer.
+
+Large plans are compared at a fraction of their devices and prompts; the best plans are then simulated at full size, and
+only these are recommended.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from roll.config.estimate import RoleMemory
@@ -33,7 +36,7 @@ from roll.simulation.candidate import Candidate, build_candidate
 from roll.simulation.experts import ExpertParallel, choose_expert_parallel
 from roll.simulation.hardware import load_device, load_model_sizes
 from roll.simulation.memory import TrainerSettings, estimate_memory, find_memory_problem
-from roll.simulation.run import simulate
+from roll.simulation.run import build_engine_settings, simulate
 
 __all__ = ["Plan", "make_plan"]
 
@@ -46,7 +49,7 @@ SYNC_STEPS = 2
 ASYNC_WARMUP = 2
 """Number of warm-up steps in addition to the steps that generation may run ahead."""
 ASYNC_STEPS = 3
-"""Number of simulated steps of an asynchronous plan, without the warm-up."""
+"""Minimum number of simulated steps of an asynchronous plan, without the warm-up."""
 DIVISORS = (4, 2, 1)
 """Divisors of devices and prompts for comparing plans; the first that leaves at least `MIN_SIZE` of both is used."""
 MIN_SIZE = 32
@@ -56,6 +59,14 @@ NUM_FULL_SIZE_PLANS = 2
 """Number of asynchronous plans that are simulated at full size, in addition to the synchronous plan."""
 MIN_TIME_FRACTION = 0.95
 """Lower bound of an update's duration, as a fraction of its prediction; the number of tokens varies slightly."""
+MAX_UNITS = 16
+"""Maximum number of parts of equal size that the devices are divided into to list the splits."""
+MAX_SPLITS = 10
+"""Maximum number of splits that are simulated."""
+PREDICTION_FACTOR = 0.75
+"""Factor by which predictions, scaled by the lowest ratio of simulated to predicted time so far, may be too high."""
+MAX_SLOWDOWN = 1.02
+"""Maximum slowdown for which a smaller async ratio is preferred."""
 MIN_GAIN = 1.05
 """Minimum speed-up for which an asynchronous plan is recommended; a smaller speed-up does not justify the staleness."""
 
@@ -99,16 +110,17 @@ def make_plan(
         ConfigError: No plan fits into the memory of these devices.
     """
     search = _PlanSearch(config, progress, trainer)
-    synchronous = search.search_synchronous_plan()
-    asynchronous = search.search_asynchronous_plans(synchronous)
-    synchronous = search.simulate_full_size(synchronous) if synchronous else None
-    fastest = sorted(asynchronous, key=lambda c: c.step_s)[:NUM_FULL_SIZE_PLANS]
-    asynchronous = [search.simulate_full_size(candidate) for candidate in fastest]
+    colocated = search.search_synchronous_plans()
+    asynchronous = search.search_asynchronous_plans(colocated)
+    fastest_colocated = min(colocated, key=lambda c: c.step_s, default=None)
+    synchronous = search.simulate_full_size(fastest_colocated) if fastest_colocated else None
+    asynchronous = _sort_by_preference(asynchronous)[:NUM_FULL_SIZE_PLANS]
+    asynchronous = _sort_by_preference([search.simulate_full_size(candidate) for candidate in asynchronous])
     found = [candidate for candidate in (synchronous, *asynchronous) if candidate is not None]
     if not found:
         raise ConfigError(search.describe_no_feasible_plan())
     reference = synchronous or found[0]
-    best_ahead = min(asynchronous, key=lambda c: c.step_s, default=None)
+    best_ahead = asynchronous[0] if asynchronous else None
     helps = best_ahead is not None and best_ahead.step_s * MIN_GAIN < reference.step_s
     best = best_ahead if best_ahead is not None and (helps or synchronous is None) else reference
     return Plan(
@@ -124,6 +136,17 @@ def make_plan(
     )
 
 
+def _sort_by_preference(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Sort plans by step time, but put plans first that are nearly the fastest and have a smaller async ratio."""
+    fastest = min((candidate.step_s for candidate in candidates), default=0.0)
+
+    def compute_rank(candidate: Candidate) -> tuple[bool, float, float]:
+        is_slower = candidate.step_s > MAX_SLOWDOWN * fastest
+        return is_slower, 0.0 if is_slower else candidate.config.rollout.scheduling.async_ratio, candidate.step_s
+
+    return sorted(candidates, key=compute_rank)
+
+
 class _PlanSearch:
     """Simulates the plans of a workload, and stores the results."""
 
@@ -137,105 +160,134 @@ class _PlanSearch:
         self.candidates: list[Candidate] = []
         self._progress = progress
         self._too_big: list[str] = []
-        self._too_slow: list[tuple[float, str]] = []
+        self._too_slow = ""
+        """Reason why the split with the lowest prediction among the remaining splits was not simulated."""
 
     # ---- candidates
 
-    def search_synchronous_plan(self) -> Candidate | None:
-        """Return the fastest synchronous plan over all engine sizes; `None` if no plan fits.
+    def search_synchronous_plans(self) -> list[Candidate]:
+        """Simulate a synchronous plan for each engine size, and return the candidates; empty if no plan fits.
 
         In a synchronous plan, all devices first generate and then train.
         """
-        found: list[Candidate | None] = []
+        found: list[Candidate] = []
         placement = {"placement.generation": self.total, "placement.training": 0}
         for width in (*TP_SIZES, *LARGE_TP_SIZES):
-            if width in LARGE_TP_SIZES and any(found):
+            if width in LARGE_TP_SIZES and found:
                 break
             if self.total % width == 0:
-                found.append(
-                    self._try_plan(f"synchronous, TP {width}", width, placement, SYNC_STEPS, 0, {"async_ratio": 0.0})
-                )
-        return min((c for c in found if c is not None), key=lambda c: c.step_s, default=None)
-
-    def search_asynchronous_plans(self, synchronous: Candidate | None) -> list[Candidate]:
-        """Simulate asynchronous plans with increasing async ratios until a higher ratio gains little; return the
-        candidates.
-
-        Each plan splits the devices between generation and training. Engines have the tensor-parallel size of the
-        synchronous plan or half of it, which allows more splits; without a synchronous plan, all sizes are tried.
-        """
-        width = synchronous.config.engine.tensor_parallel if synchronous else 0
-        found: list[Candidate] = []
-        at_ratio: dict[float, float] = {}
-        widths = sorted({width, max(1, width // 2)}, reverse=True) if width else [*TP_SIZES, *LARGE_TP_SIZES]
-        for tried_width in widths:
-            before: Candidate | None = None
-            for ratio in ASYNC_RATIOS:
-                start = round(
-                    (self._compute_best_training_fraction(synchronous, ratio) if synchronous else 0.5) * self.total
-                )
-                if before is not None:
-                    start = max(start, before.config.placement.training)  # with a larger ratio, engines wait less
-                climbed = self._search_splits(tried_width, ratio, start, synchronous)
-                found += climbed
-                fastest = min(climbed, key=lambda candidate: candidate.step_s, default=None)
-                if fastest is None:
-                    continue
-                if before is not None and fastest.step_s > 0.98 * before.step_s:
-                    break
-                if fastest.step_s > at_ratio.setdefault(ratio, fastest.step_s):
-                    break  # engines of another tensor-parallel size are faster
-                before = fastest
+                name = f"synchronous, TP {width}"
+                candidate = self._try_plan(name, width, placement, SYNC_STEPS, 0, {"async_ratio": 0.0})
+                found += [candidate] if candidate is not None else []
         return found
 
-    def _search_splits(self, width: int, ratio: float, start: int, synchronous: Candidate | None) -> list[Candidate]:
-        """Simulate splits of the devices by hill climbing, and return the candidates.
+    def search_asynchronous_plans(self, synchronous: Sequence[Candidate]) -> list[Candidate]:
+        """Simulate splits of the devices between generation and training, and return the candidates.
 
-        The search begins with `start` training devices and moves devices to the bottleneck while this reduces the step
-        time.
+        With the largest async ratio, splits are simulated in ascending order of their predicted step times, until no
+        prediction is lower than the fastest plan. The fastest splits are then simulated with smaller ratios.
         """
-        unit = max(width, self.total // 16 // width * width)
-        training = min(max(round(start / unit) * unit, unit), self.total - unit)
+        largest = ASYNC_RATIOS[-1]
+        splits = self._list_splits()
         found: list[Candidate] = []
-        seen: set[int] = set()
-        while 0 < training < self.total and training not in seen and (self.total - training) % width == 0:
-            seen.add(training)
-            if synchronous is not None and self._is_training_too_slow(synchronous, training):
-                training += unit
-                continue
-            candidate = self._try_split(width, ratio, training)
-            if candidate is None:
-                training += unit  # helps if a trainer's rank is too small, but not if the KV cache is
-                continue
-            if found and candidate.step_s >= found[-1].step_s:
-                found.append(candidate)
+        factors: list[float] = []
+        while splits and len(found) < MAX_SPLITS:
+            known = [*synchronous, *found]
+            predicted = {split: self._predict_step_s(*split, largest, known[0] if known else None) for split in splits}
+            width, training = split = min(splits, key=lambda each: (predicted[each], abs(each[1] - self.total / 2)))
+            fastest = min((candidate.step_s for candidate in known), default=math.inf)
+            if min(factors, default=1.0) * predicted[split] >= fastest:
+                self._record_too_slow(known[0], training, predicted[split], fastest)
                 break
-            found.append(candidate)
-            training += unit if candidate.bottleneck == "training" else -unit
-        return found
+            splits.remove(split)
+            candidate = self._try_split(width, largest, training)
+            if candidate is not None:
+                found.append(candidate)
+                factors += [PREDICTION_FACTOR * candidate.step_s / predicted[split]] if predicted[split] else []
+        return [*found, *self._lower_async_ratio(found)]
 
-    def _is_training_too_slow(self, synchronous: Candidate, training: int) -> bool:
-        """Return whether an update on `training` devices takes longer than the best step so far; if so, record the
-        reason.
+    def _lower_async_ratio(self, found: Sequence[Candidate]) -> list[Candidate]:
+        """Simulate the fastest of the given plans with smaller async ratios, while these are nearly as fast."""
+        fastest = sorted(found, key=lambda candidate: candidate.step_s)[:NUM_FULL_SIZE_PLANS]
+        lower: list[Candidate] = []
+        for ratio in reversed(ASYNC_RATIOS[:-1]):
+            candidates = [
+                self._try_split(each.config.engine.tensor_parallel, ratio, each.config.placement.training)
+                for each in fastest
+            ]
+            simulated = [candidate for candidate in candidates if candidate is not None]
+            lower += simulated
+            if not simulated or min(each.step_s for each in simulated) > MAX_SLOWDOWN * fastest[0].step_s:
+                break
+        return lower
+
+    def _list_splits(self) -> list[tuple[int, int]]:
+        """Return the compared splits as pairs of engine size and number of training devices.
+
+        In large plans, the numbers of engines and training devices can be divided by `DIVISORS`.
         """
-        fixed = self.config.training.overhead_s if self.config.training.duration is None else synchronous.train_s
-        arithmetic = max(0.0, synchronous.train_s - fixed) * self.total / training
-        best = min(candidate.step_s for candidate in self.candidates)
-        takes_s = fixed + arithmetic
-        if MIN_TIME_FRACTION * takes_s < best:
-            return False
-        why = (
-            f"on {training} of {self.total} devices training alone would take {takes_s:.4g} s, but a whole step of the "
+        size = min(self.total, self.config.rollout.prompts_per_step)
+        divisor = next((divisor for divisor in DIVISORS if size // divisor >= MIN_SIZE), 1)
+        splits: list[tuple[int, int]] = []
+        for width in (*TP_SIZES, *LARGE_TP_SIZES):
+            unit = max(1, self.total // MAX_UNITS // (width * divisor)) * width * divisor
+            splits += [(width, self.total - generation) for generation in range(unit, self.total, unit)]
+        return splits
+
+    def _predict_step_s(self, width: int, training: int, ratio: float, reference: Candidate | None) -> float:
+        """Return a lower estimate of the step time of a split: the maximum of the time to train a step, to generate its
+        tokens with full engines, and to generate the longest answer within `ratio + 1` steps.
+
+        The numbers of tokens are those of the simulated plan `reference`; without it, the estimate is 0.
+        """
+        if reference is None:
+            return 0.0
+        changes = {"placement.generation": self.total - training, "placement.training": training}
+        config = self.config.with_changes(changes | {"engine.tensor_parallel": width})
+        try:
+            settings = build_engine_settings(config, self.model, self.device)
+        except ConfigError:
+            return 0.0  # simulating the split records the reason
+        costs, limits = settings.costs, settings.limits
+        num_engines = (self.total - training) / width
+        mean = reference.num_tokens / self.config.rollouts_per_step
+        in_flight = self.config.rollouts_per_step * (ratio + 1) / num_engines
+        batch = max(1, math.floor(min(limits.max_num_seqs, in_flight, limits.kv_capacity / max(1.0, mean / 2))))
+        token_s = costs.compute_decode_s(batch) / batch + costs.context_s * mean / 2
+        longest_s = reference.longest * (costs.compute_decode_s(1) + costs.context_s * reference.longest / 2)
+        return reference.sync_s + max(
+            self._predict_train_s(reference, training),
+            reference.num_tokens * token_s / num_engines,
+            longest_s / (ratio + 1),
         )
-        self._too_slow.append((takes_s, f"{why}best plan takes {best:.4g} s"))
-        return True
+
+    def _predict_train_s(self, reference: Candidate, training: int) -> float:
+        """Return the time of an update on `training` devices."""
+        fixed = self.config.training.overhead_s if self.config.training.duration is None else reference.train_s
+        devices = reference.config.placement.num_training_devices
+        return fixed + max(0.0, reference.train_s - fixed) * devices / training
+
+    def _record_too_slow(self, reference: Candidate, training: int, predicted_s: float, best_s: float) -> None:
+        """Record why a split is not simulated: training alone takes longer than the best step, or generation does."""
+        train_s = self._predict_train_s(reference, training)
+        if MIN_TIME_FRACTION * train_s >= best_s:
+            self._too_slow = (
+                f"on {training} of {self.total} devices training alone would take {train_s:.4g} s, but a whole step of "
+                f"the best plan takes {best_s:.4g} s"
+            )
+        else:
+            self._too_slow = (
+                f"a step of the best split is predicted to take at least {predicted_s:.4g} s, because fewer devices "
+                "would generate"
+            )
 
     def _try_split(self, width: int, ratio: float, training: int) -> Candidate | None:
         placement = {"placement.generation": self.total - training, "placement.training": training}
         name = f"async {ratio:g}, {self.total - training} + {training}, TP {width}"
         changes = {"async_ratio": ratio, "type": "queue", "prompt_redundancy": None, "choose": None}
         warmup = math.ceil(ratio) + ASYNC_WARMUP
-        return self._try_plan(name, width, placement, warmup + ASYNC_STEPS, warmup, changes)
+        steps = max(ASYNC_STEPS, math.ceil(ratio) + 1)  # all rollouts in flight finish within these steps
+        return self._try_plan(name, width, placement, warmup + steps, warmup, changes)
 
     def _try_plan(
         self,
@@ -311,7 +363,7 @@ class _PlanSearch:
     # ---- theory
 
     def _compute_terms(self, reference: Candidate) -> tuple[float, float, float]:
-        """Return device-seconds of a synchronous step for the formula P2 (see the module's docstring).
+        """Return device-seconds of a synchronous step for the bound P2 (see the module's docstring).
 
         The terms are the device-seconds of generation without the longest answer (N g), of all devices during the
         longest answer (K L), and of training (N t).
@@ -319,10 +371,6 @@ class _PlanSearch:
         long = reference.tail_share * reference.step_s
         generation = reference.busy_share * reference.step_s * self.total
         return max(generation - long, 1e-9), self.total * long, self.total * reference.train_s
-
-    def _compute_best_training_fraction(self, reference: Candidate, ratio: float) -> float:
-        generation, tail, training = self._compute_terms(reference)
-        return training / (generation + tail / (ratio + 1) + training) if training else 0.0
 
     def compute_gain_bound(self, reference: Candidate) -> float:
         """Return the upper bound of the speed-up of asynchronous plans over a synchronous plan, for any async ratio."""
@@ -332,7 +380,7 @@ class _PlanSearch:
     def describe_missing_gain(self, reference: Candidate, asynchronous: Candidate | None) -> str:
         """Return the reason why no asynchronous plan is sufficiently faster than `reference`."""
         if asynchronous is None and self._too_slow:
-            return min(self._too_slow)[1]
+            return self._too_slow
         if asynchronous is None:
             what = self._too_big[-1] if self._too_big else f"{self.total} devices cannot be split"
             return f"no split of the devices fits ({what})"

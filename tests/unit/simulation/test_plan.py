@@ -30,7 +30,7 @@ def test_plan_a_long_tail_and_costly_training_are_worth_overlapping() -> None:
     assert plan.no_gain_reason == ""
     assert plan.best.config.rollout.scheduling.async_ratio > 0
     assert plan.best.step_s < 0.8 * plan.synchronous.step_s
-    assert plan.best.step_s == min(c.step_s for c in plan.candidates)
+    assert plan.best.step_s <= planner.MAX_SLOWDOWN * min(c.step_s for c in plan.candidates)
     assert "asynchrony helps" in render_plan(plan)
 
 
@@ -46,9 +46,13 @@ def test_plan_an_asynchronous_plan_is_compared_with_batches_split_into_updates_o
 
 
 def test_plan_equal_answers_without_training_gain_nothing_from_asynchrony() -> None:
-    equal = SMALL | {"answer_tokens": {"type": "fixed", "value": 500}, "training": {"passes": 0.1, "overhead_s": 0.0}}
+    """The engines of the synchronous plan are full, so that further requests do not make them faster."""
+    equal = SMALL | {
+        "answer_tokens": {"type": "fixed", "value": 500},
+        "engine": {"max_num_seqs": 8, "restart_s": 0.0},
+    }
     plan = make_plan(steady(equal | {"training": {"passes": 0.1, "overhead_s": 0.0, "sync_s": 0.0}}))
-    assert plan.no_gain_reason
+    assert "a step of the best split is predicted to take at least" in plan.no_gain_reason
     assert plan.best.config.placement.is_colocated
     assert "asynchrony does not help" in render_plan(plan)
 
