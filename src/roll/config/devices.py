@@ -59,6 +59,12 @@ class Device(Section):
     network_bandwidth: float = option(
         ..., "Bandwidth to other machines, per device, in one direction; bytes per second.", gt=0
     )
+    host_bandwidth: float | None = option(
+        None,
+        "Bandwidth to the memory of the host, in one direction; bytes per second. Without it, `roll plan` assumes that "
+        "a switch of shared devices takes no time.",
+        gt=0,
+    )
     compute_efficiency: float = option(..., "Fraction of `flops` that an engine reaches with large batches.", gt=0)
     bandwidth_efficiency: float = option(..., "Fraction of `memory_bandwidth` that decoding reaches.", gt=0)
     training_efficiency: float = option(

@@ -91,18 +91,26 @@ def _format_memory(plan: Plan) -> list[str]:
     for role in plan.memory:
         parts = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in role.parts.items() if size)
         lines.append(f"  {role.role:<11}  {role.count:>4} x {role.bytes_each / 1e9:6.1f} GB  ({parts})")
-    if plan.best.config.placement.is_colocated:
+    place = plan.best.config.placement
+    if place.is_colocated:
         lines.append("  trainer and engines share the devices: the engines sleep while the trainer works")
+    elif place.overlaps:
+        lines.append(
+            f"  trainer and engines share {place.training} devices: these engines sleep while the trainer works"
+        )
     return lines
 
 
 def _format_settings(plan: Plan) -> list[str]:
     config = plan.best.config
-    generation, training = config.placement.generation, config.placement.training
-    train = f"0-{generation - 1}" if not training else f"{generation}-{generation + training - 1}"
+    generation = config.placement.generation
+    place = config.placement
+    first = place.num_devices - place.num_training_devices
+    train = f"{first}-{place.num_devices - 1}"
     ep = config.training.expert_parallel
     mapping = f'{{actor_infer: "0-{generation - 1}", actor_train: "{train}"}}'
     cluster = ["  cluster:", "    type: ray", f"    device_mapping: {mapping}"]
+    cluster += [f"    sharing: {place.sharing}"] if place.sharing is not None else []
     return [
         "  inference:",
         f"    tensor_parallel: {config.engine.tensor_parallel}",

@@ -43,6 +43,7 @@ _DEVICE_FIELDS = (
     ("memory_bytes", "B"),
     ("link_bandwidth", "B/s"),
     ("network_bandwidth", "B/s"),
+    ("host_bandwidth", "B/s"),
     ("compute_efficiency", "of the peak"),
     ("bandwidth_efficiency", "of the peak"),
     ("training_efficiency", "of the peak"),
@@ -344,13 +345,12 @@ def _list_update_constants(config: SimulationConfig, passes: str, overhead: str 
 def _list_device_constants(device: Device) -> list[Constant]:
     """Return the constants of a device, including measured step times if it was calibrated."""
     found = []
-    for field, unit in _DEVICE_FIELDS:
+    for field, unit in [each for each in _DEVICE_FIELDS if getattr(device, each[0]) is not None]:
         value = f"{getattr(device, field):.4g} {unit}"
         origin = device.sources.get(field, f"given: the description of {device.name}")
         found.append(Constant(name=f"{device.name}.{field}", value=value, origin=origin))
     if device.measured is not None:
-        curve = f"{len(device.measured.curve)} points"
-        origin = "measured: roll simulate --calibrate"
+        curve, origin = f"{len(device.measured.curve)} points", "measured: roll simulate --calibrate"
         found.append(Constant(name=f"{device.name}.measured", value=curve, origin=origin))
     return found
 

@@ -9,7 +9,7 @@ import pytest
 from unit.simulation.run_helpers import steady
 
 from roll.errors import ConfigError
-from roll.simulation import planner
+from roll.simulation import plan_search
 from roll.simulation.hardware import load_device, load_model_sizes
 from roll.simulation.memory import estimate_memory
 from roll.simulation.plan_report import render_plan
@@ -30,7 +30,7 @@ def test_plan_a_long_tail_and_costly_training_are_worth_overlapping() -> None:
     assert plan.no_gain_reason == ""
     assert plan.best.config.rollout.scheduling.async_ratio > 0
     assert plan.best.step_s < 0.8 * plan.synchronous.step_s
-    assert plan.best.step_s <= planner.MAX_SLOWDOWN * min(c.step_s for c in plan.candidates)
+    assert plan.best.step_s <= plan_search.MAX_SLOWDOWN * min(c.step_s for c in plan.candidates)
     assert "asynchrony helps" in render_plan(plan)
 
 
@@ -124,7 +124,7 @@ def test_plan_engines_that_wait_for_others_are_not_called_the_limit(slow: dict[s
 
 LARGE = LONG_TAIL | {
     "placement.generation": 64,
-    "rollout": {"prompts_per_step": 64, "group_size": 1, "max_new_tokens": 8192},
+    "rollout": {"prompts_per_step": 64, "group_size": 4, "max_new_tokens": 8192},
     "training": {"passes": 40.0},
 }
 
@@ -136,7 +136,7 @@ def test_plan_large_plans_are_compared_in_part_and_recommended_whole(monkeypatch
         simulated.append((config.placement.num_devices, config.rollout.prompts_per_step // config.training.num_updates))
         return simulate(config)
 
-    monkeypatch.setattr(planner, "simulate", shorter)
+    monkeypatch.setattr(plan_search, "simulate", shorter)
     plan = make_plan(steady(LARGE))
     assert all(devices == prompts for devices, prompts in simulated), "devices and prompts in the same proportion"
     assert (32, 32) in simulated and simulated.count((64, 64)) < len(simulated) / 2

@@ -12,7 +12,8 @@ from roll.config.simulation import SimulationConfig
 from roll.errors import ConfigError
 from roll.simulation.hardware import load_device, load_model_sizes
 from roll.simulation.memory import find_memory_problem
-from roll.simulation.planner import ASYNC_RATIOS, ASYNC_STEPS, ASYNC_WARMUP, SYNC_STEPS, TP_SIZES, make_plan
+from roll.simulation.plan_search import ASYNC_RATIOS, ASYNC_STEPS, ASYNC_WARMUP, SYNC_STEPS, TP_SIZES
+from roll.simulation.planner import make_plan
 from roll.simulation.run import simulate
 
 TOLERANCE = 1.05
