@@ -573,7 +573,7 @@ def test_math_verifier_readers_take_linear_time(reader: object, piece: str) -> N
     started = time.process_time()
     with contextlib.suppress(TooDeepError):
         reader((piece * 30_000)[:30_000])
-    assert time.process_time() - started < 4.0  # a quadratic one takes minutes; other work on the machine may double it
+    assert time.process_time() - started < 8.0  # a quadratic one takes minutes; other work on the machine may triple it
 
 
 def test_math_verifier_what_explodes_is_refused_by_its_looks() -> None:
