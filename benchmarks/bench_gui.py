@@ -1,6 +1,6 @@
 """A small vision-language model learns to click on a named widget of a screenshot: SFT, then GRPO in `gui:Click`.
 
-    make bench NAME=gui                         # all: about half an hour on one core with AMX
+    make bench NAME=gui                         # all: about 50 minutes on one core with AMX
     make bench NAME=gui ARGS="--parts grpo"     # a part; a later call continues with the models in --directory
 
     tower ─► projector, aligned with words ─► SmolLM2-135M with both, in SmolVLM's classes
@@ -112,11 +112,11 @@ def reinforce(model: Path, directory: Path, name: str, seed: int, options: argpa
 
 def main() -> None:
     """Run the parts, and write their figures."""
-    parser = build_parser(__doc__, PARTS, directory=Path("runs/gui"), tower_seconds=100.0, rate=3e-5, steps=50)
+    parser = build_parser(__doc__, PARTS, directory=Path("runs/gui"), tower_seconds=100.0, rate=2e-5, steps=100)
     parser.add_argument("--screens", type=int, default=800, help="screens of SFT, with four clicks each")
     parser.add_argument("--wrong", type=float, default=0.5, help="share of the clicks of SFT in the first row, unread")
     parser.add_argument("--sft-rate", type=float, default=1e-4, help="learning rate of SFT")
-    parser.add_argument("--entropy", type=float, default=0.02, help="coefficient of the entropy bonus of GRPO")
+    parser.add_argument("--entropy", type=float, default=0.1, help="coefficient of the entropy bonus of GRPO")
     chosen = parser.parse_args()
     tower, encoder = chosen.directory / "tower.safetensors", chosen.directory / "encoder.safetensors"
     base, sft = chosen.directory / "base", chosen.directory / "sft"
