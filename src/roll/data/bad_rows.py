@@ -46,6 +46,7 @@ class BadRowCollector:
         yield f"{self.counts.total():,} of {self.num_rows:,} rows of data source '{domain}' cannot be {use}:"
         for reason, count in self.counts.most_common(MAX_REASONS):
             yield f"  {count:,} × {reason}"
-            yield from (f"    {message}" for message in self.first[reason])
+            shown = self.first[reason][: 1 if count == self.num_rows else None]  # the cause is the same for all rows
+            yield from (f"    {message}" for message in shown)
         if len(self.counts) > MAX_REASONS:
             yield f"  and {len(self.counts) - MAX_REASONS:,} further reasons"

@@ -55,7 +55,8 @@ def report_bad_rows(bad_rows: BadRowCollector, config: FileData | HuggingFaceDat
         return
     lines = list(bad_rows.format_lines(domain, "used"))
     if config.on_bad_row == "refuse":
-        raise DataError("\n".join([*lines, "Correct these rows, or skip all bad rows with `on_bad_row: skip`."]))
+        remedy = "Correct these rows, or skip all bad rows with `on_bad_row: skip`."
+        raise DataError("\n".join(lines if bad_rows.counts.total() == bad_rows.num_rows else [*lines, remedy]))
     logger.warning("%s", "\n".join([*lines, "  They are skipped."]))
 
 

@@ -24,6 +24,7 @@ from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.tasks import MalformedTestsError
 from roll.rewards.code.unsupported_tests import describe_unsupported, find_importable_modules
 from roll.rewards.code.verifier import CodeVerifier
+from roll.rewards.compose import WeightedReward
 from roll.rewards.opening import open_reward_lists
 from roll.rewards.remote.client import ServiceUnreachableError
 from roll.types import Prompt
@@ -32,6 +33,8 @@ __all__ = ["check_rewards", "describe_bad_tests", "try_rewards"]
 
 TRIAL_TIMEOUT_S = 20.0
 """Timeout of a trial; slower rewards are not checked before the run."""
+OTHER_ANSWERS = ("I do not know.", "")
+"""Answers that models write although no reference answer has this form. A user's function must score them too."""
 
 
 async def try_rewards(
@@ -66,6 +69,7 @@ async def try_rewards(
                     add_note(f"the reward of '{prompt.domain}' was not tested: {error.__cause__}.")
                     continue
                 raise ConfigError(f"the reward of '{prompt.domain}' failed: {error}") from None
+            await _try_other_answers(entry, prompt, reward)
             if not prompt.answer and any(reward.needs_sandbox for reward in entry.reward):
                 continue  # no correct program is known, so the two values cannot be compared
             trials.append(
@@ -78,6 +82,25 @@ async def try_rewards(
                 )
             )
     return trials
+
+
+async def _try_other_answers(entry: DataConfig, prompt: Prompt, reward: WeightedReward) -> None:
+    """Score answers in ordinary prose with the user's reward functions, unless requests to services would be needed.
+
+    Raises:
+        ConfigError: The reward fails.
+    """
+    kinds = {type(config) for config in entry.reward}
+    if PythonReward not in kinds or kinds & {JudgeReward, RemoteReward}:
+        return
+    for text in OTHER_ANSWERS:
+        try:
+            await reward(build_rollout_from_answer(prompt, text))
+        except InfraError as error:
+            raise ConfigError(
+                f"the reward of '{prompt.domain}' failed for the answer {text!r}: {error}. A reward function must "
+                "return a number for every answer, such as 0 if it cannot parse the answer"
+            ) from None
 
 
 def _send_once(reward: RewardConfig) -> RewardConfig:

@@ -81,6 +81,9 @@ class EvaluationView:
     """
     num_answers: float | None = None
     """Number of answers or pairs that the accuracy is computed from."""
+    num_failed: int = 0
+    """Number of answers without a reward because of an infrastructure error."""
+    num_scored: int = 0
 
     @classmethod
     def from_metrics(cls, step: int, metrics: Mapping[str, Any]) -> EvaluationView:
@@ -92,12 +95,18 @@ class EvaluationView:
         judged = metrics.get("eval/verified_share", 1.0)
         if judged == 1.0 or score is None:
             return cls(step=step, value=accuracy, num_answers=metrics.get("eval/accuracy_n"))
-        return cls(step=step, value=score, measure="score" if judged else "mean reward")
+        counts = (int(metrics.get(f"eval/{name}", 0)) for name in ("infra_errors", "num_answers"))
+        num_failed, num_scored = counts
+        measure = "score" if judged else "mean reward"
+        return cls(step=step, value=score, measure=measure, num_failed=num_failed, num_scored=num_scored)
 
     @property
     def text(self) -> str:
-        """The result as text, such as `accuracy 0.620 of 500`."""
-        return "no answers" if self.value is None else f"{self.measure} {format_accuracy(self.value, self.num_answers)}"
+        """The result as text, such as `accuracy 0.620 of 500` or `mean reward 0.310 of 6 answers (102 failed)`."""
+        if self.value is None:
+            return "no answers"
+        failed = f" of {self.num_scored:,} answers ({self.num_failed:,} failed)" if self.num_failed else ""
+        return f"{self.measure} {format_accuracy(self.value, self.num_answers)}{failed}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ from roll.config.data import ArithmeticData, FileData
 from roll.config.sandbox import SandboxConfig
 from roll.errors import ConfigError, RunDirectoryError, UserError
 from roll.preflight import rewards as preflight
-from roll.preflight.rewards import check_rewards
+from roll.preflight.rewards import check_rewards, try_rewards
 from roll.types import Message, Prompt
 
 OWN = """
@@ -107,6 +107,26 @@ def test_check_fast_a_reward_that_always_fails_ends_a_run_before_its_roles_start
     with pytest.raises(ConfigError, match=r"the reward of 'arithmetic' failed: .*KeyError"):
         roll.train(settings)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "answer"),
+    [
+        ("float(int(text) == int(answer))", "I do not know."),
+        ("float(text.splitlines()[0] == answer)", ""),
+    ],
+)
+async def test_check_fast_a_reward_function_must_score_answers_in_any_form(
+    tmp_path: Path, body: str, answer: str
+) -> None:
+    (tmp_path / "own.py").write_text(f"def score(text, answer, metadata):\n    return {body}\n")
+    reward = {"type": "python", "function": f"{tmp_path / 'own.py'}:score"}
+    entry = FileData(source="file", path="rows.jsonl", domain="sums", reward=[reward])  # type: ignore[list-item]
+    prompt = Prompt(uid="sums/1", domain="sums", messages=(), answer="3")
+    with pytest.raises(ConfigError) as caught:
+        await try_rewards(SandboxConfig(), [(entry, prompt)], lambda note: None)
+    assert f"the reward of 'sums' failed for the answer {answer!r}: " in str(caught.value)
+    assert "must return a number for every answer, such as 0 if it cannot parse the answer" in str(caught.value)
 
 
 def test_check_fast_a_checkpoint_is_no_larger_than_it_is_expected_to_be(tmp_path: Path, tiny_model: Path) -> None:

@@ -52,3 +52,7 @@ def test_tracking_interval_accuracy_texts_carry_their_number_and_of_few_their_in
     view = EvaluationView.from_metrics(3, {"eval/accuracy": 0.62, "eval/accuracy_n": 50.0, "eval/score": 0.62})
     assert view.text == "accuracy 0.620 of 50 (95 %: 0.482 to 0.741)"
     assert EvaluationView.from_metrics(3, {"eval/loss": 0.5, "eval/num_examples": 50.0}).text == "loss 0.500"
+    rewards = {"eval/score": 0.25, "eval/verified_share": 0.0, "eval/num_answers": 6.0}
+    assert EvaluationView.from_metrics(3, rewards | {"eval/infra_errors": 0.0}).text == "mean reward 0.250"
+    failing = EvaluationView.from_metrics(3, rewards | {"eval/infra_errors": 102.0})
+    assert failing.text == "mean reward 0.250 of 6 answers (102 failed)"
