@@ -197,6 +197,12 @@ class SimulationConfig(Section):
         ge=0,
         le=1,
     )
+    answer_growth: float = option(
+        1.0,
+        "Factor by which the answers of the last step are longer than those of the first step. Lengths grow "
+        "exponentially with the number of prompts.",
+        gt=0,
+    )
     reward: SimulatedRewardConfig = option(SimulatedRewardConfig(), "Scoring.")
     environment: EnvironmentLatencyConfig | None = option(None, "Environment, for rollouts of several turns.")
     training: SimulatedTrainingConfig = option(SimulatedTrainingConfig(), "Updates and weight syncs.")

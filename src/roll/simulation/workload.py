@@ -36,6 +36,8 @@ class Workload:
         self._prompt = config.prompt_tokens.quantile_function()
         self._answer = config.answer_tokens.quantile_function()
         self._correlation = config.answer_correlation
+        self._growth = config.answer_growth
+        self._num_prompts = config.num_steps * config.rollout.prompts_per_step
         self._reward = config.reward.latency.quantile_function()
         self._solve_rate = config.reward.solve_rate.quantile_function()
         self._turn = config.environment.latency.quantile_function() if config.environment else lambda u: 0.0
@@ -54,7 +56,8 @@ class Workload:
         tokens = request.token_ids
         shared = self._draw_uniform(_PROMPT, int(tokens[0]), _ANSWER)
         own = self._draw_uniform(_ANSWER, hash_text(request.request_id))
-        total = round(self._answer(draws.correlate(shared, own, self._correlation)))
+        factor = self._growth ** ((int(tokens[0]) - 1) / self._num_prompts)
+        total = round(factor * self._answer(draws.correlate(shared, own, self._correlation)))
         return count_remaining_tokens(total, request)
 
     def get_reward_s(self, rollout: Rollout) -> float:

@@ -216,3 +216,17 @@ def test_simulation_run_streamed_gradients_leave_only_the_last_group_to_train() 
 def test_simulation_run_streamed_gradients_need_a_trainer_whose_time_depends_on_tokens(changes, message) -> None:
     with pytest.raises(ValidationError, match=message):
         steady(STREAMED | changes)
+
+
+def test_simulation_run_answers_grow_by_the_configured_factor() -> None:
+    """Prompt i of 20 has answers of 100 x 10^(i / 20) tokens; a step of 4 prompts trains on 4 x 2 answers."""
+    config = steady(
+        {
+            "answer_tokens": {"type": "fixed", "value": 100},
+            "answer_growth": 10.0,
+            "num_steps": 5,
+            "rollout": {"prompts_per_step": 4, "group_size": 2, "max_new_tokens": 10_000},
+        }
+    )
+    found = [step.num_tokens for step in simulate(config).steps]
+    assert found == [2 * sum(round(100 * 10 ** (i / 20)) for i in range(4 * step, 4 * step + 4)) for step in range(5)]
