@@ -116,7 +116,7 @@ def test_async_run_every_online_pipeline_generates_ahead_within_the_bound(
 
 
 @pytest.mark.vllm
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_async_run_with_vllm_too(tmp_path: Path, servable_model: Path) -> None:
     pytest.importorskip("vllm")
     scheduling = {"async_ratio": 1}

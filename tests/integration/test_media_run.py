@@ -94,6 +94,7 @@ def test_images_run_reinforcement_learning_with_the_embedded_engine(
 
 
 @pytest.mark.vllm
+@pytest.mark.timeout(600)
 def test_images_run_reinforcement_learning_with_vllm(world: Path, tmp_path: Path) -> None:
     roll.train(online(world, tmp_path, engine="vllm"))
     check_run(tmp_path / "images")

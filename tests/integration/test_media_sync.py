@@ -213,7 +213,7 @@ async def test_media_sync_cached_features_of_the_old_tower_are_found_by_the_prob
 
 
 @pytest.mark.vllm
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_media_sync_vllm_engine_follows_a_trained_tower(open_bench: Callable[..., Any]) -> None:
     bench = await open_bench("smolvlm", "vllm")
     await check_syncs(bench)
@@ -259,7 +259,7 @@ async def check_fault(bench: Bench) -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_media_sync_vllm_that_computes_images_causally_is_refused_by_the_probe(
     open_bench: Callable[..., Any],
 ) -> None:

@@ -89,6 +89,7 @@ def test_omni_run_reinforcement_learning_with_the_embedded_engine(world: Path, t
 
 
 @pytest.mark.vllm
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", OMNI_MODELS)
 def test_omni_run_reinforcement_learning_with_vllm(world: Path, tmp_path: Path, name: str) -> None:
     """vLLM serves complete models; the first sync finds the names of the weights, and the probe their effect."""

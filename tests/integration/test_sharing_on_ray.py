@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import roll
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]  # each run starts Ray processes
 
 NUM_STEPS = 5
 
