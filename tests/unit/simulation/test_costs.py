@@ -107,7 +107,7 @@ def test_simulation_costs_the_devices_and_models_of_the_issue_are_there() -> Non
 
 
 def test_simulation_costs_a_device_of_ones_own(tmp_path: Path) -> None:
-    fields = CHIP.model_dump(exclude={"name", "measured"})
+    fields = CHIP.model_dump(exclude={"name"}, exclude_none=True)
     path = tmp_path / "chip.yaml"
     path.write_text("\n".join(f"{key}: {value}" for key, value in fields.items()))
     assert load_device(str(path)) == CHIP
