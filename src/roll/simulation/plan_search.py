@@ -32,6 +32,8 @@ DIVISORS = (8, 4, 2, 1)
 MIN_DEVICES, MIN_ROLLOUTS = 8, 128
 """Minimum number of devices, and of rollouts per step, of a scaled-down plan: with fewer rollouts, one long answer
 would have too much influence."""
+TRANSIENT_PARTS = {"activations", "gathered weights", "gradients", "heap", "image tower", "logits", "matmul kernels"}
+"""Parts of a trainer rank's memory that are not moved when shared devices switch to another role."""
 NUM_FULL_SIZE_PLANS = 2
 """Number of asynchronous plans that are simulated at full size, in addition to the synchronous plan."""
 MIN_TIME_FRACTION = 0.95
@@ -236,7 +238,7 @@ class PlanSearch:
         given, bandwidth = self.config.placement.switch_s, self.device.host_bandwidth
         if given or bandwidth is None:
             return given
-        return 2 * (train.parts["weights"] + train.parts["optimizer"]) / bandwidth
+        return 2 * sum(size for name, size in train.parts.items() if name not in TRANSIENT_PARTS) / bandwidth
 
     def _choose_divisor(self, config: SimulationConfig) -> int:
         """Return the divisor by which devices and prompts are scaled down when plans are compared; 1 for full size."""

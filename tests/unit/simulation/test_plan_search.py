@@ -13,6 +13,7 @@ from roll.errors import ConfigError
 from roll.simulation.hardware import load_device, load_model_sizes
 from roll.simulation.memory import find_memory_problem
 from roll.simulation.plan_search import ASYNC_RATIOS, ASYNC_STEPS, ASYNC_WARMUP, SYNC_STEPS, TP_SIZES
+from roll.simulation.plan_sources import read_plan_source
 from roll.simulation.planner import make_plan
 from roll.simulation.run import simulate
 
@@ -93,3 +94,13 @@ def test_plan_search_is_within_5_percent_of_all_plans_on_95_percent_of_200_clust
     assert len(ratios) == 200
     print(f"\nwithin {TOLERANCE}: {sum(ratio <= TOLERANCE for ratio in ratios)} of 200, worst {max(ratios):.3f}")
     assert sum(ratio <= TOLERANCE for ratio in ratios) >= 190
+
+
+def test_plan_search_a_runs_configuration_has_plans_that_share_devices() -> None:
+    """A trainer's memory has other parts, such as AdamW's states, if its settings are known."""
+    source = read_plan_source("examples/quickstart.yaml", [], "h100", 8)
+    plan = make_plan(source.config, trainer=source.trainer)
+    rules = {candidate.config.placement.sharing for candidate in plan.candidates}
+    assert "stream_training" in rules
+    switches = [c.config.placement.switch_s for c in plan.candidates if c.config.placement.sharing == "stream_training"]
+    assert all(0 < switch_s < 1 for switch_s in switches), "0.1 billion parameters"
