@@ -98,7 +98,7 @@ def test_plan_search_is_within_5_percent_of_all_plans_on_95_percent_of_200_clust
 
 def test_plan_search_a_runs_configuration_has_plans_that_share_devices() -> None:
     """A trainer's memory has other parts, such as AdamW's states, if its settings are known."""
-    source = read_plan_source("examples/quickstart.yaml", [], "h100", 8)
+    source = read_plan_source("examples/quickstart.yaml", device_name="h100", num_devices=8)
     plan = make_plan(source.config, trainer=source.trainer)
     rules = {candidate.config.placement.sharing for candidate in plan.candidates}
     assert "stream_training" in rules
