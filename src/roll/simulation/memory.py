@@ -27,10 +27,12 @@ images, all of them may be images."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerSettings:
-    """Settings of a run that affect a trainer's memory."""
+    """Settings of a run that affect a trainer's memory, and the rules by which it can share devices."""
 
     model: ModelConfig
     training: TrainingConfig
+    can_stream: bool = True
+    """False if the run's pipeline or algorithm does not support `cluster.sharing: stream_training`."""
 
 
 def estimate_trainer_bytes(

@@ -32,8 +32,8 @@ DIVISORS = (8, 4, 2, 1)
 MIN_DEVICES, MIN_ROLLOUTS = 8, 128
 """Minimum number of devices, and of rollouts per step, of a scaled-down plan: with fewer rollouts, one long answer
 would have too much influence."""
-TRANSIENT_PARTS = {"activations", "gathered weights", "gradients", "heap", "image tower", "logits", "matmul kernels"}
-"""Parts of a trainer rank's memory that are not moved when shared devices switch to another role."""
+STATE_PARTS = {"weights", "weights in 4 bits", "master weights", "optimizer", "AdamW"}
+"""Parts of a trainer rank's memory that are moved when shared devices switch to another role."""
 NUM_FULL_SIZE_PLANS = 2
 """Number of asynchronous plans that are simulated at full size, in addition to the synchronous plan."""
 MIN_TIME_FRACTION = 0.95
@@ -137,7 +137,7 @@ class PlanSearch:
         fastest = [sort_by_preference(plans)[0].config for plans in (synchronous, asynchronous) if plans]
         widths = sorted({config.engine.tensor_parallel for config in fastest})
         found: list[Candidate | None] = []
-        if synchronous and self.config.training.num_updates == 1 and self.config.training.duration is None:
+        if synchronous and self._can_stream:
             for split in self._list_shared_splits(widths, "stream_training"):
                 name = f"stream_training, {split.training} of {self.total} train, TP {split.width}"
                 found.append(self._try_plan(name, split, SYNC_STEPS, 0, {"async_ratio": 0.0}))
@@ -148,6 +148,13 @@ class PlanSearch:
             ):
                 found.append(self._try_split(split, ratio))
         return [candidate for candidate in found if candidate is not None]
+
+    @property
+    def _can_stream(self) -> bool:
+        """True if the trainer can compute gradients of finished groups while other groups are generated."""
+        training = self.config.training
+        is_supported = self._trainer is None or self._trainer.can_stream
+        return is_supported and training.num_updates == 1 and training.duration is None
 
     def _list_shared_splits(self, widths: Sequence[int], rule: SharingRule, *sizes: int) -> list[Split]:
         splits: list[Split] = []
@@ -238,7 +245,7 @@ class PlanSearch:
         given, bandwidth = self.config.placement.switch_s, self.device.host_bandwidth
         if given or bandwidth is None:
             return given
-        return 2 * sum(size for name, size in train.parts.items() if name not in TRANSIENT_PARTS) / bandwidth
+        return 2 * sum(size for name, size in train.parts.items() if name in STATE_PARTS) / bandwidth
 
     def _choose_divisor(self, config: SimulationConfig) -> int:
         """Return the divisor by which devices and prompts are scaled down when plans are compared; 1 for full size."""

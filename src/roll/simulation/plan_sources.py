@@ -16,6 +16,7 @@ from typing import Any
 
 from roll.config.document import read
 from roll.config.load import load_config
+from roll.config.reinforcement_run import ReinforcementRunConfig
 from roll.config.rollout_run import RolloutRunConfig
 from roll.config.run import RunConfig
 from roll.config.simulation import SimulationConfig, load_simulation
@@ -128,12 +129,10 @@ def _read_run(config: RunConfig, file: Path, device_name: str | None, num_device
     name, constants = _find_run_model(config, file)
     device, origin = (device_name, "given: --device") if device_name else _choose_local_device()
     devices = num_devices or len({d for role in config.roles.values() for d in role.devices})
-    constants += [
-        Constant(
-            name="device", value=f"{devices} x {device}", origin=origin if num_devices is None else "given: --devices"
-        )
-    ]
-    trainer = TrainerSettings(model=config.model, training=_get_training(config))
+    device_origin = origin if num_devices is None else "given: --devices"
+    constants += [Constant(name="device", value=f"{devices} x {device}", origin=device_origin)]
+    can_stream = isinstance(config, ReinforcementRunConfig) and not config.find_streaming_problem()
+    trainer = TrainerSettings(model=config.model, training=_get_training(config), can_stream=can_stream)
     base: dict[str, Any] = {"name": config.name, "model": name, "device": device, "placement": {"generation": devices}}
     if isinstance(config, RolloutRunConfig):
         workload, assumed = _build_workload(config, name)
@@ -149,12 +148,8 @@ def _read_run(config: RunConfig, file: Path, device_name: str | None, num_device
     longest = round(max(lengths, default=assumed_length))
     rollout = {"prompts_per_step": config.training.examples_per_step, "group_size": 1, "max_new_tokens": longest}
     training = {"passes": 3.0 + trainer.training.activation_checkpointing, "overhead_s": 0.1}
-    workload = {
-        "rollout": rollout,
-        "training": training,
-        "prompt_tokens": _build_fixed_value(0),
-        "answer_tokens": tokens,
-    }
+    workload = {"rollout": rollout, "training": training, "answer_tokens": tokens}
+    workload["prompt_tokens"] = _build_fixed_value(0)
     found = SimulationConfig.model_validate(base | workload)
     value = f"mean {sum(lengths) / len(lengths):.0f}" if lengths else f"{assumed_length}"
     origin = f"measured: {len(lengths)} examples of the data" if lengths else "assumed"
@@ -350,8 +345,10 @@ def _list_device_constants(device: Device) -> list[Constant]:
         origin = device.sources.get(field, f"given: the description of {device.name}")
         found.append(Constant(name=f"{device.name}.{field}", value=value, origin=origin))
     if device.measured is not None:
-        curve, origin = f"{len(device.measured.curve)} points", "measured: roll simulate --calibrate"
-        found.append(Constant(name=f"{device.name}.measured", value=curve, origin=origin))
+        origin = "measured: roll simulate --calibrate"
+        found.append(
+            Constant(name=f"{device.name}.measured", value=f"{len(device.measured.curve)} points", origin=origin)
+        )
     return found
 
 

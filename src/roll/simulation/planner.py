@@ -87,7 +87,11 @@ def make_plan(
     is_synchronous = [not candidate.config.rollout.scheduling.async_ratio for candidate in shared]
     on_policy = [*colocated, *(each for each, first in zip(shared, is_synchronous, strict=True) if first)]
     ahead = [*splits, *(each for each, first in zip(shared, is_synchronous, strict=True) if not first)]
-    synchronous = search.simulate_full_size(min(on_policy, key=lambda c: c.step_s)) if on_policy else None
+    fastest = min(on_policy, key=lambda c: c.step_s, default=None)
+    simplest = min(colocated, key=lambda c: c.step_s, default=None)
+    if fastest is not None and simplest is not None and simplest.step_s < MIN_GAIN * fastest.step_s:
+        fastest = simplest  # a small gain does not justify a split
+    synchronous = search.simulate_full_size(fastest) if fastest is not None else None
     ahead = [search.simulate_full_size(each) for each in sort_by_preference(ahead)[:NUM_FULL_SIZE_PLANS]]
     asynchronous = sort_by_preference(ahead)[0] if ahead else None
     reference = synchronous or asynchronous

@@ -32,7 +32,7 @@ def build_cluster(seed: int) -> SimulationConfig:
             "device": rng.choice(["h800", "h100", "h200", "h20", "a100"]),
             "seed": seed,
             "num_steps": 1,
-            "placement": {"generation": rng.choice([2, 3, 4, 6, 8])},
+            "placement": {"generation": rng.choice([2, 3, 4, 6, 8]), "switch_s": 1.0},
             "engine": {"max_num_seqs": rng.choice([8, 32, 128]), "restart_s": 0.0},
             "rollout": {
                 "prompts_per_step": rng.choice([4, 8, 16]),
@@ -104,3 +104,10 @@ def test_plan_search_a_runs_configuration_has_plans_that_share_devices() -> None
     assert "stream_training" in rules
     switches = [c.config.placement.switch_s for c in plan.candidates if c.config.placement.sharing == "stream_training"]
     assert all(0 < switch_s < 1 for switch_s in switches), "0.1 billion parameters"
+
+
+def test_plan_search_a_run_whose_algorithm_cannot_stream_gradients_has_no_such_plan() -> None:
+    source = read_plan_source("examples/quickstart.yaml", ["algorithm.type=ppo"], device_name="h100", num_devices=8)
+    assert source.trainer is not None and not source.trainer.can_stream
+    plan = make_plan(source.config, trainer=source.trainer)
+    assert "stream_training" not in {candidate.config.placement.sharing for candidate in plan.candidates}
