@@ -35,7 +35,8 @@ class ArithmeticPrompts:
 
     def __init__(self, config: SumsTask, domain: str, pairs: NDArray[np.int64], seed: int) -> None:
         self._config, self._domain, self._pairs = config, domain, pairs
-        settings = config.model_dump_json(exclude={"reward", "weight", "too_long"})
+        # Only what the prompts depend on: a run resumes when an option that does not change them is new or different.
+        settings = config.model_dump_json(exclude={"reward", "weight", "too_long", "device_class"})
         self.fingerprint = f"seed {seed}, {len(pairs)} pairs, {settings}"
 
     def __len__(self) -> int:
