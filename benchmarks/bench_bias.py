@@ -1,4 +1,4 @@
-"""Whether rules for shared devices, deferred prompts and asynchrony change which samples a run trains on.
+"""Measure whether shared devices, deferred prompts and asynchrony change which samples a run trains on.
 
     make bench NAME=bias
 

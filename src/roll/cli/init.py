@@ -21,6 +21,31 @@ __all__ = ["find_shipped_examples", "init"]
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
+class RewardOption(click.ParamType):
+    """A key of `REWARDS`, or `FILE.py:FUNCTION` of an existing file."""
+
+    name = "reward"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return `value` if it is valid.
+
+        Raises:
+            click.BadParameter: `value` is not a known reward, or the file does not exist.
+        """
+        if value in REWARDS:
+            return value
+        file, separator, function = value.rpartition(":")
+        if not (separator and file.endswith(".py") and function.isidentifier()):
+            self.fail(f"'{value}' is not a reward: use one of {', '.join(REWARDS)}, or FILE.py:FUNCTION.", param, ctx)
+        if not Path(file).is_file():
+            self.fail(f"file '{file}' does not exist.", param, ctx)
+        return value
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Return the text for the option's value in the help."""
+        return "REWARD"
+
+
 @click.command()
 @click.argument("directory", metavar="[DIR]", default=".", shell_complete=complete_directories)
 @click.option("--pipeline", type=click.Choice(list(PIPELINES)), help="Pipeline of the run; by default rlvr.")
@@ -29,7 +54,9 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
     "--data", metavar="FILE", help=f"JSONL or Parquet file with your rows; `{SAMPLE_DATA}` writes a small file."
 )
 @click.option(
-    "--reward", type=click.Choice(list(REWARDS)), help=f"Reward of an answer; `{OWN_CODE}` writes a reward.py."
+    "--reward",
+    type=RewardOption(),
+    help=f"Reward of an answer: {', '.join(REWARDS)}, or FILE.py:FUNCTION; `{OWN_CODE}` writes a reward.py.",
 )
 @click.option("--teacher", help="Teacher model, for pipelines that distill.")
 @click.option("--environment", help=f"Environment id of an agentic run; `{OWN_CODE}` writes an environment.py.")
@@ -52,7 +79,8 @@ def init(context: click.Context, directory: str, examples: bool, yes: bool, **op
         return _write_examples(directory)
     target = Path(directory)
     run = _choose_options(target, options, interactive=not yes and sys.stdin.isatty())
-    _write_files(target, build_files(run))
+    files = build_files(run)
+    _write_files(target, files)
     roll = context.find_root().command
     check = roll.get_command(context, "check") if isinstance(roll, click.Group) else None
     assert check is not None
@@ -63,6 +91,9 @@ def init(context: click.Context, directory: str, examples: bool, yes: bool, **op
     click.echo("\nNext:\n")
     if directory != ".":
         click.echo(f"  cd {directory}")
+    for stub in ("reward.py", "environment.py"):
+        if stub in files:
+            click.echo(f"  # edit {stub} first: it is only an example")
     click.echo(f"  {_get_command()} train config.yaml")
 
 
@@ -73,14 +104,19 @@ def _choose_options(target: Path, arguments: Mapping[str, str | None], *, intera
         UserError: an option without a default is missing, or an option does not apply to the pipeline.
     """
 
-    def choose_option(name: str, question: str, default: str | None, choices: Mapping[str, str] | None = None) -> str:
+    def choose_option(
+        name: str,
+        question: str,
+        default: str | None,
+        choices: Mapping[str, str] | None = None,
+        value_type: click.ParamType | None = None,
+    ) -> str:
         value = arguments.get(name)
         if value is None and interactive:
             for kind, meaning in (choices or {}).items():
                 click.echo(f"  {kind:<20}{meaning}")
-            value = click.prompt(
-                question, default=default, type=click.Choice(list(choices)) if choices else str, show_choices=False
-            )
+            kind_of_value = value_type or (click.Choice(list(choices)) if choices else str)
+            value = click.prompt(question, default=default, type=kind_of_value, show_choices=False)
         if value is None and default is None:
             raise UserError(f"--{name} is required: {question}")
         return value if value is not None else str(default)
@@ -96,7 +132,12 @@ def _choose_options(target: Path, arguments: Mapping[str, str | None], *, intera
             options["columns"] = read_column_names(Path(file))
             options["data"] = str(_make_relative(target, Path(file)))
     if empty.needs_reward:
-        options["reward"] = choose_option("reward", "How are answers scored?", "math", REWARDS)
+        scored = {**REWARDS, "FILE.py:FUNCTION": "an existing function"}
+        reward = choose_option("reward", "How are answers scored?", "math", scored, RewardOption())
+        if reward not in REWARDS:
+            file, _, function = reward.rpartition(":")
+            reward = f"{_make_relative(target, Path(file))}:{function}"
+        options["reward"] = reward
     if empty.needs_teacher:
         options["teacher"] = choose_option("teacher", "Which teacher model? (a run, a directory or a Hub ID)", None)
     if not empty.needs_data:

@@ -51,7 +51,7 @@ class NewRun:
         model: a directory, a Hub ID, or a name from the catalog.
         data: path of a JSONL or Parquet file, relative to the configuration's directory, or `SAMPLE_DATA`.
         columns: names of the columns of `data`; empty for `SAMPLE_DATA`.
-        reward: a key of `REWARDS`.
+        reward: a key of `REWARDS`, or `FILE.py:FUNCTION`, with the path relative to the configuration's directory.
         teacher: a directory, a Hub ID or a run, for pipelines that distill.
         environment: id or import path of an environment, or `OWN_CODE`, for the pipeline `agentic`.
     """
@@ -155,8 +155,9 @@ def _format_data(run: NewRun) -> list[str]:
     ]
     if not run.needs_reward:
         return [*lines, "    reward: math  # only for the evaluation: the loss comes from the teacher"]
-    if run.reward == OWN_CODE:
-        reward = '{type: python, function: "reward.py:score", require_finished: true}'
+    if run.reward == OWN_CODE or run.reward not in REWARDS:
+        function = "reward.py:score" if run.reward == OWN_CODE else run.reward
+        reward = f"{{type: python, function: {json.dumps(function)}, require_finished: true}}"
         return [*lines, f"    reward: {reward}  # a truncated answer scores 0"]
     return [
         *lines,

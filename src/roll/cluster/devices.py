@@ -73,7 +73,7 @@ def _build_slot(devices: Sequence[int], devices_per_node: int, width_key: str) -
 
 
 def list_accelerator_types(cluster: ClusterConfig, devices_per_node: int) -> list[str | None]:
-    """Return Ray's accelerator type that every machine must have; `None` if its device classes do not name one.
+    """Return, for each machine, the accelerator type that Ray must find on it; `None` if its device classes name none.
 
     Raises:
         PlacementError: a machine has devices of classes with different accelerator types.

@@ -214,7 +214,7 @@ class FilterConfig(Section):
 
 
 class WeightConfig(Section):
-    """Weights of rollouts, by which their advantages are multiplied, normalized to mean 1."""
+    """Weights that multiply the advantages of rollouts. They are normalized to mean 1."""
 
     difficulty: bool = option(
         False, "Whether harder prompts have larger weights: 0.5 + 1.5 x (1 - mean accuracy of the group)."

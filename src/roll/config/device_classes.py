@@ -65,7 +65,7 @@ class DeviceClass(Section):
 
 
 def find_price_problem(prices: Mapping[str, float | None]) -> str:
-    """Return the message for classes of which only some have a price; an empty string if all or none have one."""
+    """Return an error message if only some of the classes have a price, otherwise an empty string."""
     priced = [name for name, price in prices.items() if price is not None]
     missing = [name for name in prices if name not in priced]
     if not priced or not missing:

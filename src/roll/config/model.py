@@ -33,7 +33,7 @@ VisionPart: TypeAlias = Literal["tower", "projector", "language_model"]
 
 
 class VisionConfig(Section):
-    """Which parts of a vision-language model to train, and with which learning rates.
+    """Trained parts of a vision-language model, and their learning rates.
 
     The parts are the vision `tower`, the `projector` between tower and decoder, and the `language_model`.
     """
@@ -72,7 +72,7 @@ class ModelConfig(Section):
     )
     lora: LoRAConfig | None = option(None, "Adapters to train; `null` trains all weights.")
     vision: VisionConfig = option(
-        VisionConfig(), "Which parts of a vision-language model to train, and with which learning rates."
+        VisionConfig(), "Trained parts of a vision-language model, and their learning rates."
     )
     trust_remote_code: bool = option(False, "Whether Python code from the model's repository may run.")
 

@@ -11,7 +11,7 @@ __all__ = ["SimulatedPlacement"]
 
 
 class SimulatedPlacement(Section):
-    """Number of devices that generate and that train."""
+    """Numbers of devices for generation and for training, and how the two share them."""
 
     generation: int = option(8, "Number of devices that generate.", ge=1)
     training: int = option(0, "Number of devices that train; 0: colocated with generation, in turns.", ge=0)

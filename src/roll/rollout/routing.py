@@ -39,7 +39,7 @@ MIN_NEW_ANSWERS = 4
 
 
 class Route(NamedTuple):
-    """What the router knows about a request; see `Router.acquire_slot`."""
+    """The properties of a request by which the router chooses an engine; see `Router.acquire_slot`."""
 
     session: str = ""
     pinned: bool = False

@@ -70,12 +70,21 @@ def test_cli_init_writes_a_configuration_of_every_pipeline_that_check_accepts(
     assert run(["init", "work", "--yes", "--pipeline", pipeline, "--model", str(tiny_model), *more]) == 0
     assert {path.name for path in Path("work").iterdir()} == NEEDED.get(pipeline, {"config.yaml", "data.jsonl"})
     said = capsys.readouterr().out
-    assert f"work: {pipeline}" in said and said.endswith("Next:\n\n  cd work\n  roll train config.yaml\n")
+    stub = next(
+        (
+            f"  # edit {name} first: it is only an example\n"
+            for name in NEEDED.get(pipeline, ())
+            if name.endswith(".py")
+        ),
+        "",
+    )
+    assert f"work: {pipeline}" in said and said.endswith(f"Next:\n\n  cd work\n{stub}  roll train config.yaml\n")
 
 
-def test_cli_init_stub_of_a_reward_trains(tmp_path, tiny_model, monkeypatch):
+def test_cli_init_stub_of_a_reward_trains(tmp_path, tiny_model, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run(["init", "--yes", "--model", str(tiny_model), "--reward", OWN_CODE]) == 0
+    assert "# edit reward.py first: it is only an example\n" in capsys.readouterr().out
     written = Path("reward.py").read_text()
     assert "in text else 0.0" in written
     # a random model is never right and never ends: any two answers get another reward
@@ -115,9 +124,24 @@ def test_cli_init_asks_what_is_not_given(tmp_path, tiny_model, monkeypatch):
     assert (data.prompt_key, data.answer_key, data.reward[0].type) == ("question", "solution", "exact")
 
 
+def test_cli_init_uses_an_existing_reward_function(tmp_path, tiny_model, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "work").mkdir()
+    for file in ("work/mine.py", "other.py"):
+        Path(file).write_text("def grade(text, answer, metadata):\n    return float(answer in text)\n")
+    for file, expected in (("work/mine.py", "mine.py:grade"), ("other.py", f"{tmp_path / 'other.py'}:grade")):
+        assert run(["init", "work", "--yes", "--model", str(tiny_model), "--reward", f"{file}:grade"]) == 0
+        assert load_config("work/config.yaml").data[0].reward[0].function == expected
+        assert not Path("work/reward.py").exists() and "only an example" not in capsys.readouterr().out
+        Path("work/config.yaml").unlink()
+        Path("work/data.jsonl").unlink()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (["--reward", "rewards"], "'rewards' is not a reward: use one of math, exact"),
+        (["--reward", "none.py:score"], "file 'none.py' does not exist"),
         (["--pipeline", "distill"], "--teacher is required: Which teacher model?"),
         (["--pipeline", "sft", "--reward", "math"], "the pipeline 'sft' does not support --reward"),
         (["--data", "rows.jsonl"], "(columns: q, a): rename it to 'prompt'"),

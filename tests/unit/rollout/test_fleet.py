@@ -410,7 +410,7 @@ def test_engine_fleet_a_paused_engine_does_not_hang() -> None:
 
 
 @pytest.mark.parametrize("call", ["abort", "pause", "resume"])
-def test_engine_fleet_an_engine_that_hangs_as_it_is_told_something_holds_nobody_up(call: str) -> None:
+def test_engine_fleet_a_hanging_engine_does_not_block_the_others(call: str) -> None:
     async def main() -> tuple[int, int]:
         own = engine("a", fault=Fault(call=call, hangs=True))
         proxy = LLMProxy(group(own), ready)  # type: ignore[arg-type]

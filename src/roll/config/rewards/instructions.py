@@ -33,7 +33,7 @@ class InstructionsReward(PooledReward):
 
 
 class FormatReward(PooledReward):
-    """1 if the answer has the required format, otherwise 0. It does not decide whether the answer is correct. With
+    """Score 1 for an answer in the required format, and 0 otherwise, whether or not it is correct. With
     `gate: true`, the total reward of an answer in another format is 0.
     """
 
