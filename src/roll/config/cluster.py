@@ -89,7 +89,7 @@ class ElasticConfig(Section):
 
 
 class ClusterConfig(Section):
-    """Processes and devices of the roles: all in this process (`local`), or one Ray actor per rank and engine (`ray`)."""
+    """Processes and devices of the roles: one process (`local`), or a Ray actor per rank and engine (`ray`)."""
 
     type: Literal["local", "ray"] = option(
         "local", "`local`: roles run in this process. `ray`: each rank and each engine is a Ray actor."

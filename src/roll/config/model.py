@@ -71,9 +71,7 @@ class ModelConfig(Section):
         "Compute dtype of the trainer and the engines. Master weights are always float32.",
     )
     lora: LoRAConfig | None = option(None, "Adapters to train; `null` trains all weights.")
-    vision: VisionConfig = option(
-        VisionConfig(), "Trained parts of a vision-language model, and their learning rates."
-    )
+    vision: VisionConfig = option(VisionConfig(), "Trained parts of a vision-language model, and their learning rates.")
     trust_remote_code: bool = option(False, "Whether Python code from the model's repository may run.")
 
     @model_validator(mode="before")
