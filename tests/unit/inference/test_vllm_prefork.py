@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -125,14 +126,39 @@ def test_vllm_prestart_one_that_was_taken_is_its_takers() -> None:
 
 
 def test_vllm_prestart_it_is_not_used_where_libraries_would_have_read_something_else(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     with open_preforked_process(variables(), 2):
         assert claim_process(None) is None
         assert claim_process(1) is None
         with monkeypatch.context() as changed:
             changed.setenv("OMP_SCHEDULE", "dynamic")
             assert claim_process(2) is None
+        ahead = claim_process(2)
+    assert [record.message.rpartition(": ")[2] for record in caplog.records] == [
+        "it has 2 threads, and the engine None", "it has 2 threads, and the engine 1", "OMP_SCHEDULE",
+    ]  # fmt: skip
+    assert ahead is not None
+    ahead.close()
+
+
+def test_vllm_prestart_is_used_after_scikit_learn_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformers imports scikit-learn if it is installed, which sets variables of Intel's OpenMP runtime."""
+    for name in ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"):
+        monkeypatch.delenv(name, raising=False)
+    with open_preforked_process(variables(), 2):
+        program = (
+            "import json, os; before = dict(os.environ); import sklearn; "
+            "print(json.dumps({name: os.environ[name] for name in os.environ.keys() - before.keys()}))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True, timeout=60
+        )
+        set_by_import = json.loads(done.stdout)
+        assert set_by_import
+        for name, value in set_by_import.items():
+            monkeypatch.setenv(name, value)
         ahead = claim_process(2)
     assert ahead is not None
     ahead.close()

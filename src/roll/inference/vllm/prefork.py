@@ -13,6 +13,7 @@ assigned has not been tested.
 from __future__ import annotations
 
 import io
+import logging
 import os
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from multiprocessing.popen_spawn_posix import Popen
 from typing import Any
 
 from roll.inference.vllm import child
+
+_logger = logging.getLogger(__name__)
 
 __all__ = ["PreforkedProcess", "claim_process", "kill_unless_used", "open_preforked_process", "use_preforked"]
 
@@ -40,6 +43,9 @@ _IMPORT_VARIABLE_PREFIXES = (
     "LD_PRELOAD",
     "PYTHON",
 )
+# scikit-learn sets these when it is imported, and Transformers imports it if it is installed. They concern only Intel's
+# OpenMP runtime, which PyTorch's wheels do not use.
+_IGNORED_VARIABLES = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
 _CHILD_PROGRAM = "from roll.inference.vllm import child; child.wait_for_work(tracker_fd=%d, pipe_handle=%d)"
 
 
@@ -88,6 +94,16 @@ class PreforkedProcess:
             self.num_threads,
             self._settings,
         )
+
+    def describe_difference(self, num_threads: int | None) -> str:
+        """Return why the process cannot be used; see `is_usable`."""
+        if self.process.poll() is not None:
+            return f"it ended with exit code {self.process.poll()}"
+        if num_threads != self.num_threads:
+            return f"it has {self.num_threads} threads, and the engine {num_threads}"
+        now = _read_import_environment()
+        changed = sorted(name for name in now | self._settings if now.get(name) != self._settings.get(name))
+        return f"environment variables changed: {', '.join(changed)}"
 
     def close(self) -> None:
         """Kill the process, which has no state that must be saved."""
@@ -252,6 +268,11 @@ def claim_process(num_threads: int | None) -> PreforkedProcess | None:
         process = next((preforked for preforked in _unclaimed_processes if preforked.is_usable(num_threads)), None)
         if process is not None:
             _unclaimed_processes.remove(process)
+        elif _unclaimed_processes:
+            reason = _unclaimed_processes[0].describe_difference(num_threads)
+            _logger.info(
+                "the process that imported vLLM in advance is not used, so the engine starts later: %s", reason
+            )
     return process
 
 
@@ -265,4 +286,8 @@ def _create_pipe(reads: ExitStack, writes: ExitStack) -> tuple[int, int]:
 
 def _read_import_environment() -> dict[str, str]:
     """Return the environment variables that libraries read when they are imported."""
-    return {name: value for name, value in os.environ.items() if name.startswith(_IMPORT_VARIABLE_PREFIXES)}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_IMPORT_VARIABLE_PREFIXES) and name not in _IGNORED_VARIABLES
+    }
