@@ -27,9 +27,9 @@ from typing import Any
 
 from roll.inference.vllm import child
 
-_logger = logging.getLogger(__name__)
-
 __all__ = ["PreforkedProcess", "claim_process", "kill_unless_used", "open_preforked_process", "use_preforked"]
+
+logger = logging.getLogger(__name__)
 
 _IMPORT_VARIABLE_PREFIXES = (
     "OMP_",
@@ -270,7 +270,7 @@ def claim_process(num_threads: int | None) -> PreforkedProcess | None:
             _unclaimed_processes.remove(process)
         elif _unclaimed_processes:
             reason = _unclaimed_processes[0].describe_difference(num_threads)
-            _logger.info(
+            logger.info(
                 "the process that imported vLLM in advance is not used, so the engine starts later: %s", reason
             )
     return process
