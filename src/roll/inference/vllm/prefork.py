@@ -270,9 +270,7 @@ def claim_process(num_threads: int | None) -> PreforkedProcess | None:
             _unclaimed_processes.remove(process)
         elif _unclaimed_processes:
             reason = _unclaimed_processes[0].describe_difference(num_threads)
-            logger.info(
-                "the process that imported vLLM in advance is not used, so the engine starts later: %s", reason
-            )
+            logger.info("the process that imported vLLM in advance is not used, so the engine starts later: %s", reason)
     return process
 
 
