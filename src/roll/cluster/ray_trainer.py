@@ -2,8 +2,10 @@
 
     controller ──► RayTrainerGroup ──► TrainerActor × ranks (one process each) ──► TrainBackend
 
-Every method is collective: all ranks get the same call, in the same order, and the result of rank 0 is returned. A
-batch is put into the object store once, even if several ranks read it.
+Every method is collective: all ranks get the same call, in the same order, and the result of rank 0 is returned.
+
+Batches are put into the object store. Every rank reads the tokens of all samples, and the other arrays only of the
+samples that it computes (`roll.training.packing.division`). Each part is stored once, even if several ranks read it.
 
 If only one rank fails, the others wait for it in a collective, up to its long timeout. Therefore, after the first
 failure, the controller waits `FAILURE_TIMEOUT_S` for the other ranks. If a rank has not answered by then, every later
@@ -28,10 +30,21 @@ from roll.errors import WorkerDiedError
 from roll.protocols import TrainBackend, TrainerGroup
 from roll.training import TrainerSpec
 from roll.training.engine_weights import build_engine_weights
+from roll.training.packing.division import (
+    BatchOutline,
+    Columns,
+    DividedBatch,
+    RankShare,
+    divide_batch,
+    restore_batch,
+)
 from roll.types import TrainingBatch, WeightStore, WeightUpdate
 from roll.weights import Sender, run_sync
 
 __all__ = ["RayTrainerGroup", "TrainerActor"]
+
+_BATCH_METHODS = ("train_step", "forward_backward", "measure", "forward")
+"""Methods whose first arguments are a batch and the loss or the outputs to compute."""
 
 FAILURE_TIMEOUT_S = 30.0
 """Time that the other ranks have to answer after one rank has failed."""
@@ -55,14 +68,25 @@ class TrainerActor:
             probe.bind(("", 0))
             return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
-    def build(self, spec: TrainerSpec, backend: str) -> None:
-        """Resolve the back-end from its name or import path, and load the model."""
+    def build(self, spec: TrainerSpec, backend: str) -> RankShare | None:
+        """Resolve the back-end from its name or import path, and load the model.
+
+        Returns:
+            The rank's share of every batch; `None` if the back-end needs whole batches.
+        """
         self._spec = spec
         self._backend = TRAINERS.get(backend)(spec)
+        return getattr(self._backend, "batch_share", None)
 
     def call(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Call a method of the back-end by name."""
         return getattr(self._backend, name)(*arguments, **options)
+
+    def call_with_share(
+        self, name: str, outline: BatchOutline, columns: Columns, *arguments: Any, **options: Any
+    ) -> Any:
+        """Call a method of the back-end with this rank's share of a batch."""
+        return self.call(name, restore_batch(outline, columns), *arguments, **options)
 
     def stage(self, policy_version: int, transport: str, store: WeightStore | None = None) -> WeightUpdate | None:
         """See `Sender.stage`."""
@@ -92,6 +116,8 @@ class RayTrainerGroup(TrainerGroup):
         self._actors = list(actors)
         self._name = name
         self._logs = logs or [""] * len(actors)
+        self._shares: Sequence[RankShare] = ()
+        """The share of each rank of every batch; empty if all ranks get whole batches."""
         self._lost = ""
         """The reason why the ranks can no longer work together; empty if they can."""
 
@@ -107,10 +133,12 @@ class RayTrainerGroup(TrainerGroup):
             specs = [replace(spec, rank=r, world_size=len(slots), init_method=address) for r in range(len(slots))]
             backend = TRAINERS.path(spec.training.backend)
             building = [actor.build.remote(s, backend) for actor, s in zip(group._actors, specs, strict=True)]
-            await group._gather_results(building, DEATH_TIMEOUT_S)
+            shares = await group._gather_results(building, DEATH_TIMEOUT_S)
         except BaseException:
             group._kill_actors()  # not closed: a rank that loads a model would not answer
             raise
+        if len({(s.data_rank, s.computes_loss) for s in shares if s is not None}) > 1 and None not in shares:
+            group._shares = shares
         return group
 
     @property
@@ -159,11 +187,29 @@ class RayTrainerGroup(TrainerGroup):
         return await await_result(call, build_death_error)
 
     async def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
+        if self._shares and name in _BATCH_METHODS:
+            batch, work, *others = arguments
+            # Packing takes a while for long samples, so it runs in a thread.
+            divided = await asyncio.to_thread(divide_batch, batch, work, self._shares)
+            if divided is not None:
+                return await self._call_with_shares(name, divided, work, *others, **options)
         # Put once: otherwise Ray would copy the batch into the object store for each rank's call.
         shared = [ray.put(each) if isinstance(each, TrainingBatch) else each for each in arguments]
         return (
             await self._call_all_ranks(lambda: [actor.call.remote(name, *shared, **options) for actor in self._actors])
         )[0]
+
+    async def _call_with_shares(self, name: str, divided: DividedBatch, *arguments: Any, **options: Any) -> Any:
+        """Call a method of every rank with the rank's share of a batch, and return the result of rank 0."""
+        outline = ray.put(divided.outline)
+        stored = {id(columns): ray.put(columns) for columns in divided.columns.values()}
+        columns = [stored[id(divided.get_columns(share))] for share in self._shares]
+
+        def call() -> Iterable[Any]:
+            for actor, own in zip(self._actors, columns, strict=True):
+                yield actor.call_with_share.remote(name, outline, own, *arguments, **options)
+
+        return (await self._call_all_ranks(call))[0]
 
     async def is_save_written(self, *, wait: bool) -> bool:
         return all(

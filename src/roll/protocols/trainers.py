@@ -63,7 +63,10 @@ class WeightSource(Protocol):
 
 @runtime_checkable
 class TrainBackend(Protocol):
-    """One rank of a trainer. With several ranks, every method is collective and every rank gets the whole batch.
+    """One rank of a trainer. With several ranks, every method is collective, and every rank gets the whole batch.
+
+    A back-end with the attribute `batch_share`, such as all built-in back-ends of language models, gets complete arrays
+    only for the samples that the rank computes; see `roll.training.packing.division`.
 
     A policy computes log-probs and is trained; a critic computes values and is trained; a reference computes log-probs.
     """

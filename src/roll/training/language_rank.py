@@ -21,6 +21,7 @@ from roll.protocols import LossFn, WeightSource
 from roll.training.checkpoint.export import export_trained
 from roll.training.network.policy import PolicyNetwork
 from roll.training.network.value import ValueNetwork
+from roll.training.packing.division import RankShare
 from roll.training.parallel.fsdp import reshard_after_forward
 from roll.training.passes import PassRunner
 from roll.training.rank import TrainerRank
@@ -55,6 +56,15 @@ class LanguageModelRank(TrainerRank[TrainingBatch, LossFn]):
             results = self._passes.forward(batch, outputs, options)
             reshard_after_forward(self.network)
         return results
+
+    @property
+    def batch_share(self) -> RankShare | None:
+        """This rank's share of every batch. The rank then receives only the arrays of its own samples, and of the other
+        samples the tokens and loss masks; see `roll.training.packing.division`.
+
+        A subclass that reads the arrays of all samples must return `None`.
+        """
+        return self._passes.share
 
     def use_adapter(self, name: str) -> None:
         """Raise `UnsupportedError`; back-ends that train several adapters override this method."""

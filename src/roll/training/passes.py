@@ -24,9 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roll.errors import ModelError, UnsupportedError, shorten
+from roll.errors import DataError, UnsupportedError, shorten
 from roll.protocols import LossFn
 from roll.training.attention.maps import AttentionMapObserver, select_observed_layers
+from roll.training.batch_check import check_batch
 from roll.training.distributed import Ranks, merge_metrics
 from roll.training.memory.activation_offload import ActivationOffloader
 from roll.training.network.distributions import Predictions
@@ -44,8 +45,9 @@ from roll.training.network.sample_outputs import (
 )
 from roll.training.network.value import ValueNetwork
 from roll.training.packing.blocks import Block
+from roll.training.packing.division import RankShare
 from roll.training.packing.layout import Int64Array, PackedLayout, build_idle_layout, build_layout, pad_layout
-from roll.training.packing.micro_batches import MicroBatch, pack, pack_by_teacher, select_micro_batches
+from roll.training.packing.micro_batches import MicroBatch, select_micro_batches
 from roll.training.parallel.fsdp import reshard_after_forward
 from roll.training.parallel.pipeline_schedule import Action, build_schedule
 from roll.training.random_states import RandomStates
@@ -60,7 +62,6 @@ from roll.types import (
     OutputName,
     Outputs,
     TrainingBatch,
-    TrainingSample,
 )
 
 __all__ = ["BackwardFn", "PassRunner"]
@@ -123,6 +124,13 @@ class PassRunner:
         self._random_states = random_states
         self._call = call or network
         self._saved = ActivationOffloader(network, device) if spec.training.offload_activations else None
+        self.share = RankShare(
+            data_rank=ranks.data_rank,
+            data_size=ranks.data_size,
+            computes_loss=ranks.stage is None or ranks.stage.number == ranks.stage.count - 1,
+            max_tokens=spec.training.max_tokens_per_micro_batch,
+            share_prefix=spec.training.share_prefix,
+        )
 
     def compute_losses(
         self,
@@ -154,7 +162,7 @@ class PassRunner:
             return ForwardBackwardResult(loss=0.0, num_tokens=0, num_loss_tokens=0)
         counts = counts or batch.counts
         stage, routing = self._ranks.stage, self._routing
-        share = self._build_micro_batches(batch.samples, every_token=False, needs=loss.needs)
+        share = self._build_micro_batches(batch, every_token=False, needs=loss.needs)
         if routing is not None:
             routing.clear()
             if backward is not None and routing.aux_coefficient:
@@ -244,7 +252,7 @@ class PassRunner:
         self._network.eval()
         root, in_stages = self._network.root, self._network.pipeline_split is not None
         with contextlib.nullcontext() if options.adapter else disable_adapters(root, allow_missing=in_stages):
-            share = self._build_micro_batches(batch.samples, every_token=every_token, needs=needs)
+            share = self._build_micro_batches(batch, every_token=every_token, needs=needs)
             for action in self._list_actions(len(share), backward=False):
                 blocks = share[action.micro_batch].blocks
                 layout = self._build_layout(share[action.micro_batch], every_token=every_token)
@@ -304,25 +312,10 @@ class PassRunner:
 
     def _prepare(self, batch: TrainingBatch) -> TrainingBatch:
         """Check a batch's tokens, and return the batch with the positions of its media."""
-        self._check_tokens(batch)
+        check_batch(batch, self._network.vocab_size, self._routing, self._ranks, self._spec.model_path)
         if not any(sample.media for sample in batch.samples):
             return batch
         return replace(batch, samples=add_positions(self._network.decoder, batch.samples, self._spec.model_path))
-
-    def _check_tokens(self, batch: TrainingBatch) -> None:
-        """Check that the model has all token IDs and experts of a batch, because later code does not check them."""
-        count = self._network.vocab_size
-        for sample in batch.samples:
-            tokens = sample.token_ids
-            if len(tokens) and not 0 <= tokens.min() <= tokens.max() < count:
-                wrong = int(tokens[(tokens < 0) | (tokens >= count)][0])
-                raise ModelError(
-                    f"sample {shorten(sample.sample_id)} has token {wrong}, but '{self._spec.model_path}' has "
-                    f"{count} embeddings: the tokenizer belongs to another model, or tokens were added to it, "
-                    "but not to the model"
-                )
-        if self._routing is not None:
-            self._routing.check_choices(batch.samples)
 
     def _check_outputs(self, outputs: Outputs, options: ForwardOptions) -> None:
         for name in outputs:
@@ -371,23 +364,20 @@ class PassRunner:
         )
 
     def _build_micro_batches(
-        self, samples: Sequence[TrainingSample], *, every_token: bool, needs: LossRequirements
+        self, batch: TrainingBatch, *, every_token: bool, needs: LossRequirements
     ) -> list[MicroBatch]:
         """Return this rank's micro-batches; every rank has the same number."""
-        config, rank = self._spec.training, self._ranks.data_rank
-        settings: dict[str, Any] = {
-            "max_tokens": config.max_tokens_per_micro_batch,
-            "share_prefix": config.share_prefix,
-            "num_ranks": self._ranks.data_size,
-            "every_token": every_token,
-            "whole_units": needs.whole_units,
-            "whole_sequences": needs.whole_sequences,
-        }
-        if needs.divergence is not None:
-            ranks = pack_by_teacher(samples, **settings)
-        else:
-            ranks = [[(0, blocks) for blocks in own] for own in pack(samples, **settings)]
-        return select_micro_batches(ranks, rank)
+        share, held = self.share, batch.held
+        ranks = share.pack(batch.samples, needs, every_token=every_token, unify_experts=held is None)
+        micro_batches = select_micro_batches(ranks, share.data_rank)
+        members = (m for micro_batch in micro_batches for block in micro_batch.blocks for m in block.members)
+        if held is not None and (missing := next((m for m in members if m.index not in held), None)) is not None:
+            raise DataError(
+                f"sample {shorten(missing.sample.sample_id)} belongs to data rank {share.data_rank}, whose part of the "
+                "batch does not have the sample's columns: restore the batch with the columns of `divide_batch` for "
+                "this rank and this call"
+            )
+        return micro_batches
 
 
 def _build_zero_loss(predicted: Predictions) -> Tensor:

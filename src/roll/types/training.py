@@ -243,6 +243,14 @@ class TrainingBatch:
     samples: tuple[TrainingSample, ...]
     temperature: float = 1.0
     """Log-probs are computed from `logits / temperature`, as in sampling."""
+    held: frozenset[int] | None = None
+    """Indices of the samples whose arrays are complete on this rank; the others have placeholders. `None` means all.
+    See `roll.training.packing.division`."""
+
+    @property
+    def held_samples(self) -> list[TrainingSample]:
+        """Samples whose arrays are complete."""
+        return [sample for i, sample in enumerate(self.samples) if self.held is None or i in self.held]
 
     @property
     def num_loss_tokens(self) -> int:

@@ -7,18 +7,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("ray")
 
 from ray.exceptions import ActorDiedError
 
+from roll.algorithms.losses import PolicyLoss
 from roll.cluster import ray_trainer
 from roll.cluster.ray_trainer import RayTrainerGroup, TrainerActor
 from roll.config.model import ModelConfig
 from roll.config.training import TRAINERS, TrainingConfig
 from roll.errors import WorkerDiedError
 from roll.training import TrainerSpec
+from roll.training.packing.division import RankShare, restore_batch
+from roll.types import TrainingBatch, TrainingSample
 
 
 class Rank:
@@ -103,6 +107,44 @@ async def test_ray_trainer_a_start_that_is_cancelled_ends_ranks_that_load_withou
     with pytest.raises(asyncio.CancelledError):
         await start
     assert ended == [rank]
+
+
+async def test_ray_trainer_every_rank_gets_the_columns_of_its_own_samples_and_each_part_is_stored_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stored: list[Any] = []
+    received: list[TrainingBatch] = []
+
+    def put(value: Any) -> Any:
+        stored.append(value)
+        return value
+
+    async def train(name: str, outline: Any, columns: Any, *arguments: Any, **options: Any) -> str:
+        assert (name, options) == ("forward_backward", {"last": True})
+        received.append(restore_batch(outline, columns))
+        return f"result of {arguments[0]}"
+
+    monkeypatch.setattr(ray_trainer.ray, "put", put)
+    ranks = [SimpleNamespace(call_with_share=SimpleNamespace(remote=train)) for _ in range(4)]
+    group = RayTrainerGroup(ranks)
+    share = {"data_size": 2, "computes_loss": True, "max_tokens": 8, "share_prefix": True}
+    group._shares = [RankShare(data_rank=rank // 2, **share) for rank in range(4)]  # two tensor-parallel ranks each
+    samples = tuple(
+        TrainingSample(
+            sample_id=str(i), unit=i, token_ids=np.arange(4), loss_mask=np.arange(4) > 1, advantages=np.full(4, i + 1.0)
+        )
+        for i in range(4)
+    )
+    loss = PolicyLoss()
+    assert await group.forward_backward(TrainingBatch(samples=samples), loss, last=True) == f"result of {loss}"
+    assert len(stored) == 3  # the outline, and the columns of each data rank
+    held = [own.held or frozenset() for own in received]
+    assert held[0] == held[1] and held[2] == held[3]
+    assert held[0] | held[2] == set(range(4)) and not held[0] & held[2]
+    for own in received:
+        for i, sample in enumerate(own.samples):
+            assert sample.advantages is not None
+            assert sample.advantages.tolist() == [i + 1.0 if i in (own.held or ()) else 0.0] * 4
 
 
 def test_ray_trainer_an_actor_sends_weights_in_codes_where_its_spec_says_so(

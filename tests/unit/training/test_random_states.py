@@ -77,9 +77,7 @@ def test_trainer_random_states_dropout_differs_from_step_to_step(tiny_model: Pat
     backend.network.train()
     once, again = (logprobs_of(backend, make_batch(1)) for _ in range(2))
     assert all((a == b).all() for a, b in zip(once, again, strict=True))  # scoring has none
-    (micro_batch,) = backend._passes._build_micro_batches(
-        make_batch(1).samples, every_token=True, needs=LossRequirements()
-    )
+    (micro_batch,) = backend._passes._build_micro_batches(make_batch(1), every_token=True, needs=LossRequirements())
     layout = build_layout(micro_batch.blocks, every_token=True)
     backend.network.train()
     first, second = (

@@ -67,6 +67,7 @@ def pack(
     every_token: bool = False,
     whole_units: bool = False,
     whole_sequences: bool = False,
+    unify_experts: bool = True,
 ) -> list[list[tuple[Block, ...]]]:
     """Split a batch into micro-batches for `num_ranks` ranks; every rank gets the same number.
 
@@ -80,12 +81,16 @@ def pack(
         every_token: True if log-probs are needed for all tokens, not only for those in the loss.
         whole_units: If True, keep a unit within one micro-batch.
         whole_sequences: If True, keep a sequence of several samples within one micro-batch.
+        unify_experts: If True, make the samples of a unit agree on the experts that are replayed for shared tokens.
+            False if they agree already.
 
     Returns:
         The micro-batches of each rank. An empty tuple is a micro-batch without work: all ranks must run the same number
         of micro-batches.
     """
-    units = [unify_replayed_experts(members) for members in _group_by_unit(samples, every_token)]
+    units = _group_by_unit(samples, every_token)
+    if unify_experts:
+        units = [unify_replayed_experts(members) for members in units]
     groups: list[AtomicGroup]
     if whole_units:
         groups = [tuple(_build_blocks(members, share_prefix)) for members in units]
