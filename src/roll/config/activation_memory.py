@@ -86,6 +86,7 @@ def estimate_activation_bytes_per_token(
     fused: bool = False,
     offloaded: bool = False,
     lora_rank: int = 0,
+    dora: bool = False,
 ) -> tuple[int, int]:
     """Estimate the activation bytes of one token.
 
@@ -110,12 +111,16 @@ def estimate_activation_bytes_per_token(
         fused: whether norms and gates are fused where possible, as on a CPU in bfloat16.
         offloaded: whether activations are offloaded to host memory.
         lora_rank: rank of the adapters of linear layers; 0 without adapters.
+        dora: whether adapters train row norms, so that the outputs of layer and adapter are kept.
     """
     hidden, queries = sizes.hidden_size, sizes.num_heads * sizes.head_dim
     keys = sizes.num_kv_heads * sizes.head_dim
     in_norms = 2 if fused and sizes.has_fusable_norms else sizes.norm_width + sizes.num_heads + 2
     in_gate = 3 if fused and sizes.has_fusable_gates and not sizes.experts_per_token else 4
     in_adapters = element_bytes * lora_rank * (4 if sizes.experts_per_token else 7)
+    if dora:
+        mlp_outputs = 0 if sizes.experts_per_token else 2 * sizes.intermediate_size + hidden
+        in_adapters += element_bytes * 2 * (queries + 2 * keys + hidden + mlp_outputs)
     normed = (element_bytes if sizes.has_fusable_norms else 4) * sizes.norm_width
     around = element_bytes * (2 * hidden + 2 * queries + 2 * keys) + normed + 4 * in_norms + in_adapters
     inside = element_bytes * (in_gate * sizes.intermediate_size + 2 * sizes.experts_per_token * hidden)
@@ -190,7 +195,8 @@ def estimate_forward_backward_bytes(
         mlp_slice=mlp_slice,
         fused=element_bytes == 2 and not on_accelerator,
         offloaded=training.offload_activations and on_accelerator,
-        lora_rank=model.lora.rank if model.lora else 0,
+        lora_rank=model.lora.max_rank if model.lora else 0,
+        dora=model.lora is not None and model.lora.use_dora,
     )
     shared = estimate_gathered_bytes(
         training.parallel, sizes, ranks, element_bytes, is_trained=is_trained, on_accelerator=on_accelerator

@@ -15,9 +15,10 @@ from roll.config.activation_memory import (
     estimate_forward_backward_bytes,
     get_element_bytes,
 )
+from roll.config.adapter_parameters import count_lora_parameters
 from roll.config.engines import get_engine_capabilities
 from roll.config.inference import EngineOptions, InferenceConfig
-from roll.config.model import ModelConfig
+from roll.config.model import LoRAConfig, ModelConfig
 from roll.config.parallel import ParallelConfig
 from roll.config.run import RunConfig
 from roll.config.tower_memory import count_frozen_parameters, count_tower_adapters, estimate_tower_bytes
@@ -30,7 +31,6 @@ __all__ = [
     "RoleMemory",
     "add_host_memory",
     "compute_moment_bytes",
-    "count_lora_parameters",
     "count_quantized_parameters",
     "count_trained_parameters",
     "estimate_disk_use",
@@ -231,29 +231,24 @@ def count_quantized_parameters(section: InferenceConfig, sizes: ModelSizes) -> i
     return min(count_linear_parameters(sizes) + sizes.expert_parameters, sizes.num_parameters)
 
 
-def estimate_sync_bytes(section: InferenceConfig, sizes: ModelSizes, element_bytes: int) -> int:
-    """Estimate the bytes that a weight sync sends, without quantization scales, which add less than 1 %."""
+def estimate_sync_bytes(
+    section: InferenceConfig, sizes: ModelSizes, element_bytes: int, adapter: LoRAConfig | None = None
+) -> int:
+    """Estimate the bytes that a weight sync sends, without quantization scales, which add less than 1 %.
+
+    With `adapter`, only the adapter is sent.
+    """
+    if adapter is not None:
+        return count_lora_parameters(sizes, adapter) * element_bytes
     in_codes = count_quantized_parameters(section, sizes)
     return (sizes.num_parameters - in_codes) * element_bytes + in_codes
-
-
-def count_lora_parameters(sizes: ModelSizes, rank: int) -> int:
-    """Count the LoRA weights: rank x (inputs + outputs) for each linear layer of a gated decoder.
-
-    Experts have no adapters.
-    """
-    hidden, inner = sizes.hidden_size, sizes.intermediate_size
-    queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
-    attention = 2 * (hidden + queries) + 2 * (hidden + keys)
-    mlp = 0 if sizes.experts_per_token else 3 * (hidden + inner)
-    return sizes.num_layers * rank * (attention + mlp)
 
 
 def count_trained_parameters(model: ModelConfig, sizes: ModelSizes) -> int:
     """Count the weights that the optimizer updates."""
     if model.lora is None:
         return sizes.num_parameters - count_frozen_parameters(model.vision, sizes.tower, sizes.num_parameters)
-    decoder = 0 if "language_model" in model.vision.freeze else count_lora_parameters(sizes, model.lora.rank)
+    decoder = 0 if "language_model" in model.vision.freeze else count_lora_parameters(sizes, model.lora)
     return decoder + count_tower_adapters(model.vision, sizes.tower, model.lora.rank)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
+import math
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar, get_args
 
 from pydantic import Field, model_validator
 
@@ -10,12 +13,40 @@ from roll.config.base import Section, option, path_option
 
 __all__ = ["LoRAConfig", "ModelConfig", "VisionConfig", "VisionPart"]
 
+T = TypeVar("T")
+
 
 class LoRAConfig(Section):
     """Training of low-rank adapters instead of all weights, with `peft`."""
 
     rank: int = option(16, "Rank of the adapters.", ge=1)
     alpha: float = option(32.0, "Scale of the adapters: the output of an adapter is multiplied by alpha / rank.", gt=0)
+    use_rslora: bool = option(
+        False,
+        "Whether the output of an adapter is multiplied by alpha / sqrt(rank) instead (rsLoRA, arXiv 2312.03732).",
+    )
+    use_dora: bool = option(
+        False,
+        "Whether to also train the norm of each row of an adapted weight (DoRA, arXiv 2402.09353). A pass is slower, "
+        "because it computes the norms of all adapted weights.",
+    )
+    rank_pattern: dict[str, Annotated[int, Field(ge=1)]] = option(
+        {},
+        "Rank of some layers, by name. A name may be the end of a layer's path or, as in `peft`, a regular expression "
+        "for it; the first match applies.",
+        examples=[{"down_proj": 32}],
+    )
+    alpha_pattern: dict[str, Annotated[float, Field(gt=0)]] = option(
+        {},
+        "`alpha` of some layers, by name as in `rank_pattern`.",
+        examples=[{"down_proj": 64.0}],
+    )
+    loraplus_lr_ratio: float = option(
+        1.0,
+        "Learning rate of the adapters' matrices B, as a multiple of `training.learning_rate` (LoRA+, arXiv "
+        "2402.12354). With `use_dora` it also applies to the row norms.",
+        gt=0,
+    )
     base: Literal["as_is", "nf4"] = option(
         "as_is",
         "Storage format of the frozen weights during training. `as_is`: not quantized. `nf4`: 4.1 bits per weight "
@@ -27,6 +58,38 @@ class LoRAConfig(Section):
         "all-linear",
         "Names of the linear layers that get an adapter, such as `q_proj`; `all-linear` selects all linear layers.",
     )
+
+    @model_validator(mode="after")
+    def _check_patterns(self) -> Self:
+        for key in ("rank_pattern", "alpha_pattern"):
+            for pattern in getattr(self, key):
+                try:
+                    re.compile(pattern)
+                except re.error as error:
+                    raise ValueError(
+                        f"{key} has the name '{pattern}', which is not a regular expression ({error}): use the end "
+                        "of a layer's path, such as down_proj"
+                    ) from error
+        return self
+
+    @property
+    def max_rank(self) -> int:
+        """The largest rank of any layer's adapter."""
+        return max(self.rank, *self.rank_pattern.values()) if self.rank_pattern else self.rank
+
+    def get_rank(self, layer: str) -> int:
+        """Return the rank of a layer's adapter."""
+        return _find_by_pattern(self.rank_pattern, layer, self.rank)
+
+    def compute_scale(self, layer: str) -> float:
+        """Return the number by which the output of a layer's adapter is multiplied."""
+        rank = self.get_rank(layer)
+        return _find_by_pattern(self.alpha_pattern, layer, self.alpha) / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+def _find_by_pattern(patterns: Mapping[str, T], layer: str, default: T) -> T:
+    """Return the value of the first pattern that matches a layer's path, by the rules of peft."""
+    return next((value for name, value in patterns.items() if re.match(rf"(.*\.)?({name})$", layer)), default)
 
 
 VisionPart: TypeAlias = Literal["tower", "projector", "language_model"]

@@ -104,11 +104,22 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_4_bit_weights(self) -> Self:
+    def _check_lora(self) -> Self:
         training, lora = getattr(self, "training", None), self.model.lora
-        if not isinstance(training, TrainingConfig) or lora is None or lora.base == "as_is":
+        if not isinstance(training, TrainingConfig) or lora is None:
             return self
-        if training.backend != "torch" or training.parallel.tp > 1 or training.parallel.pp > 1:
+        if training.backend == "megatron":
+            raise ValueError(
+                "training.backend 'megatron' does not support LoRA: remove model.lora, or set training.backend to "
+                "'torch'"
+            )
+        if lora.use_dora and (training.backend != "torch" or training.parallel.tp > 1):
+            raise ValueError(
+                "model.lora.use_dora requires whole rows of the weights: use the torch back-end with "
+                "training.parallel.tp 1, or set model.lora.use_dora to false"
+            )
+        is_sharded = training.backend != "torch" or training.parallel.tp > 1 or training.parallel.pp > 1
+        if lora.base != "as_is" and is_sharded:
             raise ValueError(
                 f"model.lora.base is '{lora.base}', but 4-bit weights cannot be sharded: use the torch back-end with "
                 "training.parallel.tp and pp 1 (every rank then holds all weights), or set model.lora.base to as_is"

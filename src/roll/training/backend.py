@@ -25,6 +25,7 @@ from roll.training.memory.malloc_trim import Heap, trim_heap_after_layers
 from roll.training.memory.snapshots import Snapshots
 from roll.training.network.fp8 import check_fp8_support
 from roll.training.network.loading import build_network
+from roll.training.network.lora import reset_magnitudes
 from roll.training.network.pipeline_split import check_split, reduce_tied_gradients, split_into_stages
 from roll.training.network.policy import PolicyNetwork
 from roll.training.network.value import ValueNetwork
@@ -105,6 +106,7 @@ class TorchBackend(TorchRank[TrainingBatch, LossFn], LanguageModelRank):
         if ranks.mesh is not None:
             shard(network, ranks, self.precision)
         deferred.read_shards(network, self.device)
+        reset_magnitudes(network.root)
         return network
 
     def weights(self) -> WeightSource:

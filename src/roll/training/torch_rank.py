@@ -15,6 +15,7 @@ from roll.protocols import StateKind
 from roll.training.checkpoint.state import collect_state, load_state, write_entries
 from roll.training.checkpoint.writer import StateWriter
 from roll.training.memory.host_memory import HostMemory
+from roll.training.network.lora import apply_loraplus
 from roll.training.offload import StateOffloader
 from roll.training.optimizer import Optimizer
 from roll.training.precision import MasterWeights, Precision
@@ -49,7 +50,8 @@ class TorchRank(TrainerRank[B, L]):
         """
         memory = HostMemory(self.device) if self.spec.training.offload_optimizer else None
         self.masters = MasterWeights(dict(parameters), self.precision, copies, memory)
-        self.optimizer = Optimizer(self.masters, self.spec.training, self.ranks, dict(factors or {}))
+        combined = apply_loraplus(self.spec.model.lora, parameters, factors or {})
+        self.optimizer = Optimizer(self.masters, self.spec.training, self.ranks, combined)
         self._state_offloader = StateOffloader(self.network, self.masters, self.optimizer, self.device)
         self._writer = StateWriter(self.ranks)
 

@@ -18,10 +18,10 @@ from roll.config.activation_memory import (
     estimate_gathered_bytes,
     estimate_logit_bytes,
 )
+from roll.config.adapter_parameters import count_lora_parameters
 from roll.config.estimate import (
     DEFAULT_CPU_KV_BYTES,
     JudgeEngines,
-    count_lora_parameters,
     estimate_disk_use,
     estimate_frozen_bytes,
     estimate_heap_bytes,
@@ -131,7 +131,7 @@ def test_config_estimate_moments_in_8_bits_take_a_quarter_and_their_scales():
 
 
 def test_config_estimate_adapters_alone_have_gradients_and_moments():
-    adapters = count_lora_parameters(Sizes(), 4)
+    adapters = count_lora_parameters(Sizes(), LoRAConfig(rank=4))
     # per layer: q and o 192+192 each, k and v 192+64 each, gate, up and down 192+512 each; times rank and layers
     assert adapters == 2 * 4 * (2 * 384 + 2 * 256 + 3 * 704)
     parts = memory_of("model.lora.rank=4")["actor_train"].parts

@@ -11,10 +11,11 @@ import pytest
 import torch
 from test_same_gradient import Reference, reference
 from training_helpers import branching_batch, grads_of, make_batch, make_spec, relative_error
-from two_ranks import LORA, LOSS, SMALL, run_once, run_rank
+from two_ranks import DORA, LORA, LOSS, SMALL, run_once, run_rank
 from worlds.ranks import run_ranks
 
 from roll.algorithms.losses import PolicyLoss
+from roll.config.model import LoRAConfig
 from roll.errors import PlacementError
 from roll.models import load_causal_lm
 from roll.training import TorchBackend
@@ -107,16 +108,17 @@ def test_two_ranks_bfloat16_gradients_are_reduced_in_float32_and_near_the_exact_
     assert {g.dtype for g in found["bfloat16"].values()} == {torch.float32}
 
 
+@pytest.mark.parametrize(("name", "lora"), [("lora", LORA), ("dora", DORA)])
 def test_two_ranks_lora_trains_and_merges_as_on_one_rank(
-    found: dict[str, Any], tiny_model: Path, expected: Reference
+    found: dict[str, Any], tiny_model: Path, expected: Reference, name: str, lora: LoRAConfig
 ) -> None:
-    backend = TorchBackend(make_spec(tiny_model, lora=LORA, **SMALL))
+    backend = TorchBackend(make_spec(tiny_model, lora=lora, **SMALL))
     backend.train_step(expected.batch, LOSS)
-    assert relative_error(found["lora"]["grads"], grads_of(backend)) <= 1e-5
+    assert relative_error(found[name]["grads"], grads_of(backend)) <= 1e-5
     second = backend.train_step(make_batch(2), PolicyLoss())
-    assert found["lora second"]["result"].loss == pytest.approx(second.loss, rel=1e-4)
-    for (name, a), (other, b) in zip(found["lora second"]["weights"], backend.weights(), strict=True):
-        assert name == other
+    assert found[f"{name} second"]["result"].loss == pytest.approx(second.loss, rel=1e-4)
+    for (label, a), (other, b) in zip(found[f"{name} second"]["weights"], backend.weights(), strict=True):
+        assert label == other
         torch.testing.assert_close(a, b.detach(), atol=1e-5, rtol=1e-5)
 
 

@@ -19,6 +19,7 @@ from roll.types import TrainingBatch
 
 LOSS = PolicyLoss(kl_coefficient=0.1)
 LORA = LoRAConfig(rank=2)
+DORA = LoRAConfig(rank=2, use_dora=True, use_rslora=True, rank_pattern={"k_proj": 3}, loraplus_lr_ratio=4.0)
 SMALL = {"max_tokens_per_micro_batch": 30}
 
 
@@ -37,13 +38,14 @@ def run_rank(rank: int, directory: Path, model: Path, batch: TrainingBatch) -> N
         ("float64", double, SMALL),
         ("checkpointing", None, {"activation_checkpointing": True, **SMALL}),
         ("lora", None, {"lora": LORA, **SMALL}),
+        ("dora", None, {"lora": DORA, **SMALL}),
     ):
         backend = build(precision, **settings)
         result = backend.train_step(batch, LOSS)
         found[name] = {"result": result, "grads": grads_of(backend)}
-        if name == "lora":
+        if "lora" in settings:
             second = backend.train_step(make_batch(2), PolicyLoss())
-            found["lora second"] = {"result": second, "weights": list(backend.weights())}
+            found[f"{name} second"] = {"result": second, "weights": list(backend.weights())}
 
     with mock.patch.object(blocks, "MIN_SHARED_TOKENS", 2):
         backend = build(double, **SMALL)

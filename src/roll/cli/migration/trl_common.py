@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -147,10 +146,11 @@ def _convert_lora(values: LibraryValues) -> Mapping[str, Any]:
     targets = values.lora_target_modules
     lora = {
         "rank": rank,
-        "alpha": alpha * math.sqrt(rank) if values.use_rslora else alpha,
+        "alpha": alpha,
         "dropout": float(values.lora_dropout),
         "target_modules": "all-linear" if targets in (["all-linear"], "all-linear") else targets,
     }
+    lora |= {key: True for key in ("use_rslora", "use_dora") if values[key]}
     if targets is None:
         lora["target_modules"] = ["q_proj", "v_proj"]
     if values.load_in_4bit and values.bnb_4bit_quant_type == "nf4":
@@ -320,6 +320,7 @@ _MODEL_RULES: list[Rule] = [
             ("lora_dropout", 0.05),
             ("lora_target_modules", None),
             ("use_rslora", False),
+            ("use_dora", False),
             ("load_in_4bit", False),
         )
     ),
@@ -328,7 +329,6 @@ _MODEL_RULES: list[Rule] = [
     unsupported_key_rule("lora_target_parameters", None, "adapters belong to modules, not to parameters"),
     unsupported_key_rule("lora_modules_to_save", None, "with model.lora, only adapters are trained"),
     unsupported_key_rule("lora_task_type", "CAUSAL_LM", "the pipeline determines the task"),
-    unsupported_key_rule("use_dora", False, "DoRA is not supported"),
     unsupported_key_rule(
         "load_in_8bit", False, "frozen weights have the model's dtype or 4 bits (model.lora.base: nf4)"
     ),

@@ -21,7 +21,7 @@ from roll.models.omni import complete_export, get_weight_prefix, list_speech_wei
 from roll.protocols import WeightSource
 from roll.tracking import atomic
 from roll.training.checkpoint.shards import ShardWriter
-from roll.training.network.lora import Adapter
+from roll.training.network.lora import Adapter, build_peft_settings
 from roll.training.network.policy import PolicyNetwork
 from roll.training.network.value import ValueNetwork
 from roll.training.network.weights import collect_adapters, gather_weight
@@ -38,6 +38,8 @@ __all__ = [
 
 _PREFIX = "base_model.model."
 """Prefix of the module names in peft's adapter files."""
+_PEFT_NAMES = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
+"""The names of an adapter's parameters in peft's files, in the order of `Adapter.parameters`."""
 
 
 def export_trained(
@@ -185,11 +187,11 @@ def collect_adapter_tensors(
         is_reward_model: Whether the model is a reward model, whose head is trained in full and saved with the adapters.
     """
     tensors = {
-        f"{_PREFIX}{name.removesuffix('weight')}lora_{part}.weight": _copy_to_own_storage(
+        f"{_PREFIX}{name.removesuffix('weight')}{part}": _copy_to_own_storage(
             gather_weight(read(parameter)).to(dtype).cpu()
         )
         for name, adapter in adapters.items()
-        for part, parameter in (("A", adapter.a), ("B", adapter.b))
+        for part, parameter in zip(_PEFT_NAMES, adapter.parameters, strict=False)
     }
     if is_reward_model:
         tensors[f"{_PREFIX}score.weight"] = _copy_to_own_storage(gather_weight(read("score.weight")).to(dtype).cpu())
@@ -240,10 +242,8 @@ def write_adapter(
         task_type="SEQ_CLS" if is_reward_model else "CAUSAL_LM",
         modules_to_save=["score"] if is_reward_model else None,
         inference_mode=True,
-        r=config.rank,
-        lora_alpha=config.alpha,  # pyrefly: ignore[bad-argument-type]  # peft only divides by the rank
-        lora_dropout=config.dropout,
         target_modules=targets,
+        **build_peft_settings(config),
     ).save_pretrained(str(partial))
     save_file(dict(tensors), partial / "adapter_model.safetensors", metadata={"format": "pt"})
     move_to_final_name(partial, path)

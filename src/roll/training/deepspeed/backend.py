@@ -36,6 +36,7 @@ from roll.training.language_rank import LanguageModelRank
 from roll.training.memory.activation_checkpointing import tile_mlps
 from roll.training.network.distributions import Predictions
 from roll.training.network.loading import build_network
+from roll.training.network.lora import apply_loraplus
 from roll.training.network.policy import PolicyNetwork
 from roll.training.network.vision_parts import compute_learning_rate_factors
 from roll.training.network.weights import TrainerWeights
@@ -74,6 +75,7 @@ class DeepSpeedBackend(LanguageModelRank):
             trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad} | heads
             factors = dict.fromkeys(heads, self.head_factor)
             factors |= compute_learning_rate_factors(self.model, spec.model.vision, trainable.keys() - heads.keys())
+            factors = apply_loraplus(spec.model.lora, trainable, factors)
             self._engine = initialize_trained(spec, self.network, trainable, factors, device=self.device)
             self.full_weights = ZeroWeights(self._engine, trainable, self.stage, self.ranks.rank)
         elif self.stage == 3 and self.ranks.size > 1:

@@ -19,7 +19,7 @@ from roll.training.memory.deferred_weights import DeferredWeights
 from roll.training.memory.nf4 import quantize_base
 from roll.training.network.fp8 import use_fp8
 from roll.training.network.fused import use_fused_kernels
-from roll.training.network.lora import add_adapters
+from roll.training.network.lora import add_adapters, reset_magnitudes
 from roll.training.network.media import attach_media
 from roll.training.network.packing_check import make_packable
 from roll.training.network.policy import PolicyNetwork, check_images
@@ -141,6 +141,7 @@ def _load_model(spec: TrainerSpec, dtype: torch.dtype, deferred: DeferredWeights
         add_adapters(adapted, spec.model.lora, spec.seed, spec.model.vision)
         if spec.model.lora.base == "nf4":
             quantize_base(adapted)
+            reset_magnitudes(adapted)
     freeze_parts(model, spec.model.vision)
     if spec.training.activation_checkpointing:
         checkpoint_layers(model)

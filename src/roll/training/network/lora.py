@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers.pytorch_utils import Conv1D
 
 from roll.config.model import LoRAConfig, VisionConfig
@@ -19,7 +22,17 @@ from roll.registry import did_you_mean
 from roll.training.experts import find_experts
 from roll.training.network.vision_parts import build_part_finder
 
-__all__ = ["Adapter", "add_adapters", "disable_adapters", "find_adapters", "get_checkpoint_name", "inject_adapters"]
+__all__ = [
+    "Adapter",
+    "add_adapters",
+    "apply_loraplus",
+    "build_peft_settings",
+    "disable_adapters",
+    "find_adapters",
+    "get_checkpoint_name",
+    "inject_adapters",
+    "reset_magnitudes",
+]
 
 _ADAPTER_NAME = "default"
 
@@ -35,12 +48,28 @@ class Adapter:
     scale: float
     transposed: bool
     """True if the layer stores its weight as [inputs, outputs]."""
+    magnitude: str | None = None
+    """With DoRA, the name of the parameter with the norms of the merged weight's rows [outputs]."""
 
-    def merge(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """Return the merged weight W + scale * B A in float32 or better; the inputs are not changed."""
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the adapter's parameters."""
+        return (self.a, self.b) if self.magnitude is None else (self.a, self.b, self.magnitude)
+
+    def merge(self, weight: Tensor, a: Tensor, b: Tensor, magnitude: Tensor | None = None) -> Tensor:
+        """Return the merged weight in float32 or better; the inputs are not changed.
+
+        The merged weight is W + scale * B A. With DoRA, its rows are then scaled to the norms `magnitude`.
+        """
         dtype = torch.promote_types(weight.dtype, torch.float32)
         delta = b.to(dtype) @ a.to(dtype)
-        return weight.to(dtype) + self.scale * (delta.t() if self.transposed else delta)
+        merged = weight.to(dtype) + self.scale * (delta.t() if self.transposed else delta)
+        if magnitude is None:
+            return merged
+        # The forward pass rounds the norms to the compute dtype. Other norms would change every row a little.
+        norms = _compute_row_norms(merged, transposed=self.transposed).to(weight.dtype)
+        factors = (magnitude.to(dtype) / norms.to(dtype))[:, None]
+        return merged * (factors.t() if self.transposed else factors)
 
 
 def add_adapters(model: Any, config: LoRAConfig, seed: int, vision: VisionConfig | None = None) -> None:
@@ -77,20 +106,18 @@ def inject_adapters(
 
     linear = [m.weight for m in model.modules() if isinstance(m, nn.Linear | Conv1D)]
     widest = max((min(weight.shape) for weight in linear), default=config.rank)
-    if config.rank > widest:
-        raise ModelError(
-            f"model.lora.rank must be <= {widest}, the largest possible rank for {type(model).__name__}, got "
-            f"{config.rank}: lower model.lora.rank, or remove model.lora to train all weights"
-        )
-    settings = LoraConfig(
-        r=config.rank,
-        lora_alpha=config.alpha,  # pyrefly: ignore[bad-argument-type]  # peft only divides by the rank
-        lora_dropout=config.dropout,
-        target_modules=targets,
-    )
+    for key, rank in (("rank", config.rank), *(("rank_pattern", rank) for rank in config.rank_pattern.values())):
+        if rank > widest:
+            raise ModelError(
+                f"model.lora.{key} must be <= {widest}, the largest possible rank for {type(model).__name__}, got "
+                f"{rank}: lower model.lora.{key}, or remove model.lora to train all weights"
+            )
+    settings = LoraConfig(**build_peft_settings(config), target_modules=targets)
     dtype = next(model.parameters()).dtype
     try:
-        inject_adapter_in_model(settings, nn.ModuleDict({"of": model}) if is_wrapped else model, _ADAPTER_NAME)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*keys did not match")  # `_check_patterns` raises an error instead
+            inject_adapter_in_model(settings, nn.ModuleDict({"of": model}) if is_wrapped else model, _ADAPTER_NAME)
     except ValueError as error:
         raise ModelError(f"model.lora.target_modules {config.target_modules!r} cannot be used here: {error}") from error
     # torch has one generator per process, which other roles use too; ranks must start with equal adapters.
@@ -105,6 +132,80 @@ def inject_adapters(
                 # peft's default for A; B is 0, so the model is unchanged at first.
                 nn.init.kaiming_uniform_(parameter, a=math.sqrt(5), generator=generator)
             parameter.data = parameter.data.to(dtype)
+    _check_patterns(model, config)
+
+
+def build_peft_settings(config: LoRAConfig) -> dict[str, Any]:
+    """Return the arguments of peft's `LoraConfig` that describe the adapters, without their target modules."""
+    return {
+        "r": config.rank,
+        "lora_alpha": config.alpha,  # peft only divides it, so it need not be an integer
+        "lora_dropout": config.dropout,
+        "use_rslora": config.use_rslora,
+        "use_dora": config.use_dora,
+        "rank_pattern": dict(config.rank_pattern),
+        "alpha_pattern": dict(config.alpha_pattern),
+    }
+
+
+def _check_patterns(model: nn.Module, config: LoRAConfig) -> None:
+    """Check that every pattern applies to an adapter.
+
+    Raises:
+        ModelError: A pattern does not match any layer that has an adapter.
+    """
+    layers = [name.removesuffix(".weight") for name in find_adapters(model)]
+    for key in ("rank_pattern", "alpha_pattern"):
+        for pattern in getattr(config, key):
+            if not any(re.match(rf"(.*\.)?({pattern})$", layer) for layer in layers):
+                names = sorted({layer.rpartition(".")[2] for layer in layers})
+                raise ModelError(
+                    f"model.lora.{key} has {shorten(pattern)}, which matches no layer with an adapter of "
+                    f"{type(model).__name__}.{did_you_mean(pattern, names)} Such layers end in {', '.join(names)}"
+                )
+
+
+@torch.no_grad()
+def reset_magnitudes(model: nn.Module) -> None:
+    """Set the magnitudes of DoRA to the row norms of the frozen weights, so that the model is unchanged.
+
+    Call it after the weights have been read or changed. Collective if a weight is sharded by its inputs.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    layers: list[Any] = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
+    for layer in layers:
+        if _ADAPTER_NAME not in layer.lora_magnitude_vector:
+            continue
+        weight, magnitude = layer.get_base_layer().weight, layer.lora_magnitude_vector[_ADAPTER_NAME].weight
+        if weight.is_meta:
+            continue
+        norms = _compute_row_norms(weight.detach(), transposed=bool(getattr(layer, "fan_in_fan_out", False)))
+        if isinstance(magnitude, DTensor):
+            assert isinstance(norms, DTensor), "adapters are sharded like their weights"
+            magnitude.to_local().copy_(norms.redistribute(magnitude.device_mesh, magnitude.placements).to_local())
+        else:
+            magnitude.copy_(norms)
+
+
+def _compute_row_norms(weight: Tensor, *, transposed: bool) -> Tensor:
+    return torch.linalg.vector_norm(weight, dim=0 if transposed else 1)
+
+
+def apply_loraplus(config: LoRAConfig | None, names: Iterable[str], factors: Mapping[str, float]) -> dict[str, float]:
+    """Return the learning rate factors of trained weights, by name, multiplied by the ratio of LoRA+.
+
+    Args:
+        config: The configuration of the adapters, if the model has adapters.
+        names: The names of all trained weights.
+        factors: The other factors; missing factors are 1.
+    """
+    combined = dict(factors)
+    if config is not None and config.loraplus_lr_ratio != 1.0:
+        for name in names:
+            if ".lora_B." in name or ".lora_magnitude_vector." in name:
+                combined[name] = combined.get(name, 1.0) * config.loraplus_lr_ratio
+    return combined
 
 
 def _find_targets(model: Any, target_modules: list[str] | str, vision: VisionConfig | None = None) -> list[str] | str:
@@ -192,6 +293,11 @@ def find_adapters(model: Any) -> dict[str, Adapter]:
             b=f"{name}.lora_B.{_ADAPTER_NAME}.weight",
             scale=float(layer.scaling[_ADAPTER_NAME]),
             transposed=bool(getattr(layer, "fan_in_fan_out", False)),
+            magnitude=(
+                f"{name}.lora_magnitude_vector.{_ADAPTER_NAME}.weight"
+                if _ADAPTER_NAME in layer.lora_magnitude_vector
+                else None
+            ),
         )
         for name, layer in model.named_modules()
         if isinstance(layer, LoraLayer)

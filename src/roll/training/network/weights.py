@@ -49,7 +49,7 @@ class TrainerWeights:
         model: Any = None,
         fetch: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
     ) -> None:
-        parts = {part for adapter in adapters.values() for part in (adapter.a, adapter.b)}
+        parts = {part for adapter in adapters.values() for part in adapter.parameters}
         self._parameters = {get_checkpoint_name(name): name for name in names if name not in parts}
         self._read = read
         self._adapters = adapters
@@ -126,9 +126,12 @@ class TrainerWeights:
         if adapter is None:
             weight = _gather_weight_on_first_rank(weight.to(dtype))  # cast before gathering: less to send and to hold
         else:
-            weight = adapter.merge(
-                gather_weight(weight), gather_weight(self._read(adapter.a)), gather_weight(self._read(adapter.b))
-            )
+            parts = [gather_weight(tensor) for tensor in (weight, *map(self._read, adapter.parameters))]
+            if adapter.magnitude is not None:
+                # The shards of FSDP are in float32. Row norms are rounded to the compute dtype, so the weights whose
+                # norms they are divided by must be the ones of the forward pass.
+                parts = [part.to(dtype) for part in parts]
+            weight = adapter.merge(*parts)
         # Pipeline stages: the weight may be on another rank.
         weight = self._fetch(parameter, weight.to(dtype))
         return weight if self._is_first else None

@@ -199,7 +199,7 @@ def test_migration_trl_rewards_keep_their_weights_and_columns(tmp_path):
 def test_migration_trl_rank_stabilised_adapters_have_the_same_scale(tmp_path):
     lora = {"use_peft": True, "lora_r": 16, "lora_alpha": 8, "use_rslora": True, "lora_target_modules": ["q_proj"]}
     _, config = converted(tmp_path, GRPO | lora)
-    assert config.model.lora.alpha / config.model.lora.rank == 8 / 16**0.5
+    assert config.model.lora.compute_scale("model.layers.0.self_attn.q_proj") == 8 / 16**0.5
 
 
 @pytest.mark.parametrize(
