@@ -74,6 +74,27 @@ def test_rlvr_run_adapters_are_trained_and_exported_merged(tmp_path: Path, tiny_
     assert not any("embed" in name for name in changed)
 
 
+def test_rlvr_run_engines_that_get_only_the_adapter_learn_as_those_that_get_merged_weights(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    model = {"path": str(tiny_model), "dtype": "float32", "lora": {"rank": 4, "use_rslora": True}}
+    changes = {"training": {"num_steps": 10, "learning_rate": 1e-2, "num_threads": 1}, "checkpoint": {"at_end": False}}
+    size = {"prompts_per_step": 6, "group_size": 6, "max_new_tokens": 6}
+    rows, rewards = {}, {}
+    for lora in ("merged", "adapter"):
+        own = config(tmp_path / lora, tiny_model, model=model, rollout=size, weight_sync={"lora": lora}, **changes)
+        summary = roll.train(own)
+        rows[lora] = steps(tmp_path / lora)
+        rewards[lora] = summary.reward_last5 - summary.reward_first5  # type: ignore[operator]
+    for row in rows["adapter"]:
+        assert row["agreement/logprob_mean_abs"] <= 1e-4
+        assert row["sync/probe_mean_abs"] <= 3e-5
+    # Until a rounding error chooses another token, both runs generate and learn the same.
+    assert rows["adapter"][0]["reward/mean"] == rows["merged"][0]["reward/mean"]
+    assert rewards["adapter"] > 0.2 and rewards["merged"] > 0.2
+    assert rows["adapter"][1]["sync/bytes"] < 0.5 * rows["merged"][1]["sync/bytes"]  # the model is tiny
+
+
 def test_rlvr_run_an_adapter_is_exported_as_peft_reads_it_with_the_runs_figures(
     tmp_path: Path, tiny_model: Path
 ) -> None:

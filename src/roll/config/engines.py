@@ -70,7 +70,11 @@ class EngineCapabilities:
     quantization: bool = False
     """True if the engine supports checkpoints with quantized weights."""
     lora: bool = False
-    """True if the engine generates with adapters (`GenerationRequest.adapter`)."""
+    """True if the engine generates with adapters (`EngineSpec.lora`, `GenerationRequest.adapter`)."""
+    multimodal_lora: bool = False
+    """True if models that read media may have adapters, on their language model."""
+    dora: bool = False
+    """True if adapters may have row norms (DoRA)."""
     supports_images: bool = False
     """True if prompts may have images."""
     reserves_kv_cache: bool = False
@@ -98,6 +102,8 @@ _CAPABILITY_DESCRIPTIONS: Mapping[str, str] = {
     "tensor_parallel": "run on several devices",
     "quantization": "load quantized checkpoints",
     "lora": "generate with LoRA adapters",
+    "multimodal_lora": "generate with adapters of a model that reads media",
+    "dora": "generate with DoRA adapters",
     "supports_images": "read images",
 }
 """Descriptions of the capabilities that a run may need, for the message `… needs an engine that can …`."""

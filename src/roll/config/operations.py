@@ -43,6 +43,12 @@ class WeightSyncConfig(Section):
         "Transport of the tensors; `auto` selects the fastest of the first three that reaches every engine. `store`: "
         "files in `store`, which engines fetch while they generate.",
     )
+    lora: Literal["merged", "adapter"] = option(
+        "merged",
+        "What engines receive with `model.lora`. `merged`: all weights, with the adapter added. `adapter`: only the "
+        "adapter, which engines apply to the frozen weights that they loaded. It sends less, and in bfloat16 small "
+        "changes are not lost to rounding, but generation is slower.",
+    )
     store: str | None = option(
         None,
         "`transport: store`: directory that trainer and engines share, or URL of `fsspec` (`s3://bucket/path`).",

@@ -14,6 +14,7 @@ from roll.config.device_classes import MEASURED, choose_class, find_engine_class
 from roll.config.engines import EngineRequirement
 from roll.config.inference import InferenceConfig
 from roll.config.judge import JudgeConfig, check_judge
+from roll.config.model import LoRAConfig
 from roll.config.operations import WeightSyncConfig
 from roll.config.rollout import EvaluationConfig, RolloutConfig
 from roll.config.run import RunConfig
@@ -63,6 +64,7 @@ class RolloutRunConfig(RunConfig):
                 f"weight_sync.transport is '{transport}', which reaches engines on one machine only, but "
                 "cluster.elastic adds engines on other nodes: set weight_sync.transport to auto, broadcast or store"
             )
+        self._check_adapter_sync()
         context, answer = self.inference.max_context, self.rollout.max_new_tokens
         if context is not None and context <= answer:
             raise ValueError(
@@ -70,6 +72,23 @@ class RolloutRunConfig(RunConfig):
                 f"and {answer}: raise inference.max_context, or lower rollout.max_new_tokens"
             )
         return self
+
+    def _check_adapter_sync(self) -> None:
+        if self.weight_sync.lora == "merged":
+            return
+        lora, advice = self.model.lora, "or set weight_sync.lora to merged"
+        if lora is None:
+            raise ValueError(f"weight_sync.lora is 'adapter', but no adapter is trained: set model.lora, {advice}")
+        if lora.base != "as_is":
+            raise ValueError(
+                f"weight_sync.lora is 'adapter', but engines do not have the frozen weights of model.lora.base "
+                f"'{lora.base}': set model.lora.base to as_is, {advice}"
+            )
+        if self.inference.quantization != "none":
+            raise ValueError(
+                "weight_sync.lora is 'adapter', but inference.quantization is for syncs of all weights: set "
+                f"inference.quantization to none, {advice}"
+            )
 
     def _check_sharing(self) -> None:
         rule = self.cluster.sharing
@@ -97,6 +116,11 @@ class RolloutRunConfig(RunConfig):
                 f"the source '{next(iter(preferred))}' prefers a device class, but `rollout.scheduling.type: batch` "
                 "assigns prompts to engines in turn: set the type to queue, or remove device_class"
             )
+
+    @property
+    def synced_adapter(self) -> LoRAConfig | None:
+        """The adapter, if weight syncs send only the adapter."""
+        return self.model.lora if self.weight_sync.lora == "adapter" else None
 
     @property
     def engine_classes(self) -> list[str]:
@@ -192,6 +216,12 @@ class RolloutRunConfig(RunConfig):
                 inference.quantization != "none",
                 f"inference.quantization {inference.quantization}",
                 "set inference.quantization to none",
+            ),
+            "lora": (sync.lora == "adapter", "weight_sync.lora adapter", "set weight_sync.lora to merged"),
+            "dora": (
+                self.synced_adapter is not None and self.synced_adapter.use_dora,
+                "weight_sync.lora adapter with model.lora.use_dora",
+                "set weight_sync.lora to merged",
             ),
             "records_experts": (
                 replay == "engine",

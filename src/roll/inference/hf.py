@@ -37,10 +37,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from roll.errors import EngineDiedError, RollError, UserError, WeightSyncError
-from roll.inference.hf_requests import Arrivals, BatchRow, RequestQueue, check_options, check_request, create_row
+from roll.inference.hf_requests import (
+    Arrivals,
+    BatchRow,
+    RequestQueue,
+    check_adapter,
+    check_options,
+    check_request,
+    create_row,
+)
 from roll.inference.hf_thread import WorkerThread, build_decoder
 from roll.inference.prefetching import PrefetchMixin
-from roll.inference.spec import EngineSpec
+from roll.inference.spec import EngineSpec, reject_adapter
 from roll.protocols import PauseMode
 from roll.running import run_detached, run_in_thread
 from roll.types import (
@@ -92,7 +100,8 @@ class HFEngine(PrefetchMixin):
         self._arrivals = Arrivals()
         self._num_steps = 0
         self._paused = self._draining = False
-        self._unsynced = self._death = ""
+        self._unsynced = "" if spec.lora is None else "no adapter has arrived yet"
+        self._death = ""
         """Why the weights must not be used, and why the engine ended; empty if neither applies."""
         self._log_handler: logging.Handler | None = None
 
@@ -161,13 +170,15 @@ class HFEngine(PrefetchMixin):
         """Run one request until it finishes; see `InferenceEngine.generate`.
 
         Raises:
-            UnsupportedError: the request names an adapter or has media.
+            UnsupportedError: the request names an adapter but the engine has none, or has unsupported media.
+            DataError: the engine has no adapter of this name.
             UserError: the request is empty or too long, has tokens outside the vocabulary, or its id is in use.
             EngineDiedError: the engine has died.
             WeightSyncError: no weights have arrived since the engine woke up or a sync failed.
         """
         decoder = self._get_decoder()
         check_request(request, self._spec.max_context, decoder.vocab_size)
+        check_adapter(request, None if decoder.adapters is None else decoder.adapters.versions)
         row = create_row(request, self._arrivals.add(), self._spec.seed)
         if request.media:
             with self._arrivals.expect_request():
@@ -228,7 +239,8 @@ class HFEngine(PrefetchMixin):
         Raises:
             WeightSyncError: the update failed. The engine rejects requests until a later update succeeds.
         """
-        self._get_decoder(synced=False)
+        if self._get_decoder(synced=False).adapters is None:
+            reject_adapter("hf", update.adapter)
         started = time.perf_counter()
         async with self._device:
             decoder = self._get_decoder(synced=False)
@@ -244,6 +256,7 @@ class HFEngine(PrefetchMixin):
             policy_version=update.policy_version,
             checksums=checksums,
             duration_s=time.perf_counter() - started,
+            adapter=update.adapter,
         )
 
     async def sleep(self) -> None:

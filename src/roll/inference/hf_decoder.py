@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from roll.errors import ModelError
+from roll.inference.hf_adapters import AdapterSet
 from roll.inference.hf_attention import (
     ATTENTION_NAME,
     WIDTH_MULTIPLE,
@@ -33,7 +34,7 @@ from roll.inference.hf_attention import (
 from roll.inference.hf_requests import BatchRow, build_prefill_key
 from roll.inference.hf_routing import RoutingRecorder, reuse_first_pass
 from roll.inference.hf_sampling import Sampler
-from roll.inference.hf_weights import apply_update
+from roll.inference.hf_weights import apply_update, reload_weights
 from roll.inference.spec import EngineSpec, reject_media
 from roll.models import describe_model, find_mixers, get_decoder, load_causal_lm, set_attention
 from roll.models.multimodal import ModelMedia, check_media, has_media_tower
@@ -83,6 +84,8 @@ class Decoder:
         self._max_rows = spec.max_num_seqs
         self.capacity_tokens = self._plan_cache(spec)
         self._patch_mixers()
+        self.adapters = None if spec.lora is None else AdapterSet(self.model, spec.lora, spec.max_adapters)
+        self._spec = spec
         self._routing = RoutingRecorder(self.model, spec) if spec.records_experts else None
         self._media = self._load_media(spec)
         check_decoding(self.model, self._compute_logits)
@@ -179,7 +182,8 @@ class Decoder:
                 row.store_experts(0, None if known is None else known[: len(past)])
                 continue
             media = row.request.media
-            row.position_offset = self._run(self._body, past, media, CausalPass, self._cache, slot)[1]
+            with self._use_adapters([row]):
+                row.position_offset = self._run(self._body, past, media, CausalPass, self._cache, slot)[1]
             if self._routing is not None:
                 row.store_experts(0, self._routing.get_chosen_experts())
 
@@ -192,7 +196,7 @@ class Decoder:
         for slot, row in enumerate(self.rows):
             ids[slot], positions[slot] = int(row.tokens[row.length - 1]), row.length - 1
         attention = DecodePass(self._cache, positions[:count].to(self.device))
-        with self._embed_last_images():
+        with self._embed_last_images(), self._use_adapters(self.rows, len(ids)):
             logits = self._compute_logits(ids.to(self.device), self._build_rotary_ids(positions), attention)
         if self._routing is not None:
             for row, chosen in zip(self.rows, self._routing.get_chosen_experts(), strict=False):  # padding comes last
@@ -202,7 +206,7 @@ class Decoder:
         ended = [
             row
             for slot, (row, token, logprob) in enumerate(zip(self.rows, draw.tokens, draw.logprobs, strict=True))
-            if row.append(int(token), float(logprob), self.policy_version, draw.choices.get(slot))
+            if row.append(int(token), float(logprob), self._get_version(row), draw.choices.get(slot))
         ]
         self.remove(ended)
         return ended
@@ -234,10 +238,24 @@ class Decoder:
         return results
 
     def update_weights(self, update: WeightUpdate) -> Mapping[str, int]:
-        """Apply new weights; running rows keep their KV cache and continue with the new version. See `apply_update`."""
+        """Apply new weights, or a new adapter; running rows keep their KV cache and continue with the new version. See
+        `apply_update` and `AdapterSet.update`."""
+        if self.adapters is not None:
+            return self.adapters.update(update)
         checksums = apply_update(self.model, update)
         self.policy_version = update.policy_version
         return checksums
+
+    def _get_version(self, row: BatchRow) -> int:
+        """Return the policy version of the weights that a row computes with."""
+        return self.policy_version if self.adapters is None else self.adapters.versions.get(row.request.adapter, 0)
+
+    def _use_adapters(self, rows: Sequence[BatchRow], num_tokens: int = 1) -> AbstractContextManager[None]:
+        """Return a context in which each token of a flat input uses the adapter of its row; padding uses the last."""
+        if self.adapters is None:
+            return nullcontext()
+        names = [row.request.adapter for row in rows]
+        return self.adapters.use(names + names[-1:] * (num_tokens - len(names)))
 
     @property
     def is_released(self) -> bool:
@@ -259,10 +277,15 @@ class Decoder:
         return rows
 
     def allocate_weights(self) -> None:
-        """Allocate memory for the weights again; their values are undefined until the next update."""
+        """Allocate memory for the weights again; their values are undefined until the next update.
+
+        With adapters, the frozen weights are read from their files again.
+        """
         for parameter, shape in self._shapes:
             parameter.data = parameter.data.new_zeros(shape)
         self._shapes = []
+        if self.adapters is not None:  # updates do not contain the frozen weights
+            reload_weights(self.model, self._spec)
 
     def _run(
         self, module: Any, token_ids: NDArray[Any], media: Sequence[MediaSpan], attention: Any, *cache: Any

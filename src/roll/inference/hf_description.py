@@ -14,6 +14,9 @@ HF_ENGINE = LazyEngine(
         records_experts=True,
         continues_sampling=True,
         can_sleep=True,
+        lora=True,
+        multimodal_lora=True,
+        dora=True,
         sequential_options={"admission": "continuous"},
     ),
 )

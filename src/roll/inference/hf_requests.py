@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 
-from roll.errors import ConfigError, UserError
+from roll.errors import ConfigError, DataError, UserError
 from roll.inference.spec import EngineSpec, reject_adapter
 from roll.registry import did_you_mean
 from roll.types import FinishReason, Generation, GenerationRequest, build_sequence_key
@@ -19,6 +19,7 @@ __all__ = [
     "BatchRow",
     "RequestQueue",
     "build_prefill_key",
+    "check_adapter",
     "check_options",
     "check_request",
     "create_row",
@@ -33,8 +34,9 @@ SETTLE_ITERATIONS = 3
 
 
 def build_prefill_key(row: BatchRow, count: int) -> bytes:
-    """Return a key that identifies the first `count` tokens of a row, including their media."""
-    return build_sequence_key(row.tokens[: row.length], row.request.media)[:count].tobytes()
+    """Return a key that identifies the first `count` tokens of a row, including their media, and the adapter."""
+    tokens = build_sequence_key(row.tokens[: row.length], row.request.media)[:count].tobytes()
+    return tokens if row.request.adapter is None else tokens + b"/" + row.request.adapter.encode()
 
 
 class BatchRow:
@@ -204,10 +206,8 @@ def check_request(request: GenerationRequest, max_context: int, vocab_size: int)
     """Reject a request that cannot be served.
 
     Raises:
-        UnsupportedError: the request names an adapter.
         UserError: the request is empty or too long, or has tokens outside the vocabulary.
     """
-    reject_adapter("hf", request.adapter)
     name, prompt, new = request.request_id, len(request.token_ids), request.sampling.max_new_tokens
     if prompt < 1 or new < 1:
         raise UserError(f"request {name} has {prompt} prompt tokens and max_new_tokens={new}; both must be at least 1.")
@@ -222,6 +222,26 @@ def check_request(request: GenerationRequest, max_context: int, vocab_size: int)
         raise UserError(
             f"request {name} has token id {lowest if lowest < 0 else highest}, which is out of range for the "
             f"vocabulary size {vocab_size}: use the model's tokenizer."
+        )
+
+
+def check_adapter(request: GenerationRequest, adapters: Container[str | None] | None) -> None:
+    """Reject a request that names an adapter which the engine does not have.
+
+    Args:
+        request: The request.
+        adapters: The names of the engine's adapters; `None` if the engine supports none.
+
+    Raises:
+        UnsupportedError: the engine has no adapters.
+        DataError: there is no adapter of this name.
+    """
+    if adapters is None:
+        reject_adapter("hf", request.adapter)
+    elif request.adapter is not None and request.adapter not in adapters:
+        raise DataError(
+            f"request {request.request_id} names the adapter '{request.adapter}', which the engine has not received: "
+            "sync it first."
         )
 
 

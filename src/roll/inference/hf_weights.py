@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from roll.errors import WeightSyncError
-from roll.inference.spec import reject_adapter
-from roll.models import has_renamed_weights, to_checkpoint_tensors
+from roll.inference.spec import EngineSpec
+from roll.models import has_renamed_weights, load_causal_lm, to_checkpoint_tensors
 from roll.types import TensorSpec, WeightUpdate
 from roll.weights import compute_checksum, open_update
 from roll.weights.plan import get_dtype
@@ -19,7 +19,7 @@ from roll.weights.quantization import dequantize_stream, drop_scales
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["apply_update"]
+__all__ = ["apply_update", "reload_weights"]
 
 
 def apply_update(model: PreTrainedModel, update: WeightUpdate) -> Mapping[str, int]:
@@ -32,11 +32,9 @@ def apply_update(model: PreTrainedModel, update: WeightUpdate) -> Mapping[str, i
         The checksum of the received bytes, by tensor name.
 
     Raises:
-        UnsupportedError: the update is for an adapter.
         WeightSyncError: a tensor is missing, unknown, has the wrong shape, or was not applied; the message names it.
             The model is unchanged only if the manifest is invalid.
     """
-    reject_adapter("hf", update.adapter)
     model_tensors = _list_model_tensors(model)
     weights = drop_scales(update.manifest)
     _check_manifest(weights, model_tensors)
@@ -58,6 +56,14 @@ def apply_update(model: PreTrainedModel, update: WeightUpdate) -> Mapping[str, i
                 "different values."
             )
     return dict(receiver.checksums)
+
+
+@torch.no_grad()
+def reload_weights(model: PreTrainedModel, spec: EngineSpec) -> None:
+    """Read all weights of the model from its files again."""
+    files = load_causal_lm(spec.model_path, spec.dtype, attention="eager", trust_remote_code=spec.trust_remote_code)
+    for own, read in zip(model.parameters(), files.parameters(), strict=True):
+        own.copy_(read)
 
 
 def _list_model_tensors(model: PreTrainedModel) -> dict[str, Tensor]:

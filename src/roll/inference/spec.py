@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from roll.config.engines import ENGINES, LazyEngine, resolve_engine_kind
+from roll.config.model import LoRAConfig
 from roll.errors import ConfigError, UnsupportedError
 from roll.inference.user_engine import UserEngine
 from roll.models.multimodal import MediaInputs, has_media_config, open_media
@@ -45,6 +46,11 @@ class EngineSpec:
     """The number of CPU threads; `None` keeps the setting of the process."""
     sleeps: bool = False
     """True if the engine must support `sleep`, because trainers use its device in the meantime."""
+    lora: LoRAConfig | None = None
+    """The configuration of the adapters, if weight updates contain an adapter instead of all weights. The engine keeps
+    the weights of `model_path`, and rejects requests until the first adapter arrives."""
+    max_adapters: int = 1
+    """The maximum number of adapters, including the policy's."""
     records_experts: bool = False
     """True if every `Generation` must contain the experts that the routers chose."""
     trust_remote_code: bool = False
@@ -68,15 +74,15 @@ class EngineSpec:
 
 
 def reject_adapter(kind: str, adapter: str | None) -> None:
-    """Reject an adapter that a request or a weight update names, for engines without the capability `lora`.
+    """Reject an adapter that a request or a weight update names, for engines without adapters.
 
     Raises:
         UnsupportedError: `adapter` is not `None`.
     """
     if adapter is not None:
         raise UnsupportedError(
-            f"the {kind} engine does not support LoRA adapters, got adapter '{adapter}': sync the policy's "
-            "weights with the adapter merged, or use an engine with the capability `lora`."
+            f"the {kind} engine has no LoRA adapters, got adapter '{adapter}': set EngineSpec.lora, or sync the "
+            "policy's weights with the adapter merged."
         )
 
 

@@ -22,7 +22,7 @@ from roll.models.describe import (
 )
 from roll.models.finite_check import check_stored_finite
 from roll.models.heads import check_can_generate
-from roll.models.linear import list_linear_weights
+from roll.models.linear import find_adapted_layers, list_adapted_layers, list_linear_weights
 from roll.models.loading import (
     choose_pad_token,
     find_stop_token_ids,
@@ -56,6 +56,7 @@ __all__ = [
     "count_parameters",
     "describe_config",
     "describe_model",
+    "find_adapted_layers",
     "find_config",
     "find_mixers",
     "find_model",
@@ -65,6 +66,7 @@ __all__ = [
     "get_decoder",
     "get_hidden_states",
     "has_renamed_weights",
+    "list_adapted_layers",
     "list_linear_weights",
     "load_causal_lm",
     "load_scorer",

@@ -95,7 +95,7 @@ async def start_roles(
     kind = resolve_engine_kind(config.inference.engine)
     training = [progress.await_start(f"trainer ({role})", start) for role, start in trainers]
     before = await start_concurrently(stack, *training) if released_engines else []
-    specs = build_engine_specs(config, prepared, run, released=released_engines)
+    specs = build_engine_specs(config, prepared, run, released=released_engines, is_trained=bool(trainers))
     starting = [
         progress.await_start(f"engines ({kind})", cluster.start_engines(specs, "actor_infer")),
         cluster.start_pool(config.rollout.reward_workers),

@@ -11,6 +11,7 @@ from typing import Any
 
 from roll.agents.programs import check_agent
 from roll.cluster.decoding import decode_in_worker
+from roll.config.engines import EngineRequirement, check_engine
 from roll.config.rollout_run import RolloutRunConfig
 from roll.config.run import RunConfig
 from roll.data import PromptData, build_data, render_held_out
@@ -25,7 +26,7 @@ from roll.models import (
     read_context_length,
     resolve_model,
 )
-from roll.models.multimodal import open_media
+from roll.models.multimodal import has_media_config, open_media
 from roll.pipelines.environments import collect_first_observations
 from roll.rewards.python import check_reward_functions
 from roll.rewards.reward_model import check_reward_models
@@ -98,6 +99,7 @@ def prepare(config: RolloutRunConfig, media_dir: Path | None = None, *, scores: 
     check_experts(model_path, config.training.parallel.ep)
     if config.inference.quantization != "none":
         check_quantizable(model_path)
+    check_adapter_sync(config, model_path)
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
     max_context = config.inference.max_context or read_context_length(model_path)
     if max_context <= config.rollout.max_new_tokens:
@@ -125,6 +127,27 @@ def prepare(config: RolloutRunConfig, media_dir: Path | None = None, *, scores: 
         data=data,
         max_context=max_context,
     )
+
+
+def check_adapter_sync(config: RolloutRunConfig, model_path: Path) -> None:
+    """Check that engines can apply the adapters of the run to its model, if a weight sync sends only the adapter.
+
+    Raises:
+        ConfigError: The model reads media, and the engine does not support such adapters, or other parts of the model
+            than its language model have adapters.
+    """
+    if config.synced_adapter is None or not has_media_config(model_path):
+        return
+    reason = f"weight_sync.lora adapter with '{config.model.path}', which reads media,"
+    needed = EngineRequirement(
+        capability="multimodal_lora", reason=reason, alternative="set weight_sync.lora to merged"
+    )
+    check_engine(config.inference.engine, [needed])
+    if set(config.model.vision.freeze) != {"tower", "projector"}:
+        raise ConfigError(
+            f"{reason} supports only adapters of the language model: set model.vision.freeze to [tower, projector], or "
+            "weight_sync.lora to merged."
+        )
 
 
 def prestart_first_engine(config: RunConfig) -> AbstractContextManager[None]:
@@ -155,11 +178,21 @@ def build_sampling_plans(config: RolloutRunConfig, stop_ids: tuple[int, ...]) ->
 
 
 def build_engine_specs(
-    config: RolloutRunConfig, prepared: PreparedRun, run: RunDirectory | None, *, released: Collection[int] = ()
+    config: RolloutRunConfig,
+    prepared: PreparedRun,
+    run: RunDirectory | None,
+    *,
+    released: Collection[int] = (),
+    is_trained: bool = False,
 ) -> list[EngineSpec]:
     """Return one spec per engine of the device mapping.
 
-    The engines with the indices `released` free their memory while trainers compute, if they support it.
+    Args:
+        config: Configuration of the run.
+        prepared: The model's files and the prompts.
+        run: Run directory for the engines' logs.
+        released: Indices of the engines that free their memory while trainers compute, if they support it.
+        is_trained: Whether a trainer syncs its weights to the engines.
     """
     can_sleep = get_engine_capabilities(config.inference.engine).can_sleep
     return [
@@ -175,6 +208,7 @@ def build_engine_specs(
             seed=config.seed,
             num_threads=config.training.num_threads,
             sleeps=can_sleep and index in released,
+            lora=config.synced_adapter if is_trained else None,
             records_experts=config.training.router_replay == "engine",
             trust_remote_code=config.model.trust_remote_code,
             options=config.inference.options,

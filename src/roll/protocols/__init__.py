@@ -2,7 +2,15 @@
 
 from roll.protocols.data import Draw, Items, PromptSource, Reward
 from roll.protocols.engines import InferenceEngine, PauseMode, SupportsPrefetch, SupportsReadback
-from roll.protocols.trainers import LossFn, Scorer, StateKind, TrainBackend, TrainerGroup, WeightSource
+from roll.protocols.trainers import (
+    LossFn,
+    Scorer,
+    StateKind,
+    SupportsAdapterSync,
+    TrainBackend,
+    TrainerGroup,
+    WeightSource,
+)
 from roll.protocols.workers import ActorHandle, WorkerPool
 
 __all__ = [
@@ -16,6 +24,7 @@ __all__ = [
     "Reward",
     "Scorer",
     "StateKind",
+    "SupportsAdapterSync",
     "SupportsPrefetch",
     "SupportsReadback",
     "TrainBackend",

@@ -27,7 +27,7 @@ from roll.types import (
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LossFn", "Scorer", "StateKind", "TrainBackend", "TrainerGroup", "WeightSource"]
+__all__ = ["LossFn", "Scorer", "StateKind", "SupportsAdapterSync", "TrainBackend", "TrainerGroup", "WeightSource"]
 
 StateKind: TypeAlias = Literal["parameters", "optimizer"]
 """Part of a trainer's state: the network's parameters, or the optimizer state."""
@@ -58,6 +58,18 @@ class WeightSource(Protocol):
 
     def names(self) -> Sequence[str]:
         """Return all names, in the order of iteration. Tied weights appear once."""
+        ...
+
+
+@runtime_checkable
+class SupportsAdapterSync(Protocol):
+    """An optional extension of `TrainBackend`: a back-end that can send only its LoRA adapter to engines."""
+
+    def adapter_weights(self) -> WeightSource:
+        """Return the tensors of the current adapter, in the engines' dtype, with the names of `roll.weights.adapters`.
+
+        Collective.
+        """
         ...
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from roll.errors import UnsupportedError
 from roll.models import list_linear_weights
-from roll.protocols import TrainBackend, WeightSource
+from roll.protocols import SupportsAdapterSync, TrainBackend, WeightSource
 from roll.training.spec import TrainerSpec
 from roll.weights.quantization import QuantizedWeights
 
@@ -11,11 +12,20 @@ __all__ = ["build_engine_weights"]
 
 
 def build_engine_weights(backend: TrainBackend, spec: TrainerSpec) -> WeightSource:
-    """Return all weights for the engines, with linear weights quantized if the spec sets a quantization.
+    """Return the weights that engines receive: all weights, or only the adapter if the spec says so.
+
+    Linear weights are quantized if the spec sets a quantization.
 
     Raises:
         ModelError: The model's weights cannot be quantized.
+        UnsupportedError: The back-end cannot send adapters.
     """
+    if spec.sends_adapter:
+        if not isinstance(backend, SupportsAdapterSync):
+            raise UnsupportedError(
+                f"training.backend '{spec.training.backend}' cannot send adapters: set weight_sync.lora to merged"
+            )
+        return backend.adapter_weights()
     weights = backend.weights()
     if spec.quantization == "none":
         return weights

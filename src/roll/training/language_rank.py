@@ -19,8 +19,10 @@ from torch import Tensor
 from roll.errors import UnsupportedError
 from roll.protocols import LossFn, WeightSource
 from roll.training.checkpoint.export import export_trained
+from roll.training.network.adapter_weights import AdapterWeights
 from roll.training.network.policy import PolicyNetwork
 from roll.training.network.value import ValueNetwork
+from roll.training.network.weights import collect_adapters
 from roll.training.packing.division import RankShare
 from roll.training.parallel.fsdp import reshard_after_forward
 from roll.training.passes import PassRunner
@@ -87,6 +89,17 @@ class LanguageModelRank(TrainerRank[TrainingBatch, LossFn]):
     @abstractmethod
     def weights(self) -> WeightSource:
         """Return all weights by HF name, in the model's dtype and with adapters merged, as engines need them."""
+
+    def adapter_weights(self) -> WeightSource:
+        """Return the tensors of the current adapter, for engines that have the frozen weights.
+
+        Raises:
+            UnsupportedError: The trainer has no adapters.
+        """
+        if self.spec.model.lora is None:
+            raise UnsupportedError("weight_sync.lora 'adapter' cannot be used: the trainer has no model.lora")
+        adapters = collect_adapters(self.network)
+        return AdapterWeights(adapters, self._read, self.engine_dtype, is_first=self.ranks.is_first)
 
     def export(self, path: Path) -> None:
         """Write an HF safetensors model directory that `transformers` loads; a critic is written as a token classifier.

@@ -42,6 +42,8 @@ class TrainerSpec:
     """(Policy only) The peak learning rate of the policy's value head. If `None`, there is no value head."""
     quantization: Quantization = "none"
     """(Policy only) The format of the linear weights that are sent to engines."""
+    sends_adapter: bool = False
+    """(Policy only) True if only the adapter is sent to engines, which have the frozen weights."""
     schedule: Schedule | None = None
     """The learning rate schedule; by default that of `training` with one update per step."""
     seed: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from roll.inference import EngineSpec
 from roll.inference.hf import HFEngine
 from roll.models import load_causal_lm
+from roll.protocols import InferenceEngine, WeightSource
 from roll.types import Generation, GenerationRequest, IntArray, SamplingParams, WeightReceipt, WeightUpdate
 from roll.weights import Sender, send_weights
 
@@ -96,13 +98,24 @@ async def sync(
     engine: HFEngine, tensors: Mapping[str, torch.Tensor], version: int, transport: str = "in_process"
 ) -> WeightReceipt:
     """Send weights to the engine, as a trainer would; the checksums of both ends are equal."""
+    return await send(engine, Weights(tensors), version, transport)
+
+
+async def send(
+    engine: InferenceEngine,
+    source: WeightSource,
+    version: int,
+    transport: str = "in_process",
+    adapter: str | None = None,
+) -> WeightReceipt:
+    """Send what a source yields, of the policy or of an adapter; the checksums of both ends are equal."""
     receipts: list[WeightReceipt] = []
 
     async def deliver(update: WeightUpdate) -> None:
-        receipts.append(await engine.update_weights(update))
+        receipts.append(await engine.update_weights(dataclasses.replace(update, adapter=adapter)))
 
     sender = Sender()
-    sent = await send_weights(Weights(tensors), version, transport, deliver, sender=sender)
+    sent = await send_weights(source, version, transport, deliver, sender=sender)
     sender.close()
     assert dict(sent) == dict(receipts[0].checksums)
     return receipts[0]

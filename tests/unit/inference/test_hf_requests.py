@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.errors import ConfigError, UnsupportedError, UserError
+from roll.errors import ConfigError, UserError
 from roll.inference import EngineSpec
 from roll.inference.hf_requests import BatchRow, RequestQueue, check_options, check_request, create_row, draw_uniforms
 from roll.types import GenerationRequest, SamplingParams
@@ -164,8 +162,3 @@ def test_hf_requests_a_request_that_is_put_back_without_an_answer_forgets_which_
         [0, 1, -1],
         [5, 6, -1],
     ]
-
-
-def test_hf_requests_engine_without_adapters_refuses_a_request_that_names_one() -> None:
-    with pytest.raises(UnsupportedError, match=r"the hf engine does not support LoRA adapters, .* 'judge'"):
-        check_request(replace(request(), adapter="judge"), max_context=10, vocab_size=5)

@@ -510,7 +510,7 @@ async def test_weight_sync_of_an_adapter_that_is_not_confirmed_is_refused(open_b
 async def test_weight_sync_of_an_adapter_to_an_engine_without_lora_is_refused(open_bench: Callable[..., Any]):
     bench = await open_bench(HFEngine)
     await bench.sync.push(0)
-    with pytest.raises(WeightSyncError, match=r"the hf engine does not support LoRA adapters, .* 'judge'"):
+    with pytest.raises(WeightSyncError, match=r"the hf engine has no LoRA adapters, .* 'judge'"):
         await bench.sync.push(1, adapter="judge")
 
 

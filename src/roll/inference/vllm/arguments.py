@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from roll.inference.spec import EngineSpec
+from roll.inference.vllm.adapters import build_lora_arguments
 from roll.inference.vllm.scheduling import SCHEDULER_PATH
 
 __all__ = ["CPU_KV_CACHE_BYTES", "build_engine_arguments"]
@@ -63,4 +64,4 @@ def build_engine_arguments(spec: EngineSpec, *, cpu: bool) -> dict[str, Any]:
         arguments["enable_sleep_mode"] = spec.sleeps
         if spec.records_experts:
             arguments["enable_return_routed_experts"] = True
-    return arguments | dict(spec.options)
+    return arguments | build_lora_arguments(spec) | dict(spec.options)

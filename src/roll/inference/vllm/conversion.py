@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from roll.errors import DataError, InfraError
+from roll.errors import DataError, InfraError, WeightSyncError
 from roll.inference.vllm.continuation import POSITION_KEY
 from roll.types import FinishReason, FloatArray, Generation, GenerationRequest, IntArray
 
@@ -21,6 +21,7 @@ __all__ = [
     "build_scoring_params",
     "check_length",
     "check_tokens",
+    "merge_checksums",
     "to_generation",
     "to_logprobs",
 ]
@@ -109,7 +110,11 @@ def build_scoring_params() -> SamplingParams:
 
 
 def to_generation(
-    request: GenerationRequest, output: RequestOutput, engine_id: str, experts: IntArray | None = None
+    request: GenerationRequest,
+    output: RequestOutput,
+    engine_id: str,
+    experts: IntArray | None = None,
+    parse_version: Callable[[str], int] = int,
 ) -> Generation:
     """Convert a finished vLLM output to a generation.
 
@@ -118,6 +123,7 @@ def to_generation(
         output: The output of vLLM.
         engine_id: The id of the engine.
         experts: The experts [n, layers, k] chosen for the first n tokens; `None` if experts are not recorded.
+        parse_version: Converts a weight version of vLLM to a policy version.
 
     Raises:
         InfraError: vLLM failed this request, or the log-prob of a token is missing or not finite.
@@ -138,7 +144,7 @@ def to_generation(
     logprobs = np.asarray([flat.logprobs[start] for start in flat.start_indices], dtype=np.float32)
     versions = np.full(num_tokens, INITIAL_VERSION, dtype=np.int32)
     for span in completion.weight_versions or ():
-        versions[span.start : span.end] = INITIAL_VERSION if span.version == "default" else int(span.version)
+        versions[span.start : span.end] = INITIAL_VERSION if span.version == "default" else parse_version(span.version)
     return Generation(
         request_id=request.request_id,
         token_ids=np.asarray(completion.token_ids, dtype=np.int32),
@@ -178,3 +184,19 @@ def to_logprobs(output: RequestOutput) -> FloatArray:
     """Return the log-probs [L] of a request's prompt; entry 0 is 0."""
     flat = cast("FlatLogprobs", output.prompt_logprobs)
     return np.concatenate([np.zeros(1, np.float32), np.asarray(flat.logprobs, dtype=np.float32)])
+
+
+def merge_checksums(replies: list[dict[str, int]], policy_version: int) -> dict[str, int]:
+    """Return the checksums by tensor name, after checking that all workers report the same checksums.
+
+    Raises:
+        WeightSyncError: the checksums of a tensor differ between workers; the message names it.
+    """
+    first = replies[0]
+    for name, checksum in first.items():
+        if any(other.get(name) != checksum for other in replies[1:]):
+            raise WeightSyncError(
+                f"weight sync of policy version {policy_version}: workers of one engine received different bytes "
+                f"for '{name}'."
+            )
+    return first

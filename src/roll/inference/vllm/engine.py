@@ -23,23 +23,25 @@ import time
 import uuid
 from collections.abc import Awaitable, Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-import numpy as np
-
-from roll.errors import EngineDiedError, InfraError, ModelError, UnsupportedError, WeightSyncError
+from roll.errors import EngineDiedError, InfraError, UnsupportedError, WeightSyncError
 from roll.inference.prefetching import PrefetchMixin
-from roll.inference.spec import EngineSpec, reject_adapter
+from roll.inference.spec import EngineSpec
+from roll.inference.vllm.adapters import EngineAdapters
 from roll.inference.vllm.conversion import (
     INITIAL_VERSION,
     build_sampling_params,
     build_scoring_params,
     check_length,
     check_tokens,
+    merge_checksums,
     to_generation,
     to_logprobs,
 )
-from roll.inference.vllm.launch import VLLMServer, cancel_launch, launch
+from roll.inference.vllm.experts import ExpertReader
+from roll.inference.vllm.launch import VLLMServer, cancel_launch, launch, shut_down_abandoned
 from roll.inference.vllm.media import build_prompt, check_expanded
 from roll.inference.vllm.prefork import claim_process
 from roll.models.multimodal import MediaInputs
@@ -83,14 +85,15 @@ class VLLMEngine(PrefetchMixin):
         """The number of running calls, by request id."""
         self._paused = self._closed = self._mixed = False
         """`_mixed` is True if an update changed some weights and did not finish."""
-        self._asleep = self._unsynced = False
-        """`_unsynced` is True if the engine has slept and has received no weights since."""
+        self._asleep = False
+        self._adapters = EngineAdapters(spec)
+        self._unsynced = "" if spec.lora is None else "has received no adapter yet"
+        """Why the engine has no usable weights; empty if it has."""
         self._resume_after_update = False
         """True if the engine was paused by the update instead of the caller."""
         self._update_lock = asyncio.Lock()
         self._media: MediaInputs | None = None
-        self._routed_layers: list[int] = []
-        """The indices of layers with routers, if the chosen experts are recorded."""
+        self._experts: ExpertReader | None = None
 
     async def start(self) -> None:
         """Load the model; if the call is canceled, kill the processes that it started.
@@ -108,13 +111,14 @@ class VLLMEngine(PrefetchMixin):
             self._launch = await asyncio.shield(work)
         except asyncio.CancelledError:
             await asyncio.to_thread(cancel_launch, name)
-            work.add_done_callback(_shut_down_abandoned)
+            work.add_done_callback(shut_down_abandoned)
             raise
         await self._rpc(self._llm.update_weight_version(str(INITIAL_VERSION)))
-        for resources in await self._rpc(self._llm.collective_rpc("roll_list_resources")):
+        for resources in await self._call_workers("roll_list_resources"):
             self._launch.add_resources(set(resources["processes"]) - {os.getpid()}, resources["files"])
         if self._spec.records_experts:
-            await self._record_experts()
+            self._experts = ExpertReader(self._spec, self._call_workers, cpu=self._server.cpu)
+            await self._experts.start()
         self._media = self._spec.open_media()
         logger.info("engine %s: vLLM serves %s", self.engine_id, self._spec.model_path)
 
@@ -122,17 +126,20 @@ class VLLMEngine(PrefetchMixin):
         """Run one request until it finishes; an aborted request returns the tokens generated so far.
 
         Raises:
-            UnsupportedError: the request names an adapter, or has media that this engine does not support.
-            DataError: the request does not fit the context, or has tokens outside the vocabulary.
+            UnsupportedError: the request names an adapter but the engine has none, or has unsupported media.
+            DataError: the request does not fit the context, has tokens outside the vocabulary, or names an unknown
+                adapter.
             EngineDiedError: the engine has died.
         """
-        reject_adapter("vllm", request.adapter)
         check_tokens(f"request {request.request_id}", request.token_ids, self._server.vocab_size)
         check_length(request, self._spec.max_context)
         params = build_sampling_params(request, () if self._media is None else self._media.processor.replaced_tokens)
-        output = await self._run_request(request.request_id, request.token_ids, params, request.media, request.priority)
-        experts = await self._read_experts(request, output) if self._routed_layers else None
-        return to_generation(request, output, self.engine_id, experts)
+        output = await self._run_request(
+            request.request_id, request.token_ids, params, request.media, request.priority, request.adapter
+        )
+        experts = None if self._experts is None else await self._experts.read(request, output)
+        get_version = partial(self._adapters.get_version, request.adapter)
+        return to_generation(request, output, self.engine_id, experts, get_version)
 
     async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
         """Return the log-probs [L] of each sequence at temperature 1; entry 0 is 0. Wait while the engine is paused."""
@@ -176,7 +183,7 @@ class VLLMEngine(PrefetchMixin):
         Raises:
             WeightSyncError: a tensor is missing, unknown, has the wrong shape, or was not applied.
         """
-        reject_adapter("vllm", update.adapter)
+        target = self._adapters.build_target(update.adapter)
         if update.transport == "in_process":
             raise WeightSyncError(
                 "transport in_process is not supported by the vllm engine, because its workers run in other "
@@ -191,26 +198,28 @@ class VLLMEngine(PrefetchMixin):
                 self._resume_after_update = True
             # Set before the call: if the workers die or the call is canceled, it is unknown which weights have changed.
             was_mixed, self._mixed = self._mixed, True
-            replies = await self._rpc(self._llm.collective_rpc("roll_update_weights", args=(pickle.dumps(update),)))
+            replies = await self._call_workers("roll_update_weights", pickle.dumps((update, target)))
             errors = [reply["error"] for reply in replies if "error" in reply]
             if errors:
                 self._mixed = was_mixed or not all(reply.get("intact", False) for reply in replies)
                 if not self._mixed:
                     await self._end_update()
                 raise WeightSyncError(errors[0])
-            checksums = _merge_checksums([reply["checksums"] for reply in replies], update.policy_version)
+            checksums = merge_checksums([reply["checksums"] for reply in replies], update.policy_version)
             # Cached keys and values belong to the old weights; running requests keep their tokens and recompute them.
             await self._rpc(self._llm.reset_prefix_cache(reset_running_requests=True))
             if self._media is not None:
                 await self._rpc(self._llm.reset_encoder_cache())  # it holds features of the old vision tower
-            await self._rpc(self._llm.update_weight_version(str(update.policy_version)))
-            self._mixed = self._unsynced = False
+            version = self._adapters.confirm_update(update, target)
+            await self._rpc(self._llm.update_weight_version(version))
+            self._mixed, self._unsynced = False, ""
             await self._end_update()
             return WeightReceipt(
                 engine_id=self.engine_id,
                 policy_version=update.policy_version,
                 checksums=checksums,
                 duration_s=time.monotonic() - began,
+                adapter=update.adapter,
             )
 
     async def sleep(self) -> None:
@@ -221,8 +230,9 @@ class VLLMEngine(PrefetchMixin):
         """
         self._check_can_sleep()
         if not self._asleep:
-            self._asleep = self._unsynced = True
-            await self._rpc(self._llm.sleep(level=2, mode="abort"))
+            self._asleep, self._unsynced = True, "lost its weights while asleep"
+            # Updates that contain only an adapter need the frozen weights, which level 1 keeps in host memory.
+            await self._rpc(self._llm.sleep(level=2 if self._spec.lora is None else 1, mode="abort"))
 
     async def wake(self) -> None:
         """Allocate device memory again after `sleep`. Requests are rejected until the next weight update."""
@@ -266,32 +276,9 @@ class VLLMEngine(PrefetchMixin):
             self._resume_after_update = False
             await self.resume()
 
-    async def _record_experts(self) -> None:
-        """Make the workers record the chosen experts. On a CPU, ROLL records them; on an accelerator, vLLM does.
-
-        Raises:
-            ModelError: the model has no routers, or its routers do not report the chosen experts.
-        """
-        call = self._llm.collective_rpc("roll_record_experts", args=(self._spec.max_num_seqs, not self._server.cpu))
-        replies = await self._rpc(call)
-        errors = [reply["error"] for reply in replies if "error" in reply]
-        if errors:
-            raise ModelError(
-                "training.router_replay 'engine' is not supported, because the vllm engine cannot record the experts "
-                f"of '{self._spec.model_path}': {errors[0]}; set router_replay to none, or inference.engine to hf"
-            )
-        self._routed_layers = replies[0]["layers"]
-
-    async def _read_experts(self, request: GenerationRequest, output: RequestOutput) -> Any:
-        """Return the experts [n, layers, k] chosen for the first n tokens of a request; `None` if not recorded."""
-        if self._server.cpu:
-            call = self._llm.collective_rpc("roll_pop_experts", args=(request.request_id,))
-            if (found := (await self._rpc(call))[0]) is None:
-                return None
-            dtype, shape, data = found
-            return np.frombuffer(data, dtype).reshape(shape)
-        routed = output.outputs[0].routed_experts
-        return None if routed is None else np.asarray(routed)[:, self._routed_layers].astype(np.int16)
+    async def _call_workers(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of every worker, and return the replies."""
+        return await self._rpc(self._llm.collective_rpc(method, args=arguments))
 
     @property
     def processes(self) -> tuple[psutil.Process, ...]:
@@ -309,19 +296,26 @@ class VLLMEngine(PrefetchMixin):
         return self._server.llm
 
     async def _run_request(
-        self, request_id: str, token_ids: IntArray, params: SamplingParams, media: _Media = (), priority: int = 0
+        self,
+        request_id: str,
+        token_ids: IntArray,
+        params: SamplingParams,
+        media: _Media = (),
+        priority: int = 0,
+        adapter: str | None = None,
     ) -> RequestOutput:
         """Run one request in vLLM, and convert vLLM's errors to ROLL's."""
         prompt = await build_prompt(self._llm, self._convert_errors, self._media, token_ids, media)
         self._check_alive()
         if self._unsynced:
-            raise WeightSyncError(f"engine '{self.engine_id}' lost its weights while asleep: run a weight sync first.")
+            raise WeightSyncError(f"engine '{self.engine_id}' {self._unsynced}: run a weight sync first.")
+        lora = self._adapters.build_request(adapter)
         if not self._running:
             self._server.stats.steps.begin()
         self._running[request_id] = self._running.get(request_id, 0) + 1
         try:
             final = None
-            async for output in self._llm.generate(prompt, params, request_id, priority=priority):
+            async for output in self._llm.generate(prompt, params, request_id, priority=priority, lora_request=lora):
                 final = output
         except Exception as error:
             raise self._convert_error(error) from error
@@ -372,25 +366,3 @@ class VLLMEngine(PrefetchMixin):
             raise UnsupportedError(f"engine '{self.engine_id}' cannot sleep: on a CPU, vLLM cannot free its memory.")
         if not self._spec.sleeps:
             raise UnsupportedError(f"engine '{self.engine_id}' cannot sleep: set `sleeps` in its EngineSpec.")
-
-
-def _shut_down_abandoned(future: asyncio.Future[VLLMServer]) -> None:
-    """Shut vLLM down if its start succeeded after the caller was canceled."""
-    if not future.cancelled() and future.exception() is None:
-        future.result().shutdown()
-
-
-def _merge_checksums(replies: list[dict[str, int]], policy_version: int) -> dict[str, int]:
-    """Return the checksums by tensor name, after checking that all workers report the same checksums.
-
-    Raises:
-        WeightSyncError: the checksums of a tensor differ between workers; the message names it.
-    """
-    first = replies[0]
-    for name, checksum in first.items():
-        if any(other.get(name) != checksum for other in replies[1:]):
-            raise WeightSyncError(
-                f"weight sync of policy version {policy_version}: workers of one engine received different bytes "
-                f"for '{name}'."
-            )
-    return first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
@@ -24,7 +25,7 @@ from roll.inference.vllm.stats import StatsCollector
 from roll.models.sizes import read_config
 from roll.process_environment import SPIN_COUNT, override_environment
 
-__all__ = ["VLLMServer", "cancel_launch", "launch", "prestart_engine"]
+__all__ = ["VLLMServer", "cancel_launch", "launch", "prestart_engine", "shut_down_abandoned"]
 
 logger = logging.getLogger(__name__)
 
@@ -155,6 +156,12 @@ def _check_model_type(spec: EngineSpec) -> None:
 def _check_not_canceled(spec: EngineSpec, name: str) -> None:
     if name in _canceled_launches:
         raise EngineDiedError(spec.engine_id, "its start was canceled")
+
+
+def shut_down_abandoned(future: asyncio.Future[VLLMServer]) -> None:
+    """Shut vLLM down if its start succeeded after the caller was canceled."""
+    if not future.cancelled() and future.exception() is None:
+        future.result().shutdown()
 
 
 @contextmanager

@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from roll.errors import UnsupportedError, WeightSyncError
-from roll.inference.vllm import continuation, kernels, routing
+from roll.inference.vllm import continuation, kernels, lora_kernels, routing
+from roll.inference.vllm.adapter_worker import apply_adapter
 from roll.inference.vllm.direct import DirectLoader, TensorPlacement, plan_direct_load
 from roll.inference.vllm.environment import is_cpu_build
 from roll.models.omni import SPEECH_PREFIXES
@@ -42,6 +43,7 @@ PERSISTENT_TRANSPORTS = frozenset({"shared_memory", "store"})
 
 if "vllm" in sys.modules:  # a worker imports this module before it builds the model
     kernels.register_cpu_kernels()
+    lora_kernels.register_lora_kernels()
     continuation.register()
     if is_cpu_build():
         start_spin_control()
@@ -118,14 +120,21 @@ class WeightReceiver:
         return None if experts is None else (experts.dtype.str, list(experts.shape), experts.tobytes())
 
     def roll_update_weights(self, payload: bytes) -> dict[str, Any]:
-        """Receive and apply the weights of a pickled `WeightUpdate`.
+        """Receive and apply the weights of a pickled `WeightUpdate`, or those of an adapter.
+
+        Args:
+            payload: A pickled pair of the update and the `AdapterTarget`, which is `None` if the update contains all
+                weights.
 
         Returns:
             `{"checksums": …}`, or `{"error": …, "intact": …}`, where `intact` is true if no weight has been changed.
         """
         progress = {"intact": True}
         try:
-            return {"checksums": _update(self, pickle.loads(payload), progress)}
+            update, target = pickle.loads(payload)
+            if target is not None:
+                return {"checksums": apply_adapter(self, update, target, progress)}
+            return {"checksums": _update(self, update, progress)}
         except WeightSyncError as error:
             logger.error("%s", error)
             return {"error": str(error), **progress}

@@ -243,7 +243,8 @@ def _estimate_store_memory(config: RolloutRunConfig, sizes: ModelSizes) -> list[
     """Estimate the memory of the trainer's copy of the weights, which the weight transport `store` needs for deltas."""
     if config.weight_sync.store is None:
         return []
-    copied = estimate_sync_bytes(config.inference, sizes, get_element_bytes(config.model.dtype))
+    element_bytes = get_element_bytes(config.model.dtype)
+    copied = estimate_sync_bytes(config.inference, sizes, element_bytes, config.synced_adapter)
     return [RoleMemory(role="weight store", count=1, parts={"copy of the weights": copied})]
 
 

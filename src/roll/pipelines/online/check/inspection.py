@@ -125,7 +125,17 @@ def _check_model(report: Report, config: RolloutRunConfig) -> None:
     if report.model is not None and config.inference.quantization != "none":
         _check_quantizable(config)
     if report.model is not None:
+        _check_adapters(config)
+    if report.model is not None:
         _check_context(config, report.model.context_length)
+
+
+def _check_adapters(config: RolloutRunConfig) -> None:
+    from roll.models import find_model
+    from roll.pipelines.preparation import check_adapter_sync
+
+    if directory := find_model(config.model.path):
+        check_adapter_sync(config, directory)
 
 
 def _check_quantizable(config: RolloutRunConfig) -> None:
@@ -292,8 +302,11 @@ def _estimate(
         report.notes.append("no source has held-out prompts, so the run is not evaluated.")
     if model is None or report.engine_kind is None:
         return
-    if count_quantized_parameters(config.inference, model):
-        sent = estimate_sync_bytes(config.inference, model, get_element_bytes(config.model.dtype))
+    element_bytes = get_element_bytes(config.model.dtype)
+    sent = estimate_sync_bytes(config.inference, model, element_bytes, config.synced_adapter)
+    if config.synced_adapter is not None:
+        report.batch.append(f"a weight sync sends {sent / 1e6:,.1f} MB, only the adapter")
+    elif count_quantized_parameters(config.inference, model):
         report.batch.append(
             f"a weight sync sends {sent / 1e6:,.0f} MB, linear weights as {config.inference.quantization}; engines "
             f"convert them back to {config.model.dtype}"
