@@ -330,6 +330,9 @@ class LimitedEngines(EngineGroup):
     async def replace(self, engine_id: str) -> InferenceEngine:
         raise RuntimeError(f"engine {engine_id} died")
 
+    async def stop(self, engine_id: str) -> None:
+        raise RuntimeError(f"engine {engine_id} died")
+
     async def close(self) -> None:
         return None
 

@@ -1,4 +1,4 @@
-"""Does a bug in the scheduler show? Plants one at a time in a copy of `rollout/`, and runs the random schedules on it.
+"""Does a bug in the scheduler show? Plants one at a time in a copy of its package, and runs the random schedules on it.
 
     make mutation NAME=scheduler                 # every planted bug must be caught; says by which seed and how
     make mutation NAME=scheduler ARGS="3 17"     # only these
@@ -45,8 +45,10 @@ class Bug:
 
     what: str
     file: str
+    """Path in `package`."""
     old: str
     new: str
+    package: str = "rollout"
 
 
 GIVE_BACK = "    def _release_slot(self, engine_id: str) -> None:\n        self._router.release_slot(engine_id)\n"
@@ -424,6 +426,113 @@ BUGS = (
         "        if was_serving:\n            await self._sync_and_reattach(self._fleet.get_connection(engine_id))",
         "        pass",
     ),
+    Bug(
+        "trainers get the devices before the engines have released them",
+        "colocation.py",
+        "        await self.proxy.transitions.release(self.engine_ids)\n",
+        "        self._early = asyncio.create_task(self.proxy.transitions.release(self.engine_ids))\n",
+        "pipelines",
+    ),
+    Bug(
+        "engines wake before the trainers have left the devices",
+        "colocation.py",
+        "        await asyncio.gather(*(trainer.offload(states) for trainer, states in offloaded))\n",
+        "        self._early = asyncio.gather(*(trainer.offload(states) for trainer, states in offloaded))\n",
+        "pipelines",
+    ),
+    Bug(
+        "trainers get the devices while weights are sent to a single engine",
+        "colocation.py",
+        "        async with self._pause_pushes():  # the sync",
+        "        async with nullcontext():  # the sync",
+        "pipelines",
+    ),
+    Bug(
+        "the policy is offloaded after a weight sync although the trainers have the devices",
+        "colocation.py",
+        'if self._policy not in self._trainers or self.phase == "training":',
+        "if self._policy not in self._trainers:",
+        "pipelines",
+    ),
+    Bug(
+        "devices are switched under an evaluation that no other engine can answer",
+        "served_policy.py",
+        "        await self._finish_evaluation()\n        devices = ",
+        "        devices = ",
+        "pipelines",
+    ),
+    Bug(
+        "the trainer computes with finished groups before the engines have released the devices",
+        "streaming.py",
+        "                await engines.release_devices()\n",
+        "",
+    ),
+    Bug(
+        "finished groups are passed to the trainer again",
+        "streaming.py",
+        "                passed.update(group.draw.draw_id for group in groups)\n",
+        "",
+    ),
+    Bug(
+        "the requests of an engine that leaves are aborted while it still gets others",
+        "transitions.py",
+        "        await self._fleet.abandon(engine_id)\n        connection = self._fleet.get_connection(engine_id)\n"
+        "        await self._drain(engine_id, request_handling)\n",
+        "        connection = self._fleet.get_connection(engine_id)\n"
+        "        await self._drain(engine_id, request_handling)\n        await self._fleet.abandon(engine_id)\n",
+    ),
+    Bug(
+        "an engine that returns while all are paused decodes",
+        "transitions.py",
+        "                if connection.is_paused != (mode is not None):\n",
+        "                if connection.is_paused:\n",
+    ),
+    Bug(
+        "requests of an engine whose node vanished wait for its answer",
+        "elastic_engines.py",
+        '            self._transitions.mark_lost(engine_id, f"its node {member.node_id[:8]} left the cluster")\n',
+        "",
+    ),
+    Bug(
+        "a lost engine on a node that left is replaced there",
+        "fleet.py",
+        "            self._abandoned_ids.add(engine_id)\n            connection.mark_lost",
+        "            connection.mark_lost",
+    ),
+    Bug(
+        "weights are sent to engines that sleep",
+        "engine_group.py",
+        "if not _contains(self._sleeping_engines, engine) and not",
+        "if not",
+    ),
+    Bug(
+        "an engine that joins gets weights while an update changes them",
+        "sync.py",
+        "                if self._unchanged.is_set():  # an update",
+        "                if True:  # an update",
+        "weights",
+    ),
+    Bug(
+        "an engine whose weights are late serves with those that it has",
+        "sync.py",
+        "            report_dead(reported)\n        alive",
+        "            pass\n        alive",
+        "weights",
+    ),
+    Bug(
+        "weights that arrived damaged are used",
+        "sync.py",
+        "            for engine_id, receipt in delivery.receipts.items():\n",
+        "            for engine_id, receipt in ():\n",
+        "weights",
+    ),
+    Bug(
+        "engines decode on after a weight sync that failed",
+        "controller.py",
+        "        yield  # not in a `try … finally`, because engines must not resume after an error\n"
+        "        await self._proxy.resume()\n",
+        "        try:\n            yield\n        finally:\n            await self._proxy.resume()\n",
+    ),
 )
 
 
@@ -433,11 +542,11 @@ def caught(bug: Bug) -> str:
         package = Path(directory) / "roll"
         package.mkdir()
         for entry in SOURCE.iterdir():
-            if entry.name == "rollout":
-                shutil.copytree(entry, package / "rollout", ignore=shutil.ignore_patterns("__pycache__"))
+            if entry.name == bug.package:
+                shutil.copytree(entry, package / entry.name, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 (package / entry.name).symlink_to(entry)
-        path = package / "rollout" / bug.file
+        path = package / bug.package / bug.file
         text = path.read_text()
         if text.count(bug.old) != 1:
             raise SystemExit(f"'{bug.what}': its place in {bug.file} is found {text.count(bug.old)} times, not once")

@@ -18,9 +18,10 @@ import numpy as np
 from roll.errors import EngineDiedError
 from roll.rollout.engine_group import EngineGroup
 from roll.types import EngineLoad, Generation, GenerationRequest, WeightReceipt, WeightUpdate
+from roll.weights.sync import SYNC_TIMEOUT_S
 
 T = TypeVar("T")
-CALLS = ("start", "generate", "abort", "pause", "resume", "update_weights", "applied_checksums")
+CALLS = ("start", "generate", "abort", "pause", "resume", "update_weights", "applied_checksums", "sleep", "wake")
 
 
 @dataclass(eq=False)
@@ -40,6 +41,14 @@ class Fault:
     hangs: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """How a weight update arrives at an engine."""
+
+    seconds: float = 0.0
+    is_damaged: bool = False
+
+
 class TickingEngine:
     """Serves all its requests at once, up to its capacity; the others wait in order.
 
@@ -50,6 +59,7 @@ class TickingEngine:
         length: tokens of a request's answer.
         lag: draws how long a call is on its way, in each direction.
         fault: what will go wrong.
+        transfer: draws how the next weight update of an engine arrives.
         violations: gets what must never happen, in words.
     """
 
@@ -62,11 +72,12 @@ class TickingEngine:
         length: Callable[[GenerationRequest], int],
         lag: Callable[[], float] = lambda: 0.0,
         fault: Fault | None = None,
+        transfer: Callable[[str], Transfer] = lambda engine_id: Transfer(),
         violations: list[str] | None = None,
     ):
         self.engine_id = engine_id
         self.tick_s, self.capacity, self.length = tick_s, capacity, length
-        self.lag, self.fault = lag, fault
+        self.lag, self.fault, self.transfer = lag, fault, transfer
         self.violations = [] if violations is None else violations
         self.version = 0
         self.live: dict[str, Request] = {}
@@ -79,10 +90,30 @@ class TickingEngine:
         """Requests that came after its death."""
         self.num_offers = 0
         """Weight updates under way, from the call to its answer."""
-        self._updating = False
+        self._updating = self._damaged = False
+        self.is_late = False
+        """Whether it takes longer for a weight update than anybody waits."""
         self._released = asyncio.Event()
         self._drained: asyncio.Event | None = None
         self._serving: set[asyncio.Task[Any]] = set()
+
+    def copy(self, engine_id: str, fault: Fault | None = None) -> TickingEngine:
+        """Build another engine of the same kind."""
+        return type(self)(
+            engine_id,
+            tick_s=self.tick_s,
+            capacity=self.capacity,
+            length=self.length,
+            lag=self.lag,
+            fault=fault,
+            transfer=self.transfer,
+            violations=self.violations,
+        )
+
+    @property
+    def holds_memory(self) -> bool:
+        """Whether the engine occupies its devices; a hung one does until it is closed, if that can end it."""
+        return not (self.dead or self.asleep or (self.hung and not self.lets_go))
 
     # ---- calls
 
@@ -184,6 +215,8 @@ class TickingEngine:
             self.violations.append(f"{request.request_id} is at {self.engine_id} already")
         if self.unsynced:
             self.violations.append(f"{request.request_id} is at {self.engine_id}, which slept and has no weights")
+        if self._damaged:
+            self.violations.append(f"{request.request_id} is at {self.engine_id}, whose weights arrived damaged")
         own = Request(request, min(self.length(request), request.sampling.max_new_tokens), asyncio.Future())
         self.live[request.request_id] = own
         self._start()
@@ -218,10 +251,13 @@ class TickingEngine:
             self.violations.append(f"{self.engine_id} gets new weights while it decodes {sorted(self.running)}")
         self._updating = True
         await self._travel()
+        transfer = self.transfer(self.engine_id)
+        self.is_late = transfer.seconds > SYNC_TIMEOUT_S
+        await asyncio.sleep(transfer.seconds)
         self.version, self._updating, self.unsynced = update.policy_version, False, False
-        return WeightReceipt(
-            engine_id=self.engine_id, policy_version=self.version, checksums={"w": update.policy_version}
-        )
+        self._damaged = transfer.is_damaged
+        checksum = -1 if transfer.is_damaged else update.policy_version
+        return WeightReceipt(engine_id=self.engine_id, policy_version=self.version, checksums={"w": checksum})
 
     async def _applied(self) -> Mapping[str, int]:
         return {"w": self.version}
@@ -238,6 +274,8 @@ class TickingEngine:
     def _tick(self, own: Request) -> None:
         if self._updating:
             self.violations.append(f"{self.engine_id} decodes while its weights change")
+        if self._damaged:
+            self.violations.append(f"{self.engine_id} decodes with damaged weights")
         self.num_ticks += 1
         own.versions.append(self.version)
         if len(own.versions) >= own.num_tokens:
@@ -325,8 +363,10 @@ class TickingEngines(EngineGroup):
         self._starting: dict[str, TickingEngine] = {}
         self._makers: dict[str, Callable[[], TickingEngine]] = {}
         """Of members that have not started yet."""
-        self.released: set[str] = set()
-        """Engines whose devices a trainer uses."""
+        self.stop_s: Callable[[], float] = lambda: 0.0
+        """Draws how long it takes to close an engine."""
+        self.is_used_by_trainer: Callable[[str], bool] = lambda engine_id: False
+        """Whether a trainer occupies the devices of an engine."""
         self.is_gone: Callable[[str], bool] = lambda engine_id: False
         """Whether the node of an engine is gone, so that no other can be started there."""
         self.away: set[str] = set()
@@ -349,21 +389,12 @@ class TickingEngines(EngineGroup):
         old = next(engine for engine in self._engines if engine.engine_id == engine_id)
         if engine_id in self._starting and not self._starting[engine_id].hung:
             old.violations.append(f"{engine_id} is replaced twice at once")
-        if engine_id in self.released:
-            old.violations.append(f"{engine_id} is started although the trainer uses its devices")
+        self._check_devices(engine_id, "started", old.violations)
         if engine_id in self.away:
             old.violations.append(f"{engine_id} is started although it was put to sleep or suspended")
-        if not (old.dead or old.hung):
+        if not (old.dead or old.hung or old.is_late):
             old.violations.append(f"{engine_id} is replaced although it works")
-        fresh = self._starting[engine_id] = type(old)(
-            engine_id,
-            tick_s=old.tick_s,
-            capacity=old.capacity,
-            length=old.length,
-            lag=old.lag,
-            fault=self._fault(engine_id),
-            violations=old.violations,
-        )
+        fresh = self._starting[engine_id] = old.copy(engine_id, self._fault(engine_id))
         try:
             await asyncio.sleep(self._chance.uniform(0, 5))
             old.die()
@@ -384,15 +415,15 @@ class TickingEngines(EngineGroup):
 
     def like(self, engine_id: str) -> TickingEngine:
         """Make a further engine of the kind that there was first."""
-        first = self.all[0]
-        return type(first)(
-            engine_id,
-            tick_s=first.tick_s,
-            capacity=first.capacity,
-            length=first.length,
-            lag=first.lag,
-            violations=first.violations,
-        )
+        return self.all[0].copy(engine_id)
+
+    async def wake(self, engine: Any) -> None:
+        self._check_devices(engine.engine_id, "woken", engine.violations)
+        await super().wake(engine)
+
+    def _check_devices(self, engine_id: str, change: str, violations: list[str]) -> None:
+        if self.is_used_by_trainer(engine_id):
+            violations.append(f"{engine_id} is {change} although a trainer uses its devices")
 
     def add(self, engine_id: str, factory: Callable[[], Any]) -> None:
         assert engine_id not in self._makers and all(each.engine_id != engine_id for each in self._engines)
@@ -405,6 +436,12 @@ class TickingEngines(EngineGroup):
                 engine.violations.append(f"{engine_id} is retired with requests")
             self._engines.remove(engine)
             engine.die()
+
+    async def stop(self, engine_id: str) -> None:
+        await asyncio.sleep(self.stop_s())
+        for engine in self._engines:
+            if engine.engine_id == engine_id:
+                engine.die()
 
     async def close(self) -> None:
         for engine in self.all:

@@ -27,7 +27,7 @@ from roll.inference.spec import ENGINES
 
 TOKENS, EVENTS = (os.open({log!r} + end, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) for end in ("", ".events"))
 TOKEN_S = {token_s!r}
-append = hf_requests.Row.append
+append = hf_requests.BatchRow.append
 own = ""
 
 
@@ -41,7 +41,7 @@ def append_and_note(row, token, *rest):
     return append(row, token, *rest)
 
 
-hf_requests.Row.append = append_and_note
+hf_requests.BatchRow.append = append_and_note
 
 
 class CountingEngine(HFEngine):

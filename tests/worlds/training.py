@@ -6,22 +6,25 @@ import asyncio
 import math
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
 from roll.config.operations import WeightSyncConfig
 from roll.config.scheduling import SchedulingConfig
-from roll.errors import EngineDiedError, RewardInfraError, WorkerDiedError
+from roll.config.sharing import SharingRule
+from roll.errors import EngineDiedError, RewardInfraError, WeightSyncError, WorkerDiedError
+from roll.pipelines.run import LAST_SAVE_TIMEOUT_S
 from roll.rollout import AsyncController, Batch, BatchSpec, DataLedger, LLMProxy, RolloutScheduler, Router
 from roll.rollout.attempts import SamplingPlan
 from roll.rollout.elastic_engines import ElasticEngines
 from roll.rollout.lifecycle import RolloutState, Transition
 from roll.rollout.loops import generate_single_answer
+from roll.rollout.streaming import collect_batch
 from roll.simulation.clock import run
 from roll.types import (
     DrawOutcome,
@@ -35,12 +38,11 @@ from roll.types import (
     RolloutId,
     RolloutStatus,
     SamplingParams,
-    TensorSpec,
-    WeightUpdate,
 )
 from roll.weights import WeightSync
-from worlds.engines import CALLS, Fault, TickingEngine, TickingEngines
+from worlds.engines import CALLS, Fault, TickingEngine, TickingEngines, Transfer
 from worlds.nodes import MovingNodes
+from worlds.shared_devices import SharedTrainers, build_devices, build_policy, choose_rule
 
 MAX_TOKENS = 12
 DOMAINS = ("a", "b")
@@ -50,6 +52,10 @@ MAX_FAULTS = 5
 """Of the engines of one name; the fleet would give up the next one."""
 LAGS: tuple[tuple[float, ...], ...] = ((0.0,), (0.0, 0.01, 0.3), (0.0, 0.3, 2.0), (0.5, 4.0))
 """How long a call may be on its way, from which each schedule takes one choice."""
+MAX_SLOW_SYNC_S = 250.0
+"""Longest time that a weight update may take before the weight sync gives the engine up."""
+FIRST_EVALUATION = 1_000_000
+"""Id of the first draw of an evaluation."""
 
 
 class Numbers:
@@ -99,8 +105,22 @@ class Settings:
     """The run is cancelled at some moment."""
     transport: str = "shared_memory"
     greedy: bool = False
-    shares: Literal["none", "some", "all"] = "none"
-    """The engines whose devices the trainer uses while it computes."""
+    sharing: SharingRule = "disaggregated"
+    """When engines release devices to trainers."""
+    num_shared: int = 0
+    """Number of engines on shared devices."""
+    streams: bool = False
+    """Whether the trainer computes with finished groups before the batch is complete."""
+    switch_faults: float = 0.0
+    """Probability that an engine on shared devices dies or hangs while they are switched."""
+    slow_syncs: float = 0.0
+    """Probability that a weight update takes minutes, or longer than anybody waits."""
+    damage: float = 0.0
+    """Probability that a weight update arrives damaged, which ends the run."""
+    checkpoints: float = 0.0
+    """Probability that a checkpoint follows a step, for which trainers get the shared devices."""
+    evaluations: float = 0.0
+    """Probability that an evaluation begins after a step of an asynchronous run."""
     num_moves: int = 0
     """Times that an engine joins, leaves, or is away for a while, by itself."""
     num_node_changes: int = 0
@@ -140,7 +160,7 @@ def random_settings(seed: int) -> Settings:
         batch_size=chance.randint(1, 4),
         group_size=chance.randint(1, 3),
         num_steps=chance.randint(2, 6),
-        num_engines=chance.randint(1, 3),
+        num_engines=(num_engines := chance.randint(1, 3)),
         capacity=chance.randint(1, 4),
         refill=chance.random() < 0.4,
         passing=chance.choice([1.0, 0.7, 0.4]),
@@ -155,33 +175,28 @@ def random_settings(seed: int) -> Settings:
         # Where one engine fails in a broadcast, the others have seconds to let go of it.
         transport=chance.choice(["shared_memory", "broadcast"]) if max(lags) < 1 else "shared_memory",
         greedy=chance.random() < 0.2,
-        shares=random.Random(f"shares/{seed}").choice(["none", "none", "some", "all"]),
+        **_random_sharing(seed, num_engines, async_ratio=fields.get("async_ratio", 0.0), lags=lags),
         num_moves=random.Random(f"moves/{seed}").choice([0, 0, 4, 10]),
         num_node_changes=random.Random(f"nodes/{seed}").choice([0, 0, 5, 15]),
     )
 
 
-class Trainer:
-    """Offers one tensor, which holds the policy version.
-
-    Args:
-        violations: gets what must never happen, in words.
-    """
-
-    def __init__(self, violations: list[str]) -> None:
-        self.changes = False
-        """Whether an update is under way."""
-        self._violations = violations
-
-    async def send_weights(
-        self, version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
-    ) -> Mapping[str, int]:
-        manifest = (TensorSpec(name="w", shape=(1,), dtype="float32"),)
-        changes = self.changes
-        await deliver(WeightUpdate(policy_version=version, manifest=manifest, transport=transport, handle=None))
-        if changes or self.changes:
-            self._violations.append(f"weights of policy version {version} are sent while they change")
-        return {"w": version}
+def _random_sharing(seed: int, num_engines: int, *, async_ratio: float, lags: Sequence[float]) -> dict[str, Any]:
+    """Draw how engines and trainers share devices, and what goes wrong in switches and weight syncs."""
+    chance = random.Random(f"shares/{seed}")
+    rule = choose_rule(chance, async_ratio, num_engines)
+    num_shared = {"disaggregated": 0, "colocated": num_engines}.get(rule, chance.randint(1, max(1, num_engines - 1)))
+    may_stream = rule == "elastic_overlap" if async_ratio else rule == "disaggregated"
+    return {
+        "sharing": rule,
+        "num_shared": num_shared,
+        "streams": rule == "stream_training" or (may_stream and chance.random() < 0.5),
+        "switch_faults": chance.choice([0.0, 0.0, 0.3]),
+        "slow_syncs": chance.choice([0.0, 0.0, 0.2]) if max(lags) >= 1 else 0.0,
+        "damage": chance.choice([0.0] * 7 + [0.05]),
+        "checkpoints": chance.choice([0.0, 0.0, 0.5]),
+        "evaluations": chance.choice([0.0, 0.0, 0.5]) if async_ratio else 0.0,
+    }
 
 
 @dataclass
@@ -205,6 +220,11 @@ class World:
     """Seen where an exception would go to a rollout that nobody waits for."""
     num_certain: int = 0
     """Number of groups that were known to be in a batch before it was complete."""
+    num_evaluations: int = 0
+    longest_switch_s: float = 0.0
+    """Longest time of a switch of shared devices, or of a weight sync."""
+    is_damaged: bool = False
+    """Whether the run ended because weights arrived damaged."""
     chance: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -219,6 +239,7 @@ class World:
                     capacity=settings.capacity,
                     length=_length,
                     lag=lambda: self.chance.choice(settings.lags),
+                    transfer=self._transfer,
                     violations=self.violations,
                 )
                 for i in range(settings.num_engines)
@@ -226,11 +247,19 @@ class World:
             self.chance,
             self._fault,
         )
-        self.trainer = Trainer(self.violations)
+        self.trainers = SharedTrainers(
+            settings.sharing,
+            [engine.engine_id for engine in self.engines.engines[-settings.num_shared :]],
+            self.engines,
+            random.Random(f"trainers/{settings.seed}"),
+            self.violations,
+        )
+        devices = build_devices(settings.sharing, self.trainers)
         self.weights = WeightSync(
-            self.trainer,  # type: ignore[arg-type]
+            self.trainers.policy,  # type: ignore[arg-type]
             self.engines,  # type: ignore[arg-type]
             WeightSyncConfig(transport=settings.transport, probe_every_num_steps=0),  # type: ignore[arg-type]
+            **({"weights_on_device": devices.onload_for_sync} if devices else {}),
         )
         self.proxy = LLMProxy(
             self.engines,  # type: ignore[arg-type]
@@ -238,7 +267,6 @@ class World:
             max_attempts=50,
             router=Router(settings.scheduling.routing_policy, settings.scheduling.max_kv_used),
         )
-        self.proxy.transitions.between_syncs = self.weights.pause_pushes
         self.nodes = MovingNodes(self.engines, self.engines.like)
         self.elastic = ElasticEngines(self.nodes, self.proxy.transitions, min_engines=1, max_engines=4)
         self.scheduler = RolloutScheduler(
@@ -269,15 +297,33 @@ class World:
             ),
         )
         self._next = Counter[str]()
-        self._shared: list[str] = []
+        self._streamed: dict[int, Group] = {}
+        """Groups of the step that the trainer has computed with."""
+        self._switch_chance = random.Random(f"switches of/{settings.seed}")
+        self._sync_chance = random.Random(f"syncs of/{settings.seed}")
+        self._faults: list[asyncio.Task[None]] = []
+        self.policy = build_policy(self, devices)
 
     def _fault(self, engine_id: str) -> Fault | None:
         """Of a fresh engine."""
-        used_up = self._num_bad[engine_id] + self.settings.deaths >= MAX_FAULTS
-        if used_up or self.chance.random() >= self.settings.frailty:
+        if self.chance.random() >= self.settings.frailty or not self._may_fail(engine_id):
             return None
-        self._num_bad[engine_id] += 1
         return Fault(call=self.chance.choice(CALLS), hangs=self.chance.random() < self.settings.hangs)
+
+    def _transfer(self, engine_id: str) -> Transfer:
+        """Draw how a weight update arrives."""
+        chance, seconds = self._sync_chance, 0.0
+        if chance.random() < self.settings.slow_syncs:
+            too_slow = chance.random() < 0.3 and self._may_fail(engine_id)
+            seconds = 2000.0 if too_slow else chance.uniform(5.0, MAX_SLOW_SYNC_S)
+        return Transfer(seconds=seconds, is_damaged=chance.random() < self.settings.damage)
+
+    def _may_fail(self, engine_id: str) -> bool:
+        """Count a failure of an engine, unless the fleet would give the engine up."""
+        if self._num_bad[engine_id] + self.settings.deaths >= MAX_FAULTS:
+            return False
+        self._num_bad[engine_id] += 1
+        return True
 
     async def _loop(
         self, draw: PromptDraw, index: int, first_request: GenerationRequest, generate: Any, renderer: Any
@@ -340,6 +386,11 @@ class World:
 
     # ---- the run
 
+    @property
+    def policy_version(self) -> int:
+        """The version, under the name that `ServedPolicy` knows."""
+        return self.version
+
     async def train(self) -> None:
         """All steps, with engines dying beside them; some runs are cancelled in their midst."""
         havoc = asyncio.create_task(self._havoc())
@@ -355,95 +406,158 @@ class World:
             havoc.cancel()
             moves.cancel()
             nodes.cancel()
+            for fault in self._faults:
+                fault.cancel()
             await asyncio.gather(moves, nodes, return_exceptions=True)
+        if self._switch_chance.random() < 0.5:
+            await self._save_last_checkpoint()
         await self.elastic.close()
-        await self.controller.close()
+        await self.policy.close()
+        await self.proxy.close()
         self.nodes.close()
         self.check_idle()
         self.check_end()
         await self.engines.close()
 
+    async def _save_last_checkpoint(self) -> None:
+        """Get the shared devices for the trainers once more, also after an error, but not at any price."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_SAVE_TIMEOUT_S):
+                await self.policy.release_devices()
+                with self.trainers.policy.computing():
+                    await asyncio.sleep(self.chance.uniform(0, 2))
+
     async def _steps(self) -> None:
         try:
-            await self._sync()
-            if self.settings.num_node_changes:
-                self.elastic.start()
-            for step in range(1, self.settings.num_steps + 1):
-                batch = await self._next_batch()
-                self.check_batch(batch)
-                if self.settings.scheduling.async_ratio == 0:
-                    self.check_idle()
-                await self._release_devices()
-                async with self.weights.begin_update():
-                    self.trainer.changes = True
-                    await asyncio.sleep(self.chance.uniform(0, 8))
-                    self.version += 1
-                    self.trainer.changes = False
-                    await self._sync()
-                await self._settle(batch, step)
-                if self.violations:
-                    return
+            await self._run_steps()
         except asyncio.CancelledError:
             raise
+        except WeightSyncError:
+            self.is_damaged = True
+            if not self.settings.damage:
+                raise
         except BaseException as error:  # a run that is to be cancelled fails by it all the same
             self.violations.append(f"{type(error).__name__}: {error}")
             raise
 
+    async def _run_steps(self) -> None:
+        await self.policy.sync()
+        if self.settings.num_node_changes:
+            self.elastic.start()
+        for step in range(1, self.settings.num_steps + 1):
+            await self._switch(self.policy.wake())
+            batch = await self._next_batch()
+            self.check_batch(batch)
+            if self.settings.scheduling.async_ratio == 0:
+                self.check_idle()
+            await self._release_devices()
+            async with self.policy.enter_training():
+                await self.trainers.compute(self.chance.uniform(0, 8), changes=True)
+                self.version += 1
+                await self._switch(self.policy.push())
+            await self._settle(batch, step)
+            if self.violations:
+                return
+            self._evaluate_sometimes()
+            if self._switch_chance.random() < self.settings.checkpoints:
+                await self._release_devices()
+                with self.trainers.policy.computing():
+                    await asyncio.sleep(self.chance.uniform(0, 2))
+
     async def _next_batch(self) -> Batch:
+        if self.settings.streams:
+            return await self._collect_streamed()  # a run that cancels it ends
         if self.settings.scheduling.async_ratio > 0:
-            return await self._collect()
+            return await self._collect(self.controller.next_batch)
         certain: dict[int, Group] = {}
         watch = asyncio.create_task(self._watch_certain_groups(certain))
         try:
-            batch = await self._collect()
+            batch = await self._collect(self.controller.next_batch)
         finally:
             watch.cancel()
+        self._check_certain(batch, certain)
+        return batch
+
+    async def _collect_streamed(self) -> Batch:
+        """Collect a batch while the trainer computes with its finished groups."""
+        self._streamed.clear()
+        batch = await collect_batch(self.controller, self.policy, self.settings.batch_size, self._stream)
+        self._check_certain(batch, self._streamed)
+        return batch
+
+    async def _stream(self, groups: list[Group]) -> None:
+        for group in groups:
+            if group.draw.draw_id in self._streamed:
+                self.violations.append(f"group {group.draw.draw_id} is passed to the trainer twice")
+            self._streamed[group.draw.draw_id] = group
+        await self.trainers.compute(self._switch_chance.uniform(0, 3))
+
+    def _check_certain(self, batch: Batch, certain: dict[int, Group]) -> None:
         chosen = {group.draw.draw_id: group for group in batch.groups}
         for draw_id, group in certain.items():
             if chosen.get(draw_id) != group:
                 self.violations.append(f"group {draw_id} was certain to be in the batch, and is not in it as it was")
         self.num_certain += len(certain)
-        return batch
 
     async def _watch_certain_groups(self, found: dict[int, Group]) -> None:
         while True:
             found |= {group.draw.draw_id: group for group in await self.controller.wait_for_guaranteed_groups(found, 1)}
 
-    async def _collect(self) -> Batch:
+    async def _collect(self, collect: Callable[[], Awaitable[Batch]]) -> Batch:
         while self.chance.random() < self.settings.impatience:
             try:
                 async with asyncio.timeout(self.chance.uniform(0, 20)):
-                    return await self.controller.next_batch()
+                    return await collect()
             except TimeoutError:
                 pass
-        return await self.controller.next_batch()
+        return await collect()
 
     async def _release_devices(self) -> None:
-        """Release the devices of some engines or of all to the trainer; some callers are canceled, and ask again."""
-        names = [engine.engine_id for engine in self.engines.engines]
-        shared = {"none": [], "some": names[::2], "all": names}[self.settings.shares]
-        if not shared:
-            return
-        self._shared = shared
-        chance = random.Random(f"release/{self.settings.seed}/{self.version}")
-        while chance.random() < self.settings.impatience:
+        """Release the shared devices to the trainers; some callers are canceled, and ask again."""
+        while self._switch_chance.random() < self.settings.impatience:
             with suppress(TimeoutError):
-                async with asyncio.timeout(chance.uniform(0, 5)):
-                    await self.proxy.transitions.release(shared)
-        await self.proxy.transitions.release(shared)
-        self.engines.released = set(shared)
-        for engine in self.engines.engines:
-            if engine.engine_id in shared and not (engine.dead or engine.hung or engine.asleep):
-                self.violations.append(f"{engine.engine_id} is awake although its devices were released")
+                async with asyncio.timeout(self._switch_chance.uniform(0, 5)):
+                    await self._switch(self.policy.release_devices())
+        await self._switch(self.policy.release_devices())
 
-    async def _sync(self) -> None:
-        self.engines.released = set()
-        await self.proxy.transitions.reacquire(self._shared)
-        report = await self.weights.push(
-            self.version, pause_generation=self.controller.pause_for_update(), on_dead=self.proxy.start_replacing
-        )
-        await self.proxy.transitions.serve(self._shared, report.engines)
-        self._shared = []
+    async def _switch(self, switch: Awaitable[object]) -> None:
+        """Wait for a switch of the shared devices, during which an engine on them may die or hang."""
+        if self._switch_chance.random() < self.settings.switch_faults:
+            self._faults.append(asyncio.create_task(self._fail_in_switch()))
+        began_s = asyncio.get_running_loop().time()
+        await switch
+        self.longest_switch_s = max(self.longest_switch_s, asyncio.get_running_loop().time() - began_s)
+
+    async def _fail_in_switch(self) -> None:
+        chance = self._switch_chance
+        hangs = chance.random() < 0.5
+        await asyncio.sleep(chance.choice([0.0, chance.uniform(0, 3)]))
+        shared = [each for each in self.engines.all if each.engine_id in self.trainers.engine_ids and not each.dead]
+        if shared and self._may_fail((engine := chance.choice(shared)).engine_id):
+            engine.hang() if hangs else engine.die()
+
+    def _evaluate_sometimes(self) -> None:
+        """Begin an evaluation beside the next step, if none is under way."""
+        evaluation = self.policy.evaluation
+        if (evaluation is None or evaluation.done()) and self._switch_chance.random() < self.settings.evaluations:
+            self.policy.evaluation = asyncio.create_task(self._evaluate(), name="evaluation")
+
+    async def _evaluate(self) -> None:
+        prompt = Prompt(uid="eval", domain="a", messages=())
+        number = FIRST_EVALUATION + 10 * self.version
+        draws = [PromptDraw(draw_id=number + i, prompt=prompt, token_ids=np.array([1, 2], np.int32)) for i in range(2)]
+        try:
+            groups = await self.scheduler.collect(draws, self.policy.plan)
+        except WeightSyncError:
+            return  # the run ends
+        except Exception as error:
+            self.violations.append(f"an evaluation failed: {type(error).__name__}: {error}")
+            return
+        rollouts = [each for group in groups for each in group.rollouts if each.status is RolloutStatus.COMPLETED]
+        versions = {int(version) for rollout in rollouts for version in rollout.policy_versions if version >= 0}
+        if len(versions) > 1:
+            self.violations.append(f"an evaluation mixes the policy versions {sorted(versions)}")
+        self.num_evaluations += 1
 
     async def _settle(self, batch: Batch, step: int) -> None:
         used = set()
@@ -485,6 +599,8 @@ class World:
                     await move.resume(name)
         except EngineDiedError:
             return  # one that joined died at once
+        except WeightSyncError:
+            return  # the run ends, or goes on without this engine
         except asyncio.CancelledError:
             raise
         except BaseException as error:
@@ -552,6 +668,7 @@ class World:
     def _check_places(self) -> None:
         """What was launched, without what was replaced or given up, has the proportion of the weights."""
         gone = {draw_id for batch in self.batches for draw_id in (*batch.rejection_reasons, *batch.expired)}
+        gone |= self.controller._left_out.keys()  # since the batch was complete, while the trainer computed
         places = Counter(DOMAINS.index(self.domains[i]) for i in range(len(self.ledger)) if i not in gone)
         assert abs(places[0] - places[1]) <= 1, f"the mix of what is launched is off: {places}"
 
@@ -585,7 +702,7 @@ class World:
         refused = [engine.num_refused for engine in self.engines.all]
         assert max(refused) <= self.settings.capacity, "a dead engine gets requests again and again"
         assert self.proxy.num_running == self.proxy.num_waiting == 0
-        if not self.settings.ends_early:
+        if not (self.settings.ends_early or self.is_damaged):
             assert len(self.batches) == self.settings.num_steps
             assert not self.ledger.list_in_flight(), "draws were launched that no step trained"
             self._check_shares()

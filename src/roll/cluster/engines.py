@@ -71,6 +71,10 @@ class ManagedEngineGroup(EngineGroup):
         self._engines[engine_id] = fresh
         return fresh
 
+    async def stop(self, engine_id: str) -> None:
+        """See `EngineGroup.stop`."""
+        await self._engines[engine_id].close()
+
     async def close(self) -> None:
         """Close every engine, then raise the first error, if any."""
         results = await asyncio.gather(*(engine.close() for engine in self.engines), return_exceptions=True)

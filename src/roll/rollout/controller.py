@@ -120,7 +120,8 @@ class AsyncController:
                 raise self._error
             chosen = choose_groups(self.buffer, self._round, self._spec.batch_size, self._quota)
             if chosen is not None:
-                return await self._close_round(chosen)
+                with self._round.close_with(chosen):
+                    return await self._close_round(chosen)
             if late := self._long_rounds.choose_deferred(self.buffer):
                 await self._release_leftovers(late)
                 continue
@@ -274,8 +275,7 @@ class AsyncController:
             self.buffer.record_finish(run.draw.draw_id)
         if self._refills_due and (self._config.type != "batch" or not self.buffer.running_groups):
             due, self._refills_due = self._refills_due, []
-            for domain in due:
-                self._launch(self._spec.draw(1, domain if self._quotas else None))
+            self._launch([draw for domain in due for draw in self._spec.draw(1, domain if self._quotas else None)])
 
     def _has_spare_group(self, domain: str) -> bool:
         """Return whether dropping one group of this domain would leave enough live groups for the step."""

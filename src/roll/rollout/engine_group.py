@@ -45,6 +45,10 @@ class EngineGroup(ABC):
         """Close a member's engine, if any, and start a new one with the same id and the initial weights."""
 
     @abstractmethod
+    async def stop(self, engine_id: str) -> None:
+        """Close a member's engine, which frees its devices; `replace` starts a new one."""
+
+    @abstractmethod
     async def close(self) -> None:
         """Shut all members down."""
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 1800.0
 """Timeout for starting a new engine, in seconds; the weight sync that follows is not included."""
 CANCEL_TIMEOUT_S = 60.0
-"""Maximum time that a new start of an engine waits for the engine's canceled start to end, in seconds."""
+"""Maximum time to wait until the canceled start of an engine has ended, in seconds."""
 DETACH_TIMEOUT_S = 120.0
 """Time that `wait_for_start` waits before it cancels the start, in seconds; doubled after each cancellation."""
 
@@ -97,6 +97,7 @@ class EngineStarts:
             await self._starting[engine_id].wait()
         finally:
             timer.cancel()
+        await self._wait_for_canceled_start(engine_id)
 
     def _postpone(self, engine_id: str, timeout_s: float) -> None:
         if engine_id not in self._postponed or self._postponed[engine_id].done():  # it has started, and gets weights
@@ -127,6 +128,11 @@ class EngineStarts:
         return start.result()
 
     async def _replace(self, engine_id: str) -> InferenceEngine:
-        if (canceled := self._canceled.pop(engine_id, None)) is not None:
-            await asyncio.wait({canceled}, timeout=CANCEL_TIMEOUT_S)
+        await self._wait_for_canceled_start(engine_id)
+        self._canceled.pop(engine_id, None)
         return await self._engines.replace(engine_id)
+
+    async def _wait_for_canceled_start(self, engine_id: str) -> None:
+        """Wait until the canceled start of an engine, if any, has freed its devices, but not forever: it may hang."""
+        if (canceled := self._canceled.get(engine_id)) is not None:
+            await asyncio.wait({canceled}, timeout=CANCEL_TIMEOUT_S)

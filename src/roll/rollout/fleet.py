@@ -35,6 +35,8 @@ EngineChange: TypeAlias = Literal["died", "hung", "replaced", "given up", "joine
 
 MAX_FAILURES = 6
 """Number of consecutive failures after which an engine is given up; an answer of the engine resets the count."""
+STOP_TIMEOUT_S = 60.0
+"""Maximum time to close a lost engine whose devices are needed, in seconds."""
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
 """First and maximum backoff before a restart, in seconds; used from the second failure on, and doubled after each."""
 
@@ -153,6 +155,16 @@ class EngineFleet:
         self._router.disable(self.get_connection(engine_id).engine.engine_id)
         self._detached_ids.add(engine_id)
         await self.starts.wait_for_start(engine_id)
+
+    async def stop_if_lost(self, engine_id: str) -> None:
+        """Close a lost engine whose devices are needed; an engine that hangs still occupies them."""
+        if self.get_connection(engine_id).lost is None:
+            return
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self._engines.stop(engine_id)
+        except (InfraError, TimeoutError) as error:
+            logger.warning("engine %s may still occupy its devices: %s", engine_id, one_line_error(error))
 
     def mark_lost(self, engine_id: str, cause: str) -> None:
         """Mark an engine as lost before it is removed: other engines restart its requests. Unknown IDs are ignored."""

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -55,6 +56,17 @@ class Round:
     """Type of round: `short`, `long` or `last` with tail batching, otherwise empty."""
     mandatory_draw_ids: set[int] = field(default_factory=set)
     """Ids of draws that the round must finish, so that no draw is deferred twice."""
+    chosen: list[LiveGroup] | None = None
+    """Groups of the batch while the batch is closed, which stops the other groups."""
+
+    @contextmanager
+    def close_with(self, chosen: list[LiveGroup]) -> Iterator[None]:
+        """Store the groups of the batch that is closed in a `with` block."""
+        self.chosen = chosen
+        try:
+            yield
+        finally:
+            self.chosen = None
 
     @property
     def is_speculative(self) -> bool:
@@ -174,6 +186,8 @@ def list_guaranteed_groups(
     Later events only remove groups that a filter rejects, or append groups, so a guaranteed group stays guaranteed. For
     the arguments, see `choose_groups`.
     """
+    if current.chosen is not None:  # groups that finish now are not in the batch, even if they are older
+        return current.chosen
     if not current.is_speculative:
         return sorted(buffer.list_certain_ready(), key=lambda live: live.launch_order)
     if current.first_finished:

@@ -8,7 +8,7 @@
 Invariants:
     - routing to a leaving engine stops first, so that its requests are never sent back to it;
       a joining engine has the current weights before it gets any request;
-    - a detached engine is not replaced, because others use its devices;
+    - a detached engine is not replaced, because others use its devices; if it is lost, `release` closes it;
     - an engine that decodes is paused and resumed together with all others, even while it leaves and when it returns;
     - a failed transition affects only its engine, which the fleet replaces when the engine is reattached;
     - transitions of one engine run one after another, and none begins between its `release` and its `serve`;
@@ -239,15 +239,15 @@ class EngineTransitions:
         if released.was_serving:
             await self._fleet.detach(engine_id)
         await self._drain(engine_id, "abort")  # an engine that is suspended may also have requests
-        if released.is_asleep or engine_id in self._asleep:
-            return
-        try:
-            await self._sleep_between_syncs(engine_id)
-            released.is_asleep = True
-        except UnsupportedError:
-            async with self._pause_lock:
-                with suppress(EngineDiedError):
-                    await self._fleet.get_connection(engine_id).pause("abort")
+        connection = self._fleet.get_connection(engine_id)
+        if not released.is_asleep and engine_id not in self._asleep:
+            try:
+                await self._sleep_between_syncs(engine_id)
+                released.is_asleep = True
+            except UnsupportedError:
+                async with self._pause_lock:
+                    await _pause_unless_lost(connection, "abort")
+        await self._fleet.stop_if_lost(engine_id)
 
     async def _reacquire(self, engine_id: str) -> None:
         released = self._released[engine_id]
@@ -310,8 +310,7 @@ class EngineTransitions:
             await self._drain(engine_id, mode)
         async with self._pause_lock:
             self._fleet.inactive.add(engine_id)
-            with suppress(EngineDiedError):
-                await self._fleet.get_connection(engine_id).pause(mode)
+            await _pause_unless_lost(self._fleet.get_connection(engine_id), mode)
 
     async def _return_to_service(self, engine_id: str) -> None:
         connection = self._fleet.get_connection(engine_id)
@@ -362,6 +361,12 @@ async def _wait_until_idle(
             with suppress(EngineDiedError):
                 await connection.abort_all()
         await asyncio.wait({idle}, timeout=ABORT_RETRY_S)
+
+
+async def _pause_unless_lost(connection: EngineConnection, mode: PauseMode) -> None:
+    """Pause the engine behind a connection, and ignore the error if the engine is lost."""
+    with suppress(EngineDiedError):
+        await connection.pause(mode)
 
 
 async def _apply_unless_lost(

@@ -25,6 +25,6 @@ def planted() -> list[Any]:
 
 @pytest.mark.parametrize("bug", planted(), ids=lambda bug: bug.what)
 def test_mutation_a_planted_bug_has_its_place(bug: Any) -> None:
-    text = (Path(roll.__file__).parent / "rollout" / bug.file).read_text()
+    text = (Path(roll.__file__).parent / bug.package / bug.file).read_text()
     assert text.count(bug.old) == 1
     assert bug.new != bug.old

@@ -11,7 +11,7 @@ from roll.config.scheduling import SchedulingConfig
 from roll.errors import WeightSyncError
 from roll.simulation.clock import run
 
-NUM_SCHEDULES = int(os.environ.get("ROLL_SCHEDULES", "150"))
+NUM_SCHEDULES = int(os.environ.get("ROLL_SCHEDULES", "300"))
 """`make explore` plays 600."""
 PARTS = 3
 
@@ -20,6 +20,26 @@ PARTS = 3
 def test_rollout_schedule_every_invariant_holds_in_random_schedules(part: int) -> None:
     for seed in range(part, NUM_SCHEDULES, PARTS):
         play(random_settings(seed))
+
+
+def test_rollout_schedule_a_group_that_finishes_while_a_batch_is_closed_is_not_promised_to_it() -> None:
+    scheduling = SchedulingConfig(
+        async_ratio=3.0, stale_policy="drop", rollout_redundancy=1.5, choose="first_finished", domain_quotas=True
+    )
+    settings = Settings(
+        seed=1125,
+        scheduling=scheduling,
+        group_size=3,
+        num_steps=3,
+        num_engines=3,
+        capacity=4,
+        lags=(0.5, 4.0),
+        deaths=1,
+        sharing="elastic_overlap",
+        num_shared=2,
+        streams=True,
+    )
+    assert play(settings).num_certain
 
 
 def test_rollout_schedule_engines_stand_still_after_a_weight_sync_that_broke_off() -> None:

@@ -195,6 +195,48 @@ def test_rollout_transition_released_engine_that_cannot_sleep_is_paused() -> Non
     within(main)
 
 
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_rollout_transition_released_engine_that_hangs_is_closed_so_that_trainers_get_its_memory(when: str) -> None:
+    async def main() -> None:
+        world = World("a", "b")
+        first, _ = world.group.engines
+        if when == "before":
+            first.hang()  # type: ignore[attr-defined]
+        else:
+            first.fault = Fault(call="sleep", hangs=True)  # type: ignore[attr-defined]
+        await world.release()
+        assert not any(engine.holds_memory for engine in world.group.all)
+        assert [engine.engine_id for engine in world.group.all] == ["a", "b"]  # nothing was started meanwhile
+        await world.serve("b")
+        await world.proxy.wait_for_replacements()
+        assert [engine.engine_id for engine in world.group.all] == ["a", "b", "a"]
+        assert {answer.engine_id for answer in await asyncio.gather(*world.ask(2))} == {"a", "b"}
+
+    within(main)
+
+
+def test_rollout_transition_release_waits_until_a_canceled_start_has_freed_its_memory() -> None:
+    async def main() -> None:
+        world = World("a", "b")
+        freed: list[float] = []
+
+        async def replace(engine_id: str) -> Any:
+            try:
+                await asyncio.sleep(1e6)
+            finally:
+                await asyncio.sleep(7.0)  # until its processes have ended
+                freed.append(asyncio.get_running_loop().time())
+
+        world.group.replace = replace  # type: ignore[method-assign]
+        world.group.engines[0].die()
+        world.proxy.replace(world.group.engines[0])
+        await asyncio.sleep(1.0)
+        await world.release()
+        assert freed == [pytest.approx(1.0 + 120.0 + 7.0)] == [asyncio.get_running_loop().time()]
+
+    within(main)
+
+
 def test_rollout_transition_released_engine_that_was_suspended_with_requests_leaves_them_to_others() -> None:
     async def main() -> None:
         world = World("a", "b")

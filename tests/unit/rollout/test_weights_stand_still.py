@@ -20,13 +20,22 @@ from roll.rollout import SamplingPlan
 from roll.simulation import clock
 from roll.types import GenerationRequest, SamplingParams, WeightReceipt, WeightUpdate
 
+QUIET: dict[str, Any] = {
+    "deaths": 0,
+    "frailty": 0.0,
+    "sharing": "disaggregated",
+    "num_shared": 0,
+    "slow_syncs": 0.0,
+    "damage": 0.0,
+}
+
 
 @pytest.mark.parametrize("how", ["ended", "failed", "cancelled", "cancelled before it began"])
 def test_rollout_weight_sync_a_fresh_engine_waits_for_an_update_and_after_a_broken_one_for_the_next_push(
     how: str,
 ) -> None:
     async def main() -> list[str]:
-        world = World(random_settings(0))
+        world = World(replace(random_settings(0), **QUIET))
         weights, told = world.weights, []
         await weights.push(0)
 
@@ -123,7 +132,7 @@ def test_rollout_weight_sync_an_engine_that_is_late_is_not_used_again_when_the_o
 
     async def main() -> None:
         scheduling = SchedulingConfig(async_ratio=1.0)
-        quiet = {"deaths": 0, "frailty": 0.0, "shares": "none", "num_engines": 2, "transport": "shared_memory"}
+        quiet = {**QUIET, "num_engines": 2, "transport": "shared_memory"}
         world = LateWorld(replace(random_settings(0), scheduling=scheduling, **quiet))
         world.weights._timeout_s = 5.0
         late, _ = world.engines.engines
@@ -150,7 +159,7 @@ def test_rollout_weight_sync_an_engine_that_is_late_is_not_used_again_when_the_o
 
 def quiet_world() -> tuple[World, ServedPolicy]:
     """One engine, in an asynchronous run, where nothing goes wrong by itself."""
-    chosen = {"deaths": 0, "frailty": 0.0, "shares": "none", "num_engines": 1, "reward_hangs": 0.0, "lags": (0.0,)}
+    chosen = {**QUIET, "num_engines": 1, "reward_hangs": 0.0, "lags": (0.0,)}
     world = World(replace(random_settings(0), scheduling=SchedulingConfig(async_ratio=1.0), **chosen))
     return world, live_policy(world)
 
