@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from roll.errors import ModelError, shorten
 from roll.training.distributed import Ranks
 from roll.training.network.routing import Routing
@@ -24,7 +26,7 @@ def check_batch(batch: TrainingBatch, vocab_size: int, routing: Routing | None, 
         ModelError: A sample has a token ID or an expert index that is out of the model's range.
     """
     for sample in batch.samples:
-        tokens = sample.token_ids
+        tokens = np.concatenate([sample.token_ids, sample.predicted_ids])
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
             wrong = int(tokens[(tokens < 0) | (tokens >= vocab_size)][0])
             raise ModelError(

@@ -131,6 +131,8 @@ class TrainingSample:
     token_ids: IntArray
     loss_mask: BoolArray
     """True for loss tokens: tokens that the policy sampled or imitates."""
+    target_ids: IntArray | None = None
+    """Tokens to predict instead of `token_ids`: entry i is predicted from tokens 0 … i-1. `None` means `token_ids`."""
     media: tuple[MediaSpan, ...] = ()
     """Media spans in `token_ids`; empty for text."""
     positions: IntArray | FloatArray | None = None
@@ -195,9 +197,15 @@ class TrainingSample:
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def predicted_ids(self) -> IntArray:
+        """The tokens to predict: `target_ids` if given, else `token_ids`."""
+        return self.token_ids if self.target_ids is None else self.target_ids
+
 
 _TOKEN_ALIGNED_FIELDS = (
     "loss_mask",
+    "target_ids",
     "advantages",
     "rollout_logprobs",
     "old_logprobs",

@@ -181,7 +181,7 @@ def build_layout(
             sample = member.sample
             paths.append(entries)
             token_index = find_predicted_tokens(member, every_token)
-            predicted = entries[token_index[token_index < member.num_inputs]] - start
+            predicted = entries[find_shareable_tokens(member, token_index)] - start
             known = np.concatenate([predictions[predicted], np.full(len(token_index) - len(predicted), -1)])
             new = known < 0
             known[new] = num_predictions + np.arange(new.sum())
@@ -189,7 +189,7 @@ def build_layout(
                 predictions[predicted] = known[: len(predicted)]
             num_predictions += int(new.sum())
             rows.append(entries[token_index[new] - 1])
-            targets.append(sample.token_ids[token_index[new]])
+            targets.append(sample.predicted_ids[token_index[new]])
             spans.append(SampleSpan(index=member.index, token_index=token_index, prediction_index=known))
             tokens.append(sample.token_ids[shared : member.num_inputs])
             experts.append(None if sample.experts is None else sample.experts[shared : member.num_inputs])
@@ -268,6 +268,14 @@ def find_predicted_tokens(member: BlockMember, every_token: bool) -> Int64Array:
     if every_token:
         return np.arange(1, len(member.sample), dtype=np.int64)
     return np.flatnonzero(member.sample.loss_mask[1:]) + 1
+
+
+def find_shareable_tokens(member: BlockMember, token_index: Int64Array) -> Int64Array:
+    """Return the predicted tokens whose predictions other samples of the block may share.
+
+    A sample with targets of its own shares none, because another token may follow the same prefix in each sample.
+    """
+    return token_index[token_index < member.num_inputs] if member.sample.target_ids is None else token_index[:0]
 
 
 def iter_entries(block: Block, start: int) -> Iterator[tuple[BlockMember, int, Int64Array]]:
