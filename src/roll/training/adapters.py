@@ -7,7 +7,7 @@ adapter. With several ranks, each rank swaps its own shards.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -38,6 +38,8 @@ class AdapterState:
     optimizer: Mapping[str, WeightState] = field(default_factory=dict)
     """AdamW's moments and counts by name; empty for a new adapter."""
     progress: Progress = field(default_factory=Progress)
+    scale: float | None = None
+    """The factor of the adapter's output; `None` means that of the network's configuration."""
 
 
 class AdapterStore:
@@ -47,10 +49,19 @@ class AdapterStore:
         masters: The trained weights of the network, in their initial state.
         optimizer: The optimizer of these weights.
         name: The name of the adapter in the network.
+        set_scale: A function that sets the factor of the outputs of the network's adapters.
     """
 
-    def __init__(self, masters: MasterWeights, optimizer: Optimizer, name: str) -> None:
+    def __init__(
+        self,
+        masters: MasterWeights,
+        optimizer: Optimizer,
+        name: str,
+        set_scale: Callable[[float | None], None] = lambda scale: None,
+    ) -> None:
         self.current = name
+        self._scale: float | None = None
+        self._set_scale = set_scale
         self._masters = masters
         self._optimizer = optimizer
         # Initial weights are exact in the compute dtype and every B is 0: a quarter of the masters' memory is enough.
@@ -75,10 +86,23 @@ class AdapterStore:
             gradients=self._masters.pop_gradients(),
             optimizer=self._optimizer.pop_states(),
             progress=progress,
+            scale=self._scale,
         )
         state = self._inactive.pop(name, None) or AdapterState(weights=self._initial)
         self._masters.put_weights(state.weights)
         self._masters.put_gradients(state.gradients)
         self._optimizer.put_states(state.optimizer)
-        self.current = name
+        if state.scale != self._scale:
+            self._set_scale(state.scale)
+        self.current, self._scale = name, state.scale
         return state.progress
+
+    def put(self, name: str, state: AdapterState) -> None:
+        """Store the state of an adapter, which must not be in the network; replace the state that it has."""
+        assert name != self.current
+        self._inactive[name] = state
+
+    def delete(self, name: str) -> None:
+        """Delete an adapter, which must not be in the network."""
+        assert name != self.current
+        self._inactive.pop(name, None)

@@ -15,7 +15,15 @@ from functools import cached_property
 from torch import Tensor
 
 from roll.config.training import should_trim_heap
+from roll.errors import UnsupportedError
 from roll.protocols import LossFn, WeightSource
+from roll.training.adapter_snapshot import (
+    AdapterSnapshot,
+    AdapterSpec,
+    build_state,
+    create_snapshot,
+    take_snapshot,
+)
 from roll.training.adapters import AdapterStore, Progress
 from roll.training.distributed import shard
 from roll.training.language_rank import LanguageModelRank
@@ -25,12 +33,12 @@ from roll.training.memory.malloc_trim import Heap, trim_heap_after_layers
 from roll.training.memory.snapshots import Snapshots
 from roll.training.network.fp8 import check_fp8_support
 from roll.training.network.loading import build_network
-from roll.training.network.lora import reset_magnitudes
+from roll.training.network.lora import AdapterScales, reset_magnitudes
 from roll.training.network.pipeline_split import check_split, reduce_tied_gradients, split_into_stages
 from roll.training.network.policy import PolicyNetwork
 from roll.training.network.value import ValueNetwork
 from roll.training.network.vision_parts import compute_learning_rate_factors
-from roll.training.network.weights import TrainerWeights, gather_weight
+from roll.training.network.weights import TrainerWeights, collect_adapters, gather_weight
 from roll.training.parallel.fsdp import reshard_after_forward, set_first_backward_layer
 from roll.training.passes import PassRunner
 from roll.training.precision import Precision
@@ -78,8 +86,12 @@ class TorchBackend(TorchRank[TrainingBatch, LossFn], LanguageModelRank):
         factors |= compute_learning_rate_factors(self.model, spec.model.vision, trainable)
         self._prepare_updates(trainable | heads, factors, copies)
         self._adapters = (
-            AdapterStore(self.masters, self.optimizer, DEFAULT_ADAPTER) if spec.model.lora is not None else None
+            AdapterStore(self.masters, self.optimizer, DEFAULT_ADAPTER, AdapterScales(self.model).set)
+            if spec.model.lora is not None
+            else None
         )
+        self._adapter_specs: dict[str, AdapterSpec] = {}
+        """The specs of the adapters that `put_adapter` has created, by name."""
         self._heap: Heap | None = None
         if self.device.type == "cpu" and should_trim_heap(spec.model, spec.training, self.ranks.size):
             decoder = self.network.decoder
@@ -146,6 +158,49 @@ class TorchBackend(TorchRank[TrainingBatch, LossFn], LanguageModelRank):
         then = self._adapters.activate(name, now)
         self.num_steps, self.num_nonfinite = then.num_steps, then.num_nonfinite
         self._has_gradients, self._summed_loss = then.has_gradients, then.summed_loss
+
+    def put_adapter(self, name: str, content: AdapterSpec | AdapterSnapshot) -> None:
+        """Create an adapter, or replace its weights, gradients and optimizer state; see `TrainBackend.use_adapter`.
+
+        Args:
+            name: The name of the adapter.
+            content: The spec of a new adapter, or a snapshot of one.
+
+        Raises:
+            ModelError: The content does not fit the network; nothing has changed.
+            UnsupportedError: The trainer has no adapters, or has several ranks.
+        """
+        store, adapters = self._get_adapter_store(name), collect_adapters(self.network)
+        assert self.spec.model.lora is not None
+        if isinstance(content, AdapterSpec):
+            content = create_snapshot(content, adapters, self.masters)
+        state = build_state(content, adapters, self.masters, self.spec.model.lora.rank)
+        if store.current == name:
+            self.use_adapter(DEFAULT_ADAPTER)
+        store.put(name, state)
+        self._adapter_specs[name] = content.spec
+
+    def read_adapter(self, name: str) -> AdapterSnapshot:
+        """Return a copy of an adapter that `put_adapter` has created."""
+        self._get_adapter_store(name)
+        self.use_adapter(name)
+        adapters = collect_adapters(self.network)
+        return take_snapshot(self._adapter_specs[name], adapters, self.masters, self.optimizer, self.num_steps)
+
+    def delete_adapter(self, name: str) -> None:
+        """Delete an adapter that `put_adapter` has created."""
+        store = self._get_adapter_store(name)
+        if store.current == name:
+            self.use_adapter(DEFAULT_ADAPTER)
+        store.delete(name)
+        self._adapter_specs.pop(name, None)
+
+    def _get_adapter_store(self, name: str) -> AdapterStore:
+        if self._adapters is None or self.ranks.size > 1 or name == DEFAULT_ADAPTER:
+            lacks = "has no model.lora" if self._adapters is None else "has several ranks"
+            reason = "the name is reserved" if name == DEFAULT_ADAPTER else f"the trainer {lacks}"
+            raise UnsupportedError(f"adapter '{name}' cannot be created, read or deleted: {reason}")
+        return self._adapters
 
     def _read(self, name: str) -> Tensor:
         own, split = dict(self.model.named_parameters()), self.network.pipeline_split

@@ -24,6 +24,7 @@ from roll.training.network.vision_parts import build_part_finder
 
 __all__ = [
     "Adapter",
+    "AdapterScales",
     "add_adapters",
     "apply_loraplus",
     "build_peft_settings",
@@ -276,6 +277,25 @@ def disable_adapters(model: Any, *, allow_missing: bool = False) -> Iterator[Non
     finally:
         for layer in layers:
             layer.enable_adapters(True)
+
+
+class AdapterScales:
+    """Sets the factor of the outputs of a model's adapters.
+
+    Args:
+        model: The model, with the factors of its configuration.
+    """
+
+    def __init__(self, model: Any) -> None:
+        from peft.tuners.lora import LoraLayer
+
+        layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
+        self._layers = [(layer, layer.scaling[_ADAPTER_NAME]) for layer in layers]
+
+    def set(self, scale: float | None) -> None:
+        """Set the factor of all layers; `None` means the factors of the configuration."""
+        for layer, initial in self._layers:
+            layer.scaling[_ADAPTER_NAME] = initial if scale is None else scale
 
 
 def get_checkpoint_name(parameter_name: str) -> str:
