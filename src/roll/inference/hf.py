@@ -178,7 +178,7 @@ class HFEngine(PrefetchMixin):
         """
         decoder = self._get_decoder()
         check_request(request, self._spec.max_context, decoder.vocab_size)
-        check_adapter(request, None if decoder.adapters is None else decoder.adapters.versions)
+        check_adapter(request.request_id, request.adapter, decoder.adapters)
         row = create_row(request, self._arrivals.add(), self._spec.seed)
         if request.media:
             with self._arrivals.expect_request():
@@ -197,11 +197,13 @@ class HFEngine(PrefetchMixin):
                 await asyncio.shield(self.abort([request.request_id]))
             raise
 
-    async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
+    async def logprobs(
+        self, sequences: Sequence[IntArray], media: SequenceMedia = (), *, adapter: str | None = None
+    ) -> list[FloatArray]:
         """Compute the log-probs of each sequence separately, with the current weights."""
         self._get_decoder()
         async with self._device:
-            return await self._run_in_executor(self._get_decoder().logprobs, sequences, media)
+            return await self._run_in_executor(self._get_decoder().logprobs, sequences, media, adapter)
 
     async def abort(self, request_ids: Collection[str]) -> None:
         """End requests after the current step; they return their tokens so far."""
@@ -360,8 +362,6 @@ class HFEngine(PrefetchMixin):
                 future.set_exception(EngineDiedError(self.engine_id, self._death))
                 future.exception()  # mark it as retrieved: its caller may have been canceled
         self._queue = RequestQueue()
-
-    # ---- checks
 
     def _close_log(self) -> None:
         handler, self._log_handler = self._log_handler, None

@@ -68,6 +68,9 @@ class AdapterSet:
         for layer in self._shapes:
             model.get_submodule(layer).register_forward_hook(partial(self._add_product, layer))
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.versions
+
     @contextmanager
     def use(self, rows: Sequence[str | None]) -> Iterator[None]:
         """Use the adapters `rows`, one per token of a flat input, or a single one for all tokens, in a `with` block."""

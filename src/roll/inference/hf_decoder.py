@@ -31,7 +31,7 @@ from roll.inference.hf_attention import (
     register_attention,
     round_up,
 )
-from roll.inference.hf_requests import BatchRow, build_prefill_key
+from roll.inference.hf_requests import BatchRow, build_prefill_key, check_adapter
 from roll.inference.hf_routing import RoutingRecorder, reuse_first_pass
 from roll.inference.hf_sampling import Sampler
 from roll.inference.hf_weights import apply_update, reload_weights
@@ -222,14 +222,18 @@ class Decoder:
                 self._cache.copy_row(len(self.rows), slot, last.length - 1)
 
     @torch.inference_mode()
-    def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
+    def logprobs(
+        self, sequences: Sequence[IntArray], media: SequenceMedia = (), adapter: str | None = None
+    ) -> list[FloatArray]:
         """Return the log-probs [L] of each sequence's tokens given their prefix, at temperature 1; entry 0 is 0."""
+        check_adapter("logprobs", adapter, self.adapters)
         results = []
         for sequence, spans in zip(sequences, media or [()] * len(sequences), strict=True):
             ids = torch.from_numpy(np.asarray(sequence, np.int64)).to(self.device)
             result = torch.zeros(len(ids))
             if len(ids) > 1:
-                logits = self._run(self.model, np.asarray(sequence), spans, CausalPass)[0].logits[0, :-1]
+                with nullcontext() if self.adapters is None else self.adapters.use([adapter]):
+                    logits = self._run(self.model, np.asarray(sequence), spans, CausalPass)[0].logits[0, :-1]
                 for start in range(0, len(logits), LOGITS_CHUNK):
                     chunk = logits[start : start + LOGITS_CHUNK].float()
                     chosen = ids[1 + start : 1 + start + len(chunk), None]

@@ -225,11 +225,12 @@ def check_request(request: GenerationRequest, max_context: int, vocab_size: int)
         )
 
 
-def check_adapter(request: GenerationRequest, adapters: Container[str | None] | None) -> None:
+def check_adapter(request_id: str, adapter: str | None, adapters: Container[str | None] | None) -> None:
     """Reject a request that names an adapter which the engine does not have.
 
     Args:
-        request: The request.
+        request_id: The ID of the request, for messages.
+        adapter: The name of the adapter.
         adapters: The names of the engine's adapters; `None` if the engine supports none.
 
     Raises:
@@ -237,11 +238,10 @@ def check_adapter(request: GenerationRequest, adapters: Container[str | None] | 
         DataError: there is no adapter of this name.
     """
     if adapters is None:
-        reject_adapter("hf", request.adapter)
-    elif request.adapter is not None and request.adapter not in adapters:
+        reject_adapter("hf", adapter)
+    elif adapter is not None and adapter not in adapters:
         raise DataError(
-            f"request {request.request_id} names the adapter '{request.adapter}', which the engine has not received: "
-            "sync it first."
+            f"request {request_id} names the adapter '{adapter}', which the engine has not received: sync it first."
         )
 
 

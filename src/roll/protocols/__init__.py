@@ -1,7 +1,13 @@
 """The interfaces between packages, as `typing.Protocol` classes."""
 
 from roll.protocols.data import Draw, Items, PromptSource, Reward
-from roll.protocols.engines import InferenceEngine, PauseMode, SupportsPrefetch, SupportsReadback
+from roll.protocols.engines import (
+    InferenceEngine,
+    PauseMode,
+    SupportsAdapterScoring,
+    SupportsPrefetch,
+    SupportsReadback,
+)
 from roll.protocols.trainers import (
     LossFn,
     Scorer,
@@ -24,6 +30,7 @@ __all__ = [
     "Reward",
     "Scorer",
     "StateKind",
+    "SupportsAdapterScoring",
     "SupportsAdapterSync",
     "SupportsPrefetch",
     "SupportsReadback",

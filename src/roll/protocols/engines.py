@@ -16,7 +16,7 @@ from roll.types import (
     WeightUpdate,
 )
 
-__all__ = ["InferenceEngine", "PauseMode", "SupportsPrefetch", "SupportsReadback"]
+__all__ = ["InferenceEngine", "PauseMode", "SupportsAdapterScoring", "SupportsPrefetch", "SupportsReadback"]
 
 PauseMode: TypeAlias = Literal["keep", "abort", "drain"]
 
@@ -91,6 +91,21 @@ class InferenceEngine(Protocol):
 
     async def close(self) -> None:
         """Shut down the engine and every process it started. Calling it twice is safe."""
+        ...
+
+
+@runtime_checkable
+class SupportsAdapterScoring(Protocol):
+    """An optional extension of `InferenceEngine`: an engine that computes log-probs with one of several adapters."""
+
+    async def logprobs(
+        self, sequences: Sequence[IntArray], media: SequenceMedia = (), *, adapter: str | None = None
+    ) -> list[FloatArray]:
+        """Return log-probs as `InferenceEngine.logprobs` does, with an adapter; `None` for the policy itself.
+
+        Raises:
+            DataError: The engine has no adapter of this name.
+        """
         ...
 
 

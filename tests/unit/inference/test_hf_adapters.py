@@ -99,6 +99,20 @@ async def test_hf_adapters_rows_of_one_batch_use_their_own_adapter_or_none(tiny_
     assert [set(one.policy_versions) for one in together] == [{1}, {0}, {2}, {1}, {0}]
 
 
+async def test_hf_adapters_scores_are_those_of_the_named_adapter(tiny_model: Path) -> None:
+    first, second = build(tiny_model, seed=1), build(tiny_model, seed=2)
+    async with running(tiny_model, lora=LORA, max_adapters=2) as engine:
+        await sync(engine, first, 1, "first")
+        await sync(engine, second, 2, "second")
+        scores = {name: (await engine.logprobs([TEXT], adapter=name))[0] for name in ("first", "second", None)}
+        with pytest.raises(DataError, match="logprobs names the adapter 'third'"):
+            await engine.logprobs([TEXT], adapter="third")
+    for name, backend in (("first", first), ("second", second)):
+        expected = reference_logprobs(tiny_model, TEXT, **dict(backend.weights()))
+        np.testing.assert_allclose(scores[name], expected, atol=1e-5)
+    np.testing.assert_allclose(scores[None], reference_logprobs(tiny_model, TEXT), atol=1e-5)
+
+
 async def test_hf_adapters_a_running_request_continues_with_the_new_adapter(tiny_model: Path) -> None:
     backend = build(tiny_model)
     async with running(tiny_model, lora=LORA) as engine:

@@ -141,7 +141,9 @@ class VLLMEngine(PrefetchMixin):
         get_version = partial(self._adapters.get_version, request.adapter)
         return to_generation(request, output, self.engine_id, experts, get_version)
 
-    async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
+    async def logprobs(
+        self, sequences: Sequence[IntArray], media: SequenceMedia = (), *, adapter: str | None = None
+    ) -> list[FloatArray]:
         """Return the log-probs [L] of each sequence at temperature 1; entry 0 is 0. Wait while the engine is paused."""
         for index, sequence in enumerate(sequences):
             check_tokens(f"sequence {index}", sequence, self._server.vocab_size)
@@ -149,7 +151,10 @@ class VLLMEngine(PrefetchMixin):
         with self._server.stats.steps.pause_recording():
             given = enumerate(zip(sequences, media or [()] * len(sequences), strict=True))
             params = build_scoring_params()
-            asked = (self._run_request(f"logprobs-{stamp}-{i}", seq, params, spans) for i, (seq, spans) in given)
+            asked = (
+                self._run_request(f"logprobs-{stamp}-{i}", seq, params, spans, adapter=adapter)
+                for i, (seq, spans) in given
+            )
             return [to_logprobs(output) for output in await asyncio.gather(*asked)]
 
     async def abort(self, request_ids: Collection[str]) -> None:
