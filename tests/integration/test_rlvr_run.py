@@ -74,25 +74,32 @@ def test_rlvr_run_adapters_are_trained_and_exported_merged(tmp_path: Path, tiny_
     assert not any("embed" in name for name in changed)
 
 
-def test_rlvr_run_engines_that_get_only_the_adapter_learn_as_those_that_get_merged_weights(
+def test_rlvr_run_engines_that_get_only_the_adapter_generate_as_those_that_get_merged_weights(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     model = {"path": str(tiny_model), "dtype": "float32", "lora": {"rank": 4, "use_rslora": True}}
-    changes = {"training": {"num_steps": 10, "learning_rate": 1e-2, "num_threads": 1}, "checkpoint": {"at_end": False}}
-    size = {"prompts_per_step": 6, "group_size": 6, "max_new_tokens": 6}
-    rows, rewards = {}, {}
+    training = {"num_steps": 3, "learning_rate": 1e-2, "num_threads": 1}
+    rows = {}
     for lora in ("merged", "adapter"):
-        own = config(tmp_path / lora, tiny_model, model=model, rollout=size, weight_sync={"lora": lora}, **changes)
-        summary = roll.train(own)
+        roll.train(
+            config(
+                tmp_path / lora,
+                tiny_model,
+                model=model,
+                training=training,
+                weight_sync={"lora": lora},
+                checkpoint={"at_end": False},
+            )
+        )
         rows[lora] = steps(tmp_path / lora)
-        rewards[lora] = summary.reward_last5 - summary.reward_first5  # type: ignore[operator]
-    for row in rows["adapter"]:
-        assert row["agreement/logprob_mean_abs"] <= 1e-4
-        assert row["sync/probe_mean_abs"] <= 3e-5
-    # Until a rounding error chooses another token, both runs generate and learn the same.
-    assert rows["adapter"][0]["reward/mean"] == rows["merged"][0]["reward/mean"]
-    assert rewards["adapter"] > 0.2 and rewards["merged"] > 0.2
-    assert rows["adapter"][1]["sync/bytes"] < 0.5 * rows["merged"][1]["sync/bytes"]  # the model is tiny
+    updated = [row for row in rows["adapter"] if row["training/stepped"]]
+    assert updated
+    assert max(row["agreement/logprob_mean_abs"] for row in updated) <= 1e-4
+    assert max(row["sync/probe_mean_abs"] for row in updated if row["sync/probe_mean_abs"] is not None) <= 3e-5
+    # Rounding errors are too small to choose another token in a run this short.
+    assert [row["reward/mean"] for row in rows["adapter"]] == [row["reward/mean"] for row in rows["merged"]]
+    sent = {name: max(row["sync/bytes"] or 0 for row in found) for name, found in rows.items()}
+    assert 0 < sent["adapter"] < 0.5 * sent["merged"]  # the model is tiny
 
 
 def test_rlvr_run_an_adapter_is_exported_as_peft_reads_it_with_the_runs_figures(
