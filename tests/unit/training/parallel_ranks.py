@@ -127,6 +127,7 @@ def work(
     adapted = build(lora=LORA)
     result = adapted.train_step(batch, FULL)
     found["lora"] = {"result": result, "grads": whole_grads(adapted)}
+    found["adapter"] = {name: tensor.clone() for name, tensor in adapted.adapter_weights() if tensor is not None}
 
     for name, lora in (("streamed", None), ("streamed lora", LORA)):
         with compute_norms_in_double():  # also while tensor parallelism wraps the norms

@@ -76,10 +76,11 @@ def _compare(
     for name in ("logprobs", "sharp", "values", "top"):
         for own, other in zip(first[name], expected[name], strict=True):
             np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-6)  # told in float32
-    for kind in ("weights", "codes"):
+    for kind in ("weights", "codes", "adapter"):
         assert list(first[kind]) == list(expected[kind])
         assert all(torch.equal(first[kind][name], weight) for name, weight in expected[kind].items())
     assert any(weight.dtype == torch.int8 for weight in first["codes"].values()) and not last["codes"]
+    assert any(weight.any() for name, weight in first["adapter"].items() if "lora_B" in name) and not last["adapter"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

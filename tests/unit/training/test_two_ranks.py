@@ -117,9 +117,10 @@ def test_two_ranks_lora_trains_and_merges_as_on_one_rank(
     assert relative_error(found[name]["grads"], grads_of(backend)) <= 1e-5
     second = backend.train_step(make_batch(2), PolicyLoss())
     assert found[f"{name} second"]["result"].loss == pytest.approx(second.loss, rel=1e-4)
-    for (label, a), (other, b) in zip(found[f"{name} second"]["weights"], backend.weights(), strict=True):
-        assert label == other
-        torch.testing.assert_close(a, b.detach(), atol=1e-5, rtol=1e-5)
+    for kind, own in (("weights", backend.weights()), ("adapter", backend.adapter_weights())):
+        for (label, a), (other, b) in zip(found[f"{name} second"][kind], own, strict=True):
+            assert label == other
+            torch.testing.assert_close(a, b.detach(), atol=1e-5, rtol=1e-5)
 
 
 def test_two_ranks_only_the_first_rank_gets_weights_and_the_export_holds_them(

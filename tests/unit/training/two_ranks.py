@@ -46,6 +46,7 @@ def run_rank(rank: int, directory: Path, model: Path, batch: TrainingBatch) -> N
         if "lora" in settings:
             second = backend.train_step(make_batch(2), PolicyLoss())
             found[f"{name} second"] = {"result": second, "weights": list(backend.weights())}
+            found[f"{name} second"]["adapter"] = list(backend.adapter_weights())
 
     with mock.patch.object(blocks, "MIN_SHARED_TOKENS", 2):
         backend = build(double, **SMALL)
