@@ -588,7 +588,8 @@ class World:
                 elif len(names) == 1:
                     continue
                 elif kind == "retire":
-                    await move.retire(name, leaving)
+                    if {*names} - {name, *self.trainers.engine_ids}:  # one stays while trainers use the others' devices
+                        await move.retire(name, leaving)
                 elif kind == "sleep":
                     await move.sleep(name, leaving)
                     await self._leave_alone(name, chance.uniform(0, 20))

@@ -270,8 +270,6 @@ class SimulationConfig(Section):
         )
         if problem:
             raise ValueError(problem.replace("cluster.sharing", "placement.sharing"))
-        if self.failures and (place.overlaps or (place.is_colocated and place.sharing is not None)):
-            raise ValueError("failures are not simulated with placement.sharing: remove one of the two")
 
     @property
     def streams_training(self) -> bool:

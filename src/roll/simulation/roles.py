@@ -85,21 +85,23 @@ class SimulatedEngines(ManagedEngineGroup):
             for number, failure in enumerate(failures)
         ]
 
-    async def sync(self, policy_version: int) -> list[str]:
-        """Send weights of `policy_version` to all engines concurrently.
+    async def sync(self, policy_version: int) -> tuple[list[str], list[str]]:
+        """Send weights of `policy_version` to all engines that are awake, concurrently.
 
         Returns:
-            Ids of the engines that died.
+            Ids of the engines that have the weights, and ids of the engines that died.
         """
         engines = self.list_awake()
         found = await asyncio.gather(*(self.send_weights(e, policy_version) for e in engines), return_exceptions=True)
-        dead = []
+        synced, dead = [], []
         for engine, result in zip(engines, found, strict=True):
             if isinstance(result, EngineDiedError):
                 dead.append(engine.engine_id)
             elif isinstance(result, BaseException):
                 raise result
-        return dead
+            else:
+                synced.append(engine.engine_id)
+        return synced, dead
 
     async def send_weights(self, engine: InferenceEngine, policy_version: int) -> None:
         """Send the weights of a policy version to an engine."""

@@ -79,12 +79,12 @@ class SimulatedPolicyEngines:
             if self.devices is None:
                 await self.proxy.wait_for_replacements()
             async with self.controller.pause_for_update():
-                dead = await self.engines.sync(self.state.policy_version)
+                synced, dead = await self.engines.sync(self.state.policy_version)
             self.proxy.start_replacing(dead)
             if self.devices is None:
                 await self.proxy.wait_for_replacements()
         if devices is not None:
-            await devices.serve({engine.engine_id for engine in self.engines.engines})
+            await devices.serve(synced)
         return {}
 
 

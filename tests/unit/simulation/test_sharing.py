@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from roll.config.simulation import SimulationConfig
-from roll.simulation.run import simulate
+from roll.simulation.run import SimulatedRun, simulate
 
 WORKLOAD: dict[str, Any] = {
     "name": "sharing",
@@ -56,6 +56,66 @@ def test_sharing_simulation_keeps_the_devices_if_a_switch_takes_longer_than_it_s
     place = {"generation": 8, "training": 2, "sharing": "elastic_overlap", "switch_s": 600.0}
     # The first switch must be measured; afterwards the trainer keeps its devices, as in a fixed split.
     assert simulate(build(place, async_ratio=2.0)).step_s == pytest.approx(split.step_s, rel=0.02)
+
+
+RULES: dict[str, tuple[dict[str, Any], float]] = {
+    "colocated": ({"generation": 4, "sharing": "colocated", "switch_s": 4.0}, 0.0),
+    "colocated, asynchronous": ({"generation": 4, "sharing": "colocated", "switch_s": 4.0}, 1.0),
+    "partial_overlap": ({"generation": 4, "training": 2, "sharing": "partial_overlap", "switch_s": 4.0}, 1.0),
+    "elastic_overlap": ({"generation": 4, "training": 2, "sharing": "elastic_overlap", "switch_s": 4.0}, 1.0),
+    "stream_training": ({"generation": 4, "training": 2, "sharing": "stream_training", "switch_s": 4.0}, 0.0),
+}
+
+
+def fail(rule: str, *failures: dict[str, Any]) -> SimulatedRun:
+    """Simulate a short run under a rule, in which engines fail."""
+    place, async_ratio = RULES[rule]
+    tree = build(place, async_ratio, sync_s=2.0).model_dump(mode="json")
+    tree["rollout"] |= {"prompts_per_step": 16, "max_new_tokens": 1024}
+    tree |= {"num_steps": 4, "warmup_steps": 0, "answer_tokens": {"type": "uniform", "low": 64, "high": 1024}}
+    tree["engine"] |= {"restart_s": 50.0}
+    return simulate(SimulationConfig.model_validate(tree | {"failures": list(failures)}))
+
+
+def list_tokens(run: SimulatedRun) -> list[int]:
+    return [step.num_tokens for step in run.steps]
+
+
+def total_s(run: SimulatedRun) -> float:
+    return sum(step.total_s for step in run.steps)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("engine", [0, 3])
+def test_sharing_simulation_of_engines_that_fail_trains_on_as_much(rule: str, engine: int) -> None:
+    quiet = fail(rule)
+    began_s, second = quiet.steps[0].total_s, quiet.steps[1]
+    for moment in (0.3, 0.9):
+        at_s = began_s + moment * second.total_s
+        died = fail(rule, {"at_s": at_s, "engine": engine})
+        # The engine hangs in the phase of the switch that begins while it stalls, and is replaced.
+        stalled = fail(rule, {"type": "stall", "at_s": at_s, "engine": engine, "duration_s": 3600.0})
+        for run in (died, stalled):
+            assert sum(list_tokens(run)) == pytest.approx(sum(list_tokens(quiet)), rel=0.01)
+            assert max(step.max_staleness for step in run.steps) <= RULES[rule][1]
+        assert total_s(quiet) - 1.0 <= total_s(died) <= total_s(quiet) + 60.0 + second.total_s
+
+
+def test_sharing_simulation_replaces_engines_that_died_asleep_when_they_should_wake() -> None:
+    quiet = fail("colocated")
+    first = quiet.steps[0]
+    asleep_s = first.total_s - first.sync_s - 2.0 - 1.0  # a second before the devices return to the engines
+    died = fail("colocated", *({"at_s": asleep_s, "engine": index} for index in range(4)))
+    # All start after the switch, and then get the weights that the weight sync could not send.
+    assert total_s(died) - total_s(quiet) == pytest.approx(50.0, abs=0.5)
+    assert list_tokens(died) == list_tokens(quiet)
+
+
+def test_sharing_simulation_of_an_engine_that_stalls_asleep_takes_as_long() -> None:
+    quiet = fail("colocated")
+    first = quiet.steps[0]
+    stall = {"type": "stall", "at_s": first.wait_s + 4.0, "engine": 0, "duration_s": 0.5 * first.train_s}
+    assert total_s(fail("colocated", stall)) == total_s(quiet)
 
 
 @pytest.mark.parametrize(
