@@ -445,7 +445,7 @@ class _SimulatedWorld:
             return recorded.lengths.get(request.request_id, case.max_new_tokens)
 
         limits = replace(settings.limits, max_num_seqs=case.max_num_seqs)
-        self.engines = SimulatedEngines(num_engines, replace(settings, limits=limits), answer_tokens)
+        self.engines = SimulatedEngines([replace(settings, limits=limits)] * num_engines, answer_tokens)
         self.renderer = SimulatedRenderer()
         self.reward = Judge(case, recorded.rewards)
         self._draws, self._case = draws, case

@@ -15,6 +15,7 @@ from roll.config.python_objects import Reward, Rows, load_with_python_objects, w
 from roll.process_environment import prepare_environment
 
 if TYPE_CHECKING:
+    from roll.config.run import RunConfig
     from roll.preflight import Report
     from roll.tracking import Summary
 
@@ -60,7 +61,12 @@ def train(
     prepare_environment()
     from roll.pipelines import commands
 
-    return commands.train(loaded, callbacks)
+    if loaded.cluster.calibration is None:
+        return commands.train(loaded, callbacks)
+    from roll.simulation.run_sharing import resolve_run_sharing
+
+    resolved, note = resolve_run_sharing(loaded)
+    return commands.train(resolved, callbacks, [note] if note else [])
 
 
 def resume(
@@ -200,9 +206,23 @@ def check(
     """
     loaded = load_with_python_objects(config, overrides, data, held_out, reward)
     prepare_environment()
+    return check_loaded(loaded)
+
+
+def check_loaded(config: RunConfig) -> Report:
+    """Check a loaded configuration; see `check`."""
     from roll.pipelines.registry import CHECKS
 
-    return CHECKS.get(loaded.pipeline)(loaded)
+    if config.cluster.calibration is None:
+        return CHECKS.get(config.pipeline)(config)
+    from roll.preflight.machine import inspect_machine
+    from roll.simulation.run_sharing import resolve_run_sharing
+
+    resolved, note = resolve_run_sharing(config, accelerated=inspect_machine().has_accelerators)
+    report = CHECKS.get(resolved.pipeline)(resolved)
+    if note:
+        report.notes.append(f"{note}.")
+    return report
 
 
 def export(

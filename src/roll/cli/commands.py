@@ -151,9 +151,9 @@ def check(state: CommandState, file: str, overrides: tuple[str, ...], dry_run: b
 
     Exits with code 2 if the run cannot start.
     """
+    from roll.api import check_loaded
     from roll.config.load import load_config
     from roll.errors import UserError
-    from roll.pipelines.registry import CHECKS
     from roll.preflight.inspection import needs_torch
     from roll.process_environment import prepare_environment
 
@@ -163,7 +163,7 @@ def check(state: CommandState, file: str, overrides: tuple[str, ...], dry_run: b
     # ImportError.
     if state.own_process and not needs_torch(config):
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-    report = CHECKS.get(config.pipeline)(config)
+    report = check_loaded(config)
     if dry_run:
         from roll.preflight.inspection import run_checks
         from roll.preflight.layout import dry_run_step

@@ -8,8 +8,8 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from roll.config.base import LABEL_PATTERN, Section, option
-from roll.config.device_classes import ClassName, DeviceClass, find_price_problem
+from roll.config.base import LABEL_PATTERN, Section, option, path_option
+from roll.config.device_classes import ClassName, DeviceClass, find_class_problem
 from roll.config.device_numbers import Devices
 from roll.config.sharing import SharingRule
 
@@ -119,8 +119,15 @@ class ClusterConfig(Section):
         "the trainer can begin, and only if that saves more time than a switch takes. `stream_training`: in "
         "synchronous runs, only the engines that share devices, when 20 to 50 % of a round have finished and the other "
         "requests fit into the KV cache of the remaining engines; the trainer then computes the gradients of finished "
-        "groups. `auto`: on accelerators, `colocated` in synchronous runs, and `elastic_overlap` in asynchronous runs "
-        "in which some engines share no devices; otherwise `disaggregated`.",
+        "groups. `auto`: on accelerators, the fastest rule in a short simulation if `calibration` is set, otherwise "
+        "`colocated` in synchronous runs, and `elastic_overlap` in asynchronous runs in which some engines share no "
+        "devices; without accelerators, and if no rule applies, `disaggregated`.",
+    )
+    calibration: str | None = path_option(
+        None,
+        "Workload with measured costs, which `roll simulate --calibrate` wrote for a run of this model on the same "
+        "devices. `sharing: auto` then takes the rule with the shortest simulated step.",
+        examples=["runs/x/calibration/workload.yaml"],
     )
     elastic: ElasticConfig | None = option(
         None,
@@ -157,15 +164,16 @@ class ClusterConfig(Section):
         return None
 
     @model_validator(mode="after")
+    def _check_calibration(self) -> Self:
+        if self.calibration is not None and self.sharing != "auto":
+            raise ValueError(
+                f"calibration {self.calibration} is used only with sharing auto, but sharing is {self.sharing}: remove "
+                "one of the two"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_device_classes(self) -> Self:
-        by_device: dict[int, str] = {}
-        for name, device_class in self.device_classes.items():
-            for device in device_class.devices:
-                if (other := by_device.setdefault(device, name)) != name:
-                    raise ValueError(
-                        f"device {device} is in the device_classes {other} and {name}: list each device in one class"
-                    )
-        prices = {name: device_class.price_per_hour for name, device_class in self.device_classes.items()}
-        if problem := find_price_problem(prices):
+        if problem := find_class_problem(self.device_classes):
             raise ValueError(problem)
         return self

@@ -23,8 +23,8 @@ __all__ = [
     "ClassName",
     "DeviceClass",
     "choose_class",
+    "find_class_problem",
     "find_engine_classes",
-    "find_price_problem",
 ]
 
 PREFILL_HEAVY, DECODE_HEAVY, MEASURED = "prefill_heavy", "decode_heavy", "measured"
@@ -64,10 +64,15 @@ class DeviceClass(Section):
     )
 
 
-def find_price_problem(prices: Mapping[str, float | None]) -> str:
-    """Return an error message if only some of the classes have a price, otherwise an empty string."""
-    priced = [name for name, price in prices.items() if price is not None]
-    missing = [name for name in prices if name not in priced]
+def find_class_problem(classes: Mapping[str, DeviceClass]) -> str:
+    """Return an error message if classes share a device or only some have a price, otherwise an empty string."""
+    by_device: dict[int, str] = {}
+    for name, device_class in classes.items():
+        for device in device_class.devices:
+            if (other := by_device.setdefault(device, name)) != name:
+                return f"device {device} is in the device_classes {other} and {name}: list each device in one class"
+    priced = [name for name, each in classes.items() if each.price_per_hour is not None]
+    missing = [name for name in classes if name not in priced]
     if not priced or not missing:
         return ""
     return (
@@ -120,13 +125,24 @@ def _load_class_device(name: str, preference: str, device_key: str, key: str) ->
         raise ValueError(f"{device_key}: {str(error).rstrip('.')}") from None
 
 
-def find_engine_classes(devices: Sequence[int], width: int, classes: Mapping[str, Sequence[int]]) -> list[str]:
+def find_engine_classes(
+    devices: Sequence[int],
+    width: int,
+    classes: Mapping[str, Sequence[int]],
+    *,
+    devices_key: str = "cluster.device_mapping.actor_infer",
+    classes_key: str = "cluster.device_classes",
+    width_key: str = "inference.tensor_parallel",
+) -> list[str]:
     """Return the class of every engine.
 
     Args:
         devices: Devices of all engines, in order.
         width: Number of devices of an engine.
         classes: Devices of each class.
+        devices_key: Key of the devices, for messages.
+        classes_key: Key of the classes, for messages.
+        width_key: Key of the width, for messages.
 
     Raises:
         ValueError: A device belongs to no class, or an engine has devices of several classes.
@@ -138,15 +154,15 @@ def find_engine_classes(devices: Sequence[int], width: int, classes: Mapping[str
         for device in own:
             if device not in by_device:
                 raise ValueError(
-                    f"cluster.device_mapping.actor_infer names device {device}, which belongs to no class in "
-                    "cluster.device_classes: add it to the `devices` of a class"
+                    f"{devices_key} names device {device}, which belongs to no class in {classes_key}: add it to the "
+                    "`devices` of a class"
                 )
         names = list(dict.fromkeys(by_device[device] for device in own))
         if len(names) > 1:
             raise ValueError(
                 f"engine {first // width} has the devices {', '.join(map(str, own))} of the classes "
-                f"{' and '.join(names)}, but an engine needs devices of one class: align cluster.device_mapping."
-                f"actor_infer and cluster.device_classes with inference.tensor_parallel {width}"
+                f"{' and '.join(names)}, but an engine needs devices of one class: align {devices_key} and "
+                f"{classes_key} with {width_key} {width}"
             )
         found.append(names[0])
     return found

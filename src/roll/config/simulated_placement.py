@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import model_validator
 
 from roll.config.base import Section, option
@@ -15,11 +17,12 @@ class SimulatedPlacement(Section):
 
     generation: int = option(8, "Number of devices that generate.", ge=1)
     training: int = option(0, "Number of devices that train; 0: colocated with generation, in turns.", ge=0)
-    sharing: SharingRule | None = option(
+    sharing: Literal["auto"] | SharingRule | None = option(
         None,
-        "When engines release devices that they share with the trainer (`cluster.sharing` of a run). "
-        "`partial_overlap`, `elastic_overlap`, `stream_training`: the `training` devices are the last of the "
-        "`generation` devices. By default `disaggregated` with devices that only train, otherwise `colocated`.",
+        "When engines release devices that they share with the trainer (`cluster.sharing` of a run). With a rule other "
+        "than `disaggregated`, the `training` devices are the last of the `generation` devices. `auto`: the rule with "
+        "the shortest step in a short simulation. By default `disaggregated` with devices that only train, otherwise "
+        "`colocated`.",
     )
     switch_s: float = option(
         0.0,
@@ -36,26 +39,42 @@ class SimulatedPlacement(Section):
                 f"sharing {rule} requires engines that continue to generate, but training uses {self.training} of "
                 f"{self.generation} generation devices: set training between 1 and {self.generation - 1}"
             )
-        if rule in ("disaggregated", "colocated") and (rule == "colocated") != (self.training == 0):
+        if rule == "disaggregated" and self.training == 0:
             raise ValueError(
-                f"sharing is {rule}, but training is {self.training}: set training to 0 for colocated, or to the "
-                "number of devices that only train for disaggregated"
+                "sharing disaggregated requires devices that only train, but training is 0: set training to their "
+                "number, or sharing to colocated"
+            )
+        if rule in ("colocated", "auto") and self.training >= self.generation:
+            raise ValueError(
+                f"sharing {rule}: the training devices are among the {self.generation} generation devices, got "
+                f"training {self.training}: set training to less than {self.generation}, or to 0 for all devices"
             )
         return self
 
     @property
     def is_colocated(self) -> bool:
-        """True if training and generation share all devices."""
+        """True if training uses all devices that generate."""
         return self.training == 0
 
     @property
+    def shares_devices(self) -> bool:
+        """True if the trainer's devices also generate."""
+        return self.training == 0 or self.sharing not in (None, "disaggregated")
+
+    @property
     def overlaps(self) -> bool:
-        """True if the trainer shares its devices with some of the engines."""
+        """True if engines that share no devices generate while the trainer computes."""
         return self.sharing in ("partial_overlap", "elastic_overlap", "stream_training")
 
     @property
     def rule(self) -> SharingRule:
-        """The sharing rule; by default `colocated` or `disaggregated`, depending on the devices."""
+        """The sharing rule; by default `colocated` or `disaggregated`, depending on the devices.
+
+        Raises:
+            ValueError: The rule `auto` was not resolved.
+        """
+        if self.sharing == "auto":
+            raise ValueError("placement.sharing auto must be resolved first")
         return self.sharing or ("colocated" if self.is_colocated else "disaggregated")
 
     @property
@@ -66,4 +85,4 @@ class SimulatedPlacement(Section):
     @property
     def num_devices(self) -> int:
         """Total number of devices."""
-        return self.generation if self.overlaps else self.generation + self.training
+        return self.generation if self.shares_devices else self.generation + self.training

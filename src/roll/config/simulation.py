@@ -4,165 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError, model_validator
 
 from roll.config.base import Section, option, path_option
-from roll.config.distributions import DistributionConfig, FixedDistribution, UniformDistribution
+from roll.config.device_classes import ClassName, DeviceClass
+from roll.config.distributions import DistributionConfig, FixedDistribution
 from roll.config.document import Document, read
-from roll.config.inference import Quantization
 from roll.config.overrides import apply_overrides
 from roll.config.problems import describe_errors, format_problems
 from roll.config.rollout import RolloutConfig
 from roll.config.sharing import find_sharing_problem
+from roll.config.simulated_domains import SimulatedDomain, choose_domain_classes, find_simulated_classes
 from roll.config.simulated_placement import SimulatedPlacement
+from roll.config.simulated_roles import (
+    EnvironmentLatencyConfig,
+    FailureConfig,
+    SimulatedEngineConfig,
+    SimulatedRewardConfig,
+    SimulatedTrainingConfig,
+)
 from roll.errors import ConfigError
 
-__all__ = [
-    "EnvironmentLatencyConfig",
-    "FailureConfig",
-    "PaperConfig",
-    "SimulatedEngineConfig",
-    "SimulatedPlacement",
-    "SimulatedRewardConfig",
-    "SimulatedTrainingConfig",
-    "SimulationConfig",
-    "load_simulation",
-]
-
-
-class SimulatedEngineConfig(Section):
-    """Size, limits and timing of one simulated engine."""
-
-    tensor_parallel: int = option(1, "Number of devices of one engine.", ge=1)
-    max_num_seqs: int = option(256, "Maximum number of requests that one engine runs at once.", ge=1)
-    max_batched_tokens: int = option(8192, "Maximum number of tokens of one step, decoded and prefilled.", ge=2)
-    memory_share: float = option(0.85, "Fraction of the device's memory for weights and KV cache.", gt=0, le=1)
-    kv_capacity: int | None = option(
-        None, "Size of the KV cache; by default all memory that the weights do not use.", unit="tokens", ge=1
-    )
-    recompute_on_update: bool = option(
-        True,
-        "Whether requests that are held during a weight update are prefilled again, as in ROLL's vLLM engine.",
-    )
-    prefix_block: int | None = option(
-        None,
-        "Number of tokens of a prefix cache block; requests with the same block prefill it only once. Null disables "
-        "the prefix cache.",
-        ge=1,
-    )
-    step_s: float | None = option(
-        None, "Constant duration of every engine step, instead of the device's roofline model.", unit="seconds", gt=0
-    )
-    restart_s: float = option(60.0, "Time to replace an engine that died.", unit="seconds", ge=0)
-
-    @model_validator(mode="after")
-    def _check_prefill_room(self) -> SimulatedEngineConfig:
-        if self.max_num_seqs >= self.max_batched_tokens:
-            raise ValueError(
-                f"max_num_seqs must be < max_batched_tokens to leave space for prefill, got {self.max_num_seqs} and "
-                f"{self.max_batched_tokens}: raise max_batched_tokens"
-            )
-        return self
-
-
-class SimulatedRewardConfig(Section):
-    """Scoring of simulated rollouts: its latency, and the fraction of correct rollouts."""
-
-    latency: DistributionConfig = option(FixedDistribution(value=0.0), "Time to score one rollout, in seconds.")
-    num_workers: int | None = option(None, "Maximum number of rollouts that are scored at once; by default all.", ge=1)
-    solve_rate: DistributionConfig = option(
-        UniformDistribution(low=0.0, high=1.0),
-        "Distribution, over prompts, of the probability that a rollout of the prompt is correct.",
-    )
-    filter_groups: bool = option(
-        False, "Whether groups whose rollouts are all correct or all wrong are filtered and replaced."
-    )
-    max_refills: int = option(
-        20, "Maximum number of replacement groups in a step, as a multiple of the batch size.", ge=1
-    )
-
-
-class EnvironmentLatencyConfig(Section):
-    """Rollouts of several turns, between which a simulated environment responds after a delay."""
-
-    num_turns: int = option(..., "Number of turns of every rollout.", ge=1)
-    latency: DistributionConfig = option(..., "Latency of the environment after each turn, in seconds.")
-    observation_tokens: int = option(32, "Length of each observation.", unit="tokens", ge=1)
-    lockstep: bool = option(
-        False, "Whether every turn of all rollouts of a step waits for the slowest environment (the baseline)."
-    )
-
-
-class SimulatedTrainingConfig(Section):
-    """Durations of simulated updates and weight syncs."""
-
-    passes: float = option(
-        4.0,
-        "Compute per token in forward passes: 3 for an update, and 1 for each pass that computes log-probs.",
-        ge=0,
-    )
-    efficiency: float | None = option(
-        None,
-        "Fraction of the device's peak FLOPs that training reaches; by default the device's `training_efficiency`.",
-        gt=0,
-        le=1,
-    )
-    overhead_s: float = option(1.0, "Constant overhead of every update.", unit="seconds", ge=0)
-    num_updates: int = option(
-        1,
-        "Number N of sequential updates into which a batch is split. Times, samples and tokens are then reported per "
-        "update, and the rollouts of the last update are N - 1 policy versions old.",
-        ge=1,
-    )
-    duration: DistributionConfig | None = option(
-        None, "Duration of an update in seconds; by default it is computed from FLOPs."
-    )
-    sync_s: float | None = option(
-        None,
-        "Duration of a weight sync; by default it is computed from the size of the weights and the interconnect.",
-        unit="seconds",
-        ge=0,
-    )
-    quantization: Quantization = option(
-        "none", "Format in which a weight sync sends linear weights, like a run's `inference.quantization`."
-    )
-    share_prefix: bool = option(
-        False, "Whether a group's prompt is computed once for all rollouts, as `training.share_prefix` of a run."
-    )
-    expert_parallel: int = option(
-        1,
-        "Number of ranks over which the experts are sharded, as `training.parallel.ep` of a run. `roll plan` "
-        "chooses it.",
-        ge=1,
-    )
-
-
-class FailureConfig(Section):
-    """A failure of one engine at a given time."""
-
-    type: Literal["death", "stall", "slowdown"] = option(
-        "death",
-        "`death`: the engine dies and is replaced. `stall`: the engine pauses. `slowdown`: its steps take longer.",
-    )
-    engine: int = option(0, "Index of the engine, from 0.", ge=0)
-    at_s: float = option(..., "Time of the failure.", unit="seconds", ge=0)
-    duration_s: float = option(60.0, "Duration of a stall or a slowdown.", unit="seconds", gt=0)
-    factor: float = option(2.0, "Factor on the duration of engine steps during a slowdown.", gt=0)
+__all__ = ["PaperConfig", "SimulationConfig", "load_simulation"]
 
 
 class PaperConfig(Section):
     """A published result that a workload should reproduce."""
 
     source: str = option(..., "Publication that reports the result.")
-    ratio: float = option(..., "Step time of `baseline` divided by step time of `variant`.", gt=0)
+    ratio: float = option(
+        ..., "Step time of `baseline` divided by step time of `variant`; the lowest value of a published range.", gt=0
+    )
+    max_ratio: float | None = option(None, "Highest value of a published range; by default `ratio`.", gt=0)
     variant: str = option(..., "Name of the faster variant.")
     baseline: str = option(..., "Name of the variant with which it was compared.")
     missing: str = option("", "Constants that the source does not report and that this file assumes.")
     read: bool = option(
         True, "Whether the ratio was read in the source itself; otherwise it comes from notes about the source."
     )
+
+    @property
+    def ratios(self) -> str:
+        """The published value or range, as text."""
+        return f"{self.ratio:g}" if self.max_ratio is None else f"{self.ratio:g} to {self.max_ratio:g}"
 
 
 class SimulationConfig(Section):
@@ -181,6 +67,21 @@ class SimulationConfig(Section):
     )
     device: str = path_option(..., "A known device, or a YAML file that describes one.")
     placement: SimulatedPlacement = option(SimulatedPlacement(), "Devices of the roles.")
+    device_classes: dict[ClassName, DeviceClass] = option(
+        {},
+        "Classes of different devices by name, as in `cluster.device_classes` of a run; every device belongs to one. "
+        "Engines use the devices from 0, and the trainer uses the last devices. With prices, the cost of a step is "
+        "reported.",
+        examples=[
+            {"h20": {"devices": "0-23", "price_per_hour": 1.9}, "h800": {"devices": "24-31", "price_per_hour": 5.3}}
+        ],
+    )
+    domains: dict[str, SimulatedDomain] = option(
+        {},
+        "Domains of prompts by name, which replace `prompt_tokens`, `answer_tokens` and `environment` for their "
+        "prompts; by default, all prompts have the same distributions.",
+        examples=[{"code": {"answer_tokens": {"type": "fixed", "value": 2000}, "device_class": "decode_heavy"}}],
+    )
     engine: SimulatedEngineConfig = option(SimulatedEngineConfig(), "One engine.")
     rollout: RolloutConfig = option(RolloutConfig(), "The section `rollout` of a run.")
     recording: str | None = option(
@@ -228,6 +129,8 @@ class SimulationConfig(Section):
                 "recording and environment cannot be combined, because both define the turns of rollouts: remove one "
                 "of the two"
             )
+        if self.recording is not None and self.domains:
+            raise ValueError("recording and domains cannot be combined: a recording has its own prompts; remove one")
         if self.warmup_steps >= self.num_steps:
             raise ValueError(f"warmup_steps {self.warmup_steps} must be less than num_steps {self.num_steps}")
         width, generation = self.engine.tensor_parallel, self.placement.generation
@@ -235,6 +138,11 @@ class SimulationConfig(Section):
             raise ValueError(
                 f"placement.generation {generation} must be a multiple of engine.tensor_parallel {width}, the number "
                 "of devices of each engine"
+            )
+        if (preferred := self.preferred_classes) and self.rollout.scheduling.type == "batch":
+            raise ValueError(
+                f"domains.{next(iter(preferred))} prefers a device class, but `rollout.scheduling.type: batch` assigns "
+                "prompts to engines in turn: set the type to queue, or remove device_class"
             )
         self._check_sharing()
         if self.streams_training:
@@ -257,19 +165,20 @@ class SimulationConfig(Section):
                 f"rollout.scheduling.async_ratio must be 0 if training and generation share devices, got {ahead:g}: "
                 "set placement.training, or placement.sharing to colocated"
             )
-        if place.training % self.engine.tensor_parallel and place.overlaps:
+        if place.training % self.engine.tensor_parallel and place.shares_devices:
             raise ValueError(
                 "placement.training must be divisible by engine.tensor_parallel with placement.sharing "
                 f"{place.sharing}, got {place.training} and {self.engine.tensor_parallel}"
             )
-        problem = find_sharing_problem(
-            place.rule,
-            async_ratio=ahead,
-            num_engines=self.num_engines,
-            num_shared=self.num_released_engines,
-        )
-        if problem:
-            raise ValueError(problem.replace("cluster.sharing", "placement.sharing"))
+        if place.sharing != "auto":
+            problem = find_sharing_problem(
+                place.rule,
+                async_ratio=ahead,
+                num_engines=self.num_engines,
+                num_shared=self.num_released_engines,
+            )
+            if problem:
+                raise ValueError(problem.replace("cluster.sharing", "placement.sharing"))
 
     @property
     def streams_training(self) -> bool:
@@ -299,6 +208,42 @@ class SimulationConfig(Section):
     def num_engines(self) -> int:
         """Number of engines."""
         return self.placement.generation // self.engine.tensor_parallel
+
+    @property
+    def engine_classes(self) -> list[str]:
+        """Device class of every engine; empty without device classes."""
+        return self._find_classes()[0]
+
+    @property
+    def engine_devices(self) -> list[str]:
+        """Name of the device of every engine."""
+        names = self.engine_classes
+        return [self.device_classes[name].device or name for name in names] or [self.device] * self.num_engines
+
+    @property
+    def training_device(self) -> str:
+        """Name of the trainer's device."""
+        name = self._find_classes()[1]
+        return (self.device_classes[name].device or name) if name else self.device
+
+    @property
+    def preferred_classes(self) -> dict[str, str]:
+        """Preferred device class by domain, or `measured`."""
+        return choose_domain_classes(self.domains, self.device_classes, self.engine_classes)
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Price of all devices per hour; `None` if prices are not known."""
+        classes = self.device_classes.values()
+        if not classes or any(each.price_per_hour is None for each in classes):
+            return None
+        return sum(len(each.devices) * (each.price_per_hour or 0.0) for each in classes)
+
+    def _find_classes(self) -> tuple[list[str], str]:
+        """Return the class of every engine and of the trainer; empty without device classes."""
+        if not self.device_classes:
+            return [], ""
+        return find_simulated_classes(self.device_classes, self.placement, self.engine.tensor_parallel)
 
     @property
     def rollouts_per_step(self) -> int:

@@ -25,7 +25,13 @@ from roll.rollout.buffer import SampleBuffer
 from roll.rollout.sharing import OverlapState, StreamStart, compute_overlap_start, measure_round, predict_saved_s
 from roll.rollout.streaming import compute_part_size
 
-__all__ = ["ALL_STATE_KINDS", "SharedDevices", "list_released_engines", "resolve_sharing_rule"]
+__all__ = [
+    "ALL_STATE_KINDS",
+    "SharedDevices",
+    "explain_sharing_rule",
+    "list_released_engines",
+    "resolve_sharing_rule",
+]
 
 Phase: TypeAlias = Literal["generation", "training"]
 ALL_STATE_KINDS: tuple[StateKind, ...] = ("parameters", "optimizer")
@@ -50,6 +56,32 @@ def resolve_sharing_rule(config: RolloutRunConfig, *, accelerated: bool) -> Shar
     if config.rollout.scheduling.async_ratio == 0:
         return "colocated"
     return "elastic_overlap" if num_shared < config.num_engines else "disaggregated"
+
+
+def explain_sharing_rule(config: RolloutRunConfig, *, accelerated: bool) -> str:
+    """Return the rule that `cluster.sharing: auto` takes and the reason for it, as one line.
+
+    The line is empty if the rule is given, if no engine shares devices with a trainer, and without accelerators, where
+    nothing has to be released.
+
+    Raises:
+        ConfigError: The configured engine is unknown.
+    """
+    num_shared, num_engines = len(config.find_shared_engines()), config.num_engines
+    if config.cluster.sharing != "auto" or not num_shared or not accelerated:
+        return ""
+    rule, engine = resolve_sharing_rule(config, accelerated=accelerated), config.inference.engine
+    if not get_engine_capabilities(engine).can_sleep:
+        why = f"because engine '{engine}' cannot release its memory"
+    elif config.streams_training:
+        why = "because rollout.scheduling.stream_training trains while engines generate"
+    elif rule == "colocated":
+        why = "because the run is synchronous (rollout.scheduling.async_ratio 0)"
+    elif rule == "disaggregated":
+        why = "because every engine of this asynchronous run shares devices with a trainer"
+    else:
+        why = f"because the run is asynchronous, and {num_engines - num_shared} of {num_engines} engines share none"
+    return f"cluster.sharing auto: {rule}, {why}"
 
 
 def list_released_engines(config: RolloutRunConfig, rule: SharingRule) -> list[int]:

@@ -41,12 +41,18 @@ __all__ = ["evaluate", "resume", "train"]
 logger = logging.getLogger(__name__)
 
 
-def train(config: RunConfig, callbacks: Callbacks | None = None) -> Summary:
-    """Run all steps of a configuration in a new run directory, and return a summary."""
+def train(config: RunConfig, callbacks: Callbacks | None = None, notes: Sequence[str] = ()) -> Summary:
+    """Run all steps of a configuration in a new run directory, and return a summary.
+
+    Args:
+        config: Configuration of the run.
+        callbacks: Functions that are called during the run.
+        notes: Lines that are shown before the first step.
+    """
     check_packages(config.tracking)
     with RunDirectory.create(config.run_dir, dump_config(config)) as run:
         try:
-            return run_to_end(_run_training(config, run, None, callbacks=callbacks))
+            return run_to_end(_run_training(config, run, None, callbacks=callbacks, notes=notes))
         except UserError:
             if not read_metrics(run.metrics_path):  # nothing to keep: the corrected configuration may reuse the name
                 shutil.rmtree(run.path)

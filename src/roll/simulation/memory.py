@@ -14,12 +14,20 @@ from roll.config.training import TrainingConfig
 from roll.simulation.costs import compute_kv_capacity
 from roll.simulation.hardware import Device, Model
 
-__all__ = ["TrainerSettings", "estimate_memory", "estimate_trainer_bytes", "find_memory_problem"]
+__all__ = [
+    "TrainerSettings",
+    "compute_switch_s",
+    "estimate_memory",
+    "estimate_trainer_bytes",
+    "find_memory_problem",
+]
 
 STATE_BYTES = 12
 """Bytes per trained parameter in addition to its weight: a gradient and two moments in float32."""
 MAX_TRAINER_MEMORY_FRACTION = 0.9
 """Fraction of a device's memory that a plan may use for a trainer."""
+STATE_PARTS = {"weights", "weights in 4 bits", "master weights", "optimizer", "AdamW"}
+"""Parts of a trainer rank's memory that are moved when shared devices switch to another role."""
 RESERVED_PROMPT_TOKENS = 1024
 """Number of prompt tokens for which a sequence must have room in addition to its longest answer. If the model accepts
 images, all of them may be images."""
@@ -94,6 +102,19 @@ def estimate_memory(
         RoleMemory(role="actor_train", count=ranks, parts=train),
         RoleMemory(role="actor_infer", count=config.placement.generation, parts=engine),
     ]
+
+
+def compute_switch_s(
+    config: SimulationConfig, model: Model, device: Device, trainer: TrainerSettings | None = None
+) -> float:
+    """Return the duration of a switch of shared devices to training and back: the one that the workload gives, or the
+    time to load and offload a trainer rank's states.
+    """
+    given, bandwidth = config.placement.switch_s, device.host_bandwidth
+    if given or bandwidth is None:
+        return given
+    train, _ = estimate_memory(config, model, device, trainer)
+    return 2 * sum(size for name, size in train.parts.items() if name in STATE_PARTS) / bandwidth
 
 
 def find_memory_problem(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from roll.config.estimate import RoleMemory
 from roll.config.sharing import SharingRule
 from roll.config.simulation import SimulationConfig
 from roll.simulation.candidate import Candidate, build_candidate
 from roll.simulation.experts import ExpertParallel, choose_expert_parallel
 from roll.simulation.hardware import load_device, load_model_sizes
-from roll.simulation.memory import TrainerSettings, estimate_memory, find_memory_problem
+from roll.simulation.memory import TrainerSettings, compute_switch_s, find_memory_problem
 from roll.simulation.plan_prediction import Split, predict_step_s, predict_train_s
 from roll.simulation.run import simulate
 
@@ -32,8 +31,6 @@ DIVISORS = (8, 4, 2, 1)
 MIN_DEVICES, MIN_ROLLOUTS = 8, 128
 """Minimum number of devices, and of rollouts per step, of a scaled-down plan: with fewer rollouts, one long answer
 would have too much influence."""
-STATE_PARTS = {"weights", "weights in 4 bits", "master weights", "optimizer", "AdamW"}
-"""Parts of a trainer rank's memory that are moved when shared devices switch to another role."""
 NUM_FULL_SIZE_PLANS = 2
 """Number of asynchronous plans that are simulated at full size, in addition to the synchronous plan."""
 MIN_TIME_FRACTION = 0.95
@@ -232,20 +229,11 @@ class PlanSearch:
             self.too_large.append(f"{name}: {why}")
             return None
         if split.sharing is not None or not split.training:
-            train, _ = estimate_memory(config, self.model, self.device, self._trainer)
-            config = config.with_changes({"placement.switch_s": self._compute_switch_s(train)}, name)
+            switch_s = compute_switch_s(config, self.model, self.device, self._trainer)
+            config = config.with_changes({"placement.switch_s": switch_s}, name)
         candidate = self._simulate_candidate(name, config, self._choose_divisor(config))
         self.candidates.append(candidate)
         return candidate
-
-    def _compute_switch_s(self, train: RoleMemory) -> float:
-        """Return the duration of a switch of shared devices to training and back: the one that the workload gives, or
-        the time to load and offload a trainer rank's states.
-        """
-        given, bandwidth = self.config.placement.switch_s, self.device.host_bandwidth
-        if given or bandwidth is None:
-            return given
-        return 2 * sum(size for name, size in train.parts.items() if name in STATE_PARTS) / bandwidth
 
     def _choose_divisor(self, config: SimulationConfig) -> int:
         """Return the divisor by which devices and prompts are scaled down when plans are compared; 1 for full size."""

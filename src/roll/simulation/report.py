@@ -8,7 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from roll.config.simulation import PaperConfig, SimulationConfig
 from roll.preflight.report import align_rows
 from roll.simulation.run import SimulatedRun, simulate
+from roll.simulation.sharing_choice import resolve_sharing
 from roll.tracking import atomic
 
 __all__ = [
@@ -31,6 +32,9 @@ TOLERANCE = 0.15
 """Relative tolerance within which a simulation reproduces a published ratio."""
 MAX_TOKEN_DIFFERENCE = 0.01
 """Maximum relative difference in trained tokens per step between variants whose step times are comparable."""
+MAX_PRICE_DIFFERENCE = 0.02
+"""Maximum relative difference in the price of all devices between variants whose step times are comparable; different
+devices have different prices, so equal prices are not always possible."""
 # Two-sided 95 % quantiles of Student's t, by degrees of freedom; beyond the table, the normal quantile is close.
 _STUDENT_T_QUANTILES = (
     12.71,
@@ -76,6 +80,8 @@ class SimulationResults:
 
     config: SimulationConfig
     runs: Mapping[str, Sequence[SimulatedRun]]
+    sharing: Mapping[str, str] = field(default_factory=dict)
+    """For each variant with `placement.sharing: auto`, the chosen rule and the reason for it."""
 
     @property
     def baseline(self) -> str:
@@ -99,6 +105,15 @@ class SimulationResults:
         """Return the number of devices of a variant."""
         return (self.config.select_variant(variant) if self.config.variants else self.config).placement.num_devices
 
+    def get_price_per_hour(self, variant: str) -> float | None:
+        """Return the price of a variant's devices per hour; `None` if prices are not known."""
+        return (self.config.select_variant(variant) if self.config.variants else self.config).price_per_hour
+
+    def compute_step_cost(self, variant: str) -> float | None:
+        """Return the mean price of a step of a variant; `None` if prices are not known."""
+        price = self.get_price_per_hour(variant)
+        return None if price is None else price * self.compute_step_s(variant).mean / 3600
+
     def get_max_staleness(self, variant: str) -> int:
         """Return the maximum staleness of the rollouts that a variant trained on, in policy versions."""
         return max(step.max_staleness for run in self.runs[variant] for step in run.steps)
@@ -111,15 +126,20 @@ class SimulationResults:
         tokens = self.compute_mean(variant, "num_tokens") / max(1.0, self.compute_mean(self.baseline, "num_tokens")) - 1
         if abs(tokens) > MAX_TOKEN_DIFFERENCE:
             differences.append(f"{abs(tokens):.0%} {'more' if tokens > 0 else 'fewer'} tokens trained per step")
-        if (devices := self.get_num_devices(variant)) != (base := self.get_num_devices(self.baseline)):
+        price, base_price = self.get_price_per_hour(variant), self.get_price_per_hour(self.baseline)
+        if price is not None and base_price is not None:
+            if abs(difference := price / base_price - 1) > MAX_PRICE_DIFFERENCE:
+                differences.append(f"devices that cost {abs(difference):.0%} {'more' if difference > 0 else 'less'}")
+        elif (devices := self.get_num_devices(variant)) != (base := self.get_num_devices(self.baseline)):
             differences.append(f"{devices} devices instead of {base}")
         if (staleness := self.get_max_staleness(variant)) != (base := self.get_max_staleness(self.baseline)):
             differences.append(f"staleness up to {staleness} instead of {base}")
         return ", ".join(differences)
 
     def reproduces(self, figure: PaperConfig) -> bool:
-        """Return whether the simulated speed-up is within 15 % of the published speed-up in `figure`."""
-        return abs(self.compute_ratio(figure.baseline, figure.variant).mean / figure.ratio - 1) <= TOLERANCE
+        """Return whether the simulated speed-up is within 15 % of the published speed-up, or range, in `figure`."""
+        ratio = self.compute_ratio(figure.baseline, figure.variant).mean
+        return figure.ratio * (1 - TOLERANCE) <= ratio <= (figure.max_ratio or figure.ratio) * (1 + TOLERANCE)
 
 
 def simulate_variants(
@@ -143,7 +163,9 @@ def simulate_variants(
         UserError: A variant is unknown, or cannot be simulated.
     """
     names = list(variant_names) or list(config.variants) or ["as written"]
-    variants = {name: config.select_variant(name) if config.variants or variant_names else config for name in names}
+    written = {name: config.select_variant(name) if config.variants or variant_names else config for name in names}
+    resolved = {name: resolve_sharing(variant) for name, variant in written.items()}
+    variants = {name: variant for name, (variant, _) in resolved.items()}
     jobs = [
         (name, partial(simulate, variant, seed=config.seed + number, trace=trace and number == 0))
         for number in range(config.num_seeds)
@@ -157,7 +179,8 @@ def simulate_variants(
     for (name, _), run in zip(jobs, ended, strict=True):
         runs[name].append(run)
         progress(f"{name}, seed {run.seed}: {run.step_s:.4g} s a step ({run.wall_s:.1f} s to simulate)")
-    return SimulationResults(config=config, runs=runs)
+    sharing = {name: line for name, (_, line) in resolved.items() if line}
+    return SimulationResults(config=config, runs=runs, sharing=sharing)
 
 
 def compute_confidence_interval(values: Sequence[float]) -> ConfidenceInterval:
@@ -174,17 +197,22 @@ def render_results(results: SimulationResults) -> str:
     """Format the results as a table of the variants, for a terminal."""
     config = results.config
     place = config.placement
-    where = f"{place.generation} generate and train" if place.is_colocated else f"{place.generation} + {place.training}"
+    where = f"{place.generation} + {place.training}"
+    if place.shares_devices:
+        train = "" if place.is_colocated else f"{place.training} of them "
+        where = f"{place.generation} generate and {train}train"
     num_seeds = len(results.runs[results.baseline])
     head = (
         f"{config.name}: {config.model} on {place.num_devices} x {config.device} ({where}), "
         f"{config.rollout.prompts_per_step} prompts x {config.rollout.group_size}, "
         f"up to {config.rollout.max_new_tokens:,} tokens; {num_seeds} seed{'s' if num_seeds > 1 else ''}"
     )
+    has_prices = any(results.get_price_per_hour(variant) is not None for variant in results.runs)
     rows: list[tuple[str, ...]] = [
         (
             *("variant", "devices", "step", "speed-up", "wait", "train", "sync", "busy", "tokens/s", "tokens trained"),
             *("preempted", "staleness"),
+            *(("cost of a step",) if has_prices else ()),
         )
     ]
     for variant in results.runs:
@@ -201,9 +229,16 @@ def render_results(results: SimulationResults) -> str:
                 f"{results.compute_mean(variant, 'num_tokens'):,.0f}",
                 f"{results.compute_mean(variant, 'num_preempted'):.1f}",
                 str(results.get_max_staleness(variant)),
+                *((_format_cost(results.compute_step_cost(variant)),) if has_prices else ()),
             )
         )
-    return "\n".join([head, "", *align_rows(rows), *_format_unequal_work(results), *_format_paper_lines(results)])
+    sharing = [f"{variant}: {line}" for variant, line in results.sharing.items()]
+    lines = [*([""] if sharing else []), *sharing, *_format_unequal_work(results), *_format_paper_lines(results)]
+    return "\n".join([head, "", *align_rows(rows), *lines])
+
+
+def _format_cost(cost: float | None) -> str:
+    return "-" if cost is None else f"{cost:.3g}"
 
 
 def _format_unequal_work(results: SimulationResults) -> list[str]:
@@ -220,7 +255,7 @@ def _format_paper_lines(results: SimulationResults) -> list[str]:
         verdict = "reproduced" if results.reproduces(figure) else "not reproduced"
         lines.append(
             f"{figure.baseline} / {figure.variant}: {results.compute_ratio(figure.baseline, figure.variant)}, "
-            f"published {figure.ratio:g} "
+            f"published {figure.ratios} "
             f"({figure.source}): {verdict}"
         )
         if figure.missing:
@@ -254,6 +289,7 @@ def _build_json_document(results: SimulationResults) -> dict[str, Any]:
             variant: {
                 "step_s": asdict(results.compute_step_s(variant)),
                 "speed_up": asdict(results.compute_ratio(results.baseline, variant)),
+                "step_cost": results.compute_step_cost(variant),
                 "runs": [
                     {"seed": run.seed, "digest": run.digest, "steps": [asdict(step) for step in run.steps]}
                     for run in runs

@@ -11,10 +11,12 @@ from functools import partial
 import numpy as np
 
 from roll.cluster.engines import ManagedEngineGroup
-from roll.config.simulation import EnvironmentLatencyConfig, FailureConfig, SimulationConfig
+from roll.config.distributions import FixedDistribution
+from roll.config.simulated_roles import EnvironmentLatencyConfig, FailureConfig
+from roll.config.simulation import SimulationConfig
 from roll.errors import EngineDiedError
 from roll.protocols import InferenceEngine, StateKind
-from roll.rollout.loops import Generate, Renderer, build_next_request, join_turns
+from roll.rollout.loops import Generate, Renderer, RolloutLoop, build_next_request, join_turns
 from roll.simulation.batch import BatchTotals
 from roll.simulation.costs import compute_train_s
 from roll.simulation.engine import AnswerTokens, EngineSettings, SimulatedEngine
@@ -34,28 +36,34 @@ from roll.types import (
     WeightUpdate,
 )
 
-__all__ = ["EnvironmentTurns", "SimulatedEngines", "SimulatedRenderer", "SimulatedReward", "SimulatedTrainer"]
+__all__ = [
+    "EnvironmentTurns",
+    "SimulatedEngines",
+    "SimulatedRenderer",
+    "SimulatedReward",
+    "SimulatedTrainer",
+    "build_turns",
+]
 
 
 class SimulatedEngines(ManagedEngineGroup):
     """A simulated `roll.rollout.engine_group.EngineGroup`.
 
     Args:
-        num_engines: Number of engines.
-        settings: Settings of each engine.
+        settings: Settings of every engine.
         answer_tokens: Returns the number of tokens that a request generates.
     """
 
-    def __init__(self, num_engines: int, settings: EngineSettings, answer_tokens: AnswerTokens) -> None:
+    def __init__(self, settings: Sequence[EngineSettings], answer_tokens: AnswerTokens) -> None:
         self._made: list[SimulatedEngine] = []
         self.failures: list[asyncio.Task[None]] = []
 
-        def make(engine_id: str) -> SimulatedEngine:
-            self._made.append(SimulatedEngine(engine_id, settings, answer_tokens))
+        def make(engine_id: str, own: EngineSettings) -> SimulatedEngine:
+            self._made.append(SimulatedEngine(engine_id, own, answer_tokens))
             return self._made[-1]
 
-        names = (f"engine-{index}" for index in range(num_engines))
-        super().__init__({name: partial(make, name) for name in names})
+        names = {f"engine-{index}": own for index, own in enumerate(settings)}
+        super().__init__({name: partial(make, name, own) for name, own in names.items()})
 
     async def close(self) -> None:
         """Close all engines."""
@@ -297,3 +305,24 @@ class EnvironmentTurns:
             for arrival in self._waiting:
                 arrival.set_result(None)
             self._waiting = []
+
+
+def build_turns(config: SimulationConfig, workload: Workload) -> RolloutLoop | None:
+    """Return the rollout loop that simulates the environments of a workload; `None` if it has none.
+
+    With `lockstep`, the rollouts of a domain wait for each other.
+    """
+    if not config.domains:
+        return EnvironmentTurns(config.environment, workload) if config.environment is not None else None
+    environments = {name: domain.environment or config.environment for name, domain in config.domains.items()}
+    if not any(environments.values()):
+        return None
+    one_turn = EnvironmentLatencyConfig(num_turns=1, latency=FixedDistribution(value=0.0))
+    loops = {name: EnvironmentTurns(each or one_turn, workload) for name, each in environments.items()}
+
+    async def run_turns(
+        draw: PromptDraw, index: int, first_request: GenerationRequest, generate: Generate, renderer: Renderer
+    ) -> Rollout:
+        return await loops[draw.prompt.domain](draw, index, first_request, generate, renderer)
+
+    return run_turns

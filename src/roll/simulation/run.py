@@ -23,6 +23,7 @@ from roll.pipelines.state import RunState
 from roll.rollout.attempts import SamplingPlan
 from roll.rollout.batch import BatchSpec
 from roll.rollout.controller import AsyncController
+from roll.rollout.device_classes import DeviceClasses
 from roll.rollout.proxy import LLMProxy
 from roll.rollout.routing import Router
 from roll.rollout.scheduler import RolloutScheduler
@@ -34,14 +35,14 @@ from roll.simulation.hardware import Device, Model, load_device, load_model_size
 from roll.simulation.recorded import RecordedWorkload, build_recorded_loop, build_workload
 from roll.simulation.recorder import Recorder, StepRecord
 from roll.simulation.roles import (
-    EnvironmentTurns,
     SimulatedEngines,
     SimulatedRenderer,
     SimulatedReward,
     SimulatedTrainer,
+    build_turns,
 )
 from roll.simulation.steps import SimulatedPolicyEngines, SimulatedSteps, find_rejection_reason
-from roll.simulation.workload import DOMAIN, Workload
+from roll.simulation.workload import Workload
 from roll.types import TRAIN, SamplingParams
 
 __all__ = ["SimulatedRun", "build_engine_settings", "simulate"]
@@ -149,17 +150,18 @@ def _collect_garbage_rarely() -> Iterator[None]:
 
 async def _run_simulation(config: SimulationConfig, seed: int, recorder: Recorder) -> int:
     """Run all steps, and return the number of callbacks of the event loop."""
-    model, device = load_model_sizes(config.model), load_device(config.device)
-    settings = build_engine_settings(config, model, device)
-    _check_kv_capacity(config, settings.limits.kv_capacity)
+    model = load_model_sizes(config.model)
+    by_device = {name: build_engine_settings(config, model, load_device(name)) for name in set(config.engine_devices)}
+    settings = [by_device[name] for name in config.engine_devices]
+    _check_kv_capacity(config, min(each.limits.kv_capacity for each in settings))
     workload, state = build_workload(config, seed), RunState()
     if isinstance(workload, RecordedWorkload):
         _check_recorded_training(config, workload)
         if config.training.sync_s is None:
-            settings = replace(settings, update_s=workload.sync_s)
-    engines = SimulatedEngines(config.num_engines, settings, workload.count_answer_tokens)
+            settings = [replace(each, update_s=workload.sync_s) for each in settings]
+    engines = SimulatedEngines(settings, workload.count_answer_tokens)
     controller, proxy = _build_controller(config, seed, workload, engines, recorder, state)
-    trainer = SimulatedTrainer(config, model, device, workload)
+    trainer = SimulatedTrainer(config, model, load_device(config.training_device), workload)
     devices = _build_shared_devices(config, proxy, controller, trainer)
     steps = SimulatedSteps(
         config=config,
@@ -186,7 +188,7 @@ def _build_shared_devices(
 ) -> SharedDevices | None:
     """Return the devices that engines and trainer share; `None` if switching is free and no sharing rule is set."""
     place = config.placement
-    if not place.overlaps and (not place.is_colocated or (place.sharing is None and not place.switch_s)):
+    if not place.shares_devices or (place.sharing is None and not place.switch_s):
         return None
     names = [engine.engine_id for engine in proxy.engines]
     released = names[-config.num_released_engines :] if place.overlaps else names
@@ -204,22 +206,23 @@ def _build_controller(
     state: RunState,
 ) -> tuple[AsyncController, LLMProxy]:
     """Build the scheduler of a run with its controller and its proxy."""
-    rollout, scheduling, environment = config.rollout, config.rollout.scheduling, config.environment
+    rollout, scheduling = config.rollout, config.rollout.scheduling
     filters_groups = config.reward.filter_groups
     proxy = LLMProxy(
         engines,
         lambda engine: engines.send_weights(engine, state.policy_version),
         max_attempts=rollout.max_attempts,
-        router=Router(scheduling.routing_policy, scheduling.max_kv_used),
+        router=Router(scheduling.routing_policy, scheduling.max_kv_used, _build_device_classes(config)),
     )
+    reward = SimulatedReward(workload, config.reward.num_workers)
     scheduler = RolloutScheduler(
         proxy,
-        {DOMAIN: SimulatedReward(workload, config.reward.num_workers)},
+        dict.fromkeys(workload.domains, reward),
         SimulatedRenderer(),
         seed=seed,
         max_attempts=rollout.max_attempts,
         replicate=scheduling.replicate_prompts and scheduling.type != "batch",
-        loop=EnvironmentTurns(environment, workload) if environment else build_recorded_loop(workload),
+        loop=build_turns(config, workload) or build_recorded_loop(workload),
     )
     scheduler.lifecycle.add_listener(recorder.on_transition)
     numbers = itertools.count()
@@ -236,6 +239,18 @@ def _build_controller(
         max_refills=config.reward.max_refills if filters_groups else 0,
     )
     return AsyncController(scheduler, proxy, scheduling, spec), proxy
+
+
+def _build_device_classes(config: SimulationConfig) -> DeviceClasses | None:
+    """Return the device classes of the engines and the preferences of the domains; `None` without device classes."""
+    if not config.device_classes:
+        return None
+    width = config.engine.tensor_parallel
+    return DeviceClasses(
+        engine_classes={f"engine-{index}": name for index, name in enumerate(config.engine_classes)},
+        engine_prices={name: width * (each.price_per_hour or 1.0) for name, each in config.device_classes.items()},
+        preferences=config.preferred_classes,
+    )
 
 
 def _check_recorded_training(config: SimulationConfig, workload: RecordedWorkload) -> None:

@@ -7,10 +7,14 @@ is 0, so the zeros at the end of a resumed request are the tokens of its partial
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
+from collections.abc import Callable
+from itertools import accumulate
 from typing import TypeAlias
 
 import numpy as np
 
+from roll.config.simulated_domains import SimulatedDomain
 from roll.config.simulation import SimulationConfig
 from roll.simulation import draws
 from roll.types import GenerationRequest, IntArray, Prompt, PromptDraw, Rollout
@@ -18,9 +22,11 @@ from roll.types import GenerationRequest, IntArray, Prompt, PromptDraw, Rollout
 __all__ = ["DOMAIN", "Workload", "count_remaining_tokens", "hash_text"]
 
 DOMAIN = "simulated"
+"""Domain of all prompts of a workload without `domains`."""
 Key: TypeAlias = int
+Quantiles: TypeAlias = Callable[[float], float]
 
-_PROMPT, _ANSWER, _REWARD, _SOLVE_RATE, _VERDICT, _TURN, _TRAINING = range(1, 8)
+_PROMPT, _ANSWER, _REWARD, _SOLVE_RATE, _VERDICT, _TURN, _TRAINING, _DOMAIN = range(1, 9)
 
 
 class Workload:
@@ -33,23 +39,39 @@ class Workload:
 
     def __init__(self, config: SimulationConfig, seed: int) -> None:
         self.seed = seed
-        self._prompt = config.prompt_tokens.quantile_function()
-        self._answer = config.answer_tokens.quantile_function()
+        domains = config.domains or {DOMAIN: SimulatedDomain()}
+        self.domains = list(domains)
+        self._weights = list(accumulate(each.weight for each in domains.values()))
+        """Cumulative weights of the domains."""
+        self._prompts = [(each.prompt_tokens or config.prompt_tokens).quantile_function() for each in domains.values()]
+        self._answers = [(each.answer_tokens or config.answer_tokens).quantile_function() for each in domains.values()]
+        environments = [each.environment or config.environment for each in domains.values()]
+        self._turns: list[Quantiles] = [
+            each.latency.quantile_function() if each is not None else lambda u: 0.0 for each in environments
+        ]
         self._correlation = config.answer_correlation
         self._growth = config.answer_growth
         self._num_prompts = config.num_steps * config.rollout.prompts_per_step
         self._reward = config.reward.latency.quantile_function()
         self._solve_rate = config.reward.solve_rate.quantile_function()
-        self._turn = config.environment.latency.quantile_function() if config.environment else lambda u: 0.0
         self._training = config.training.duration.quantile_function() if config.training.duration else None
 
     def draw(self, draw_id: int) -> PromptDraw:
         """Return a prompt draw with the id `draw_id` and a random prompt length."""
-        length = max(1, round(self._prompt(self._draw_uniform(_PROMPT, draw_id))))
+        index = self._choose_domain(draw_id)
+        domain = self.domains[index]
+        length = max(1, round(self._prompts[index](self._draw_uniform(_PROMPT, draw_id))))
         tokens = np.full(length, draw_id + 1, np.int32)
         return PromptDraw(
-            draw_id=draw_id, prompt=Prompt(uid=f"{DOMAIN}/{draw_id}", domain=DOMAIN, messages=()), token_ids=tokens
+            draw_id=draw_id, prompt=Prompt(uid=f"{domain}/{draw_id}", domain=domain, messages=()), token_ids=tokens
         )
+
+    def _choose_domain(self, draw_id: int) -> int:
+        """Return the index of the domain of a draw."""
+        if len(self.domains) == 1:
+            return 0
+        place = self._draw_uniform(_DOMAIN, draw_id) * self._weights[-1]
+        return min(bisect_right(self._weights, place), len(self.domains) - 1)
 
     def count_answer_tokens(self, request: GenerationRequest) -> int:
         """Return the number of tokens that a request generates, at least 1; it depends on the request's id."""
@@ -57,7 +79,8 @@ class Workload:
         shared = self._draw_uniform(_PROMPT, int(tokens[0]), _ANSWER)
         own = self._draw_uniform(_ANSWER, hash_text(request.request_id))
         factor = self._growth ** ((int(tokens[0]) - 1) / self._num_prompts)
-        total = round(factor * self._answer(draws.correlate(shared, own, self._correlation)))
+        answer = self._answers[self._choose_domain(int(tokens[0]) - 1)]
+        total = round(factor * answer(draws.correlate(shared, own, self._correlation)))
         return count_remaining_tokens(total, request)
 
     def get_reward_s(self, rollout: Rollout) -> float:
@@ -71,7 +94,7 @@ class Workload:
 
     def get_turn_s(self, draw_id: int, index: int, turn: int) -> float:
         """Return the environment's latency after a turn, in seconds."""
-        return self._turn(self._draw_uniform(_TURN, draw_id, index, turn))
+        return self._turns[self._choose_domain(draw_id)](self._draw_uniform(_TURN, draw_id, index, turn))
 
     def get_training_s(self, step: int) -> float | None:
         """Return the duration of the update of `step`, in seconds; `None` if `training.duration` is not configured."""

@@ -123,7 +123,6 @@ def test_sharing_simulation_of_an_engine_that_stalls_asleep_takes_as_long() -> N
     [
         ({"generation": 8, "training": 8, "sharing": "partial_overlap"}, 1.0, "set training between 1 and 7"),
         ({"generation": 8, "training": 4, "sharing": "elastic_overlap"}, 0.0, "set sharing to stream_training"),
-        ({"generation": 8, "training": 4, "sharing": "colocated"}, 0.0, "set training to 0 for colocated"),
         ({"generation": 8}, 1.0, "set placement.training, or placement.sharing to colocated"),
     ],
 )

@@ -19,6 +19,7 @@ from roll.pipelines.checkpoint_files import SavedRun
 from roll.pipelines.colocation import (
     ALL_STATE_KINDS,
     SharedDevices,
+    explain_sharing_rule,
     list_released_engines,
     resolve_sharing_rule,
 )
@@ -158,7 +159,10 @@ async def _start(
         and engines share, or `None` if they share none.
     """
     session.tracker.save_tokenizer(prepared.tokenizer)
-    rule = resolve_sharing_rule(config, accelerated=count_accelerators() > 0)
+    accelerated = count_accelerators() > 0
+    rule = resolve_sharing_rule(config, accelerated=accelerated)
+    if explanation := explain_sharing_rule(config, accelerated=accelerated):
+        session.tracker.note(explanation)
     released = list_released_engines(config, rule)
     colocated = config.find_colocated_trainers("actor_infer") if released else []
 

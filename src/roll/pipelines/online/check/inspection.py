@@ -14,7 +14,7 @@ from roll.config.estimate import JudgeEngines, count_quantized_parameters, estim
 from roll.config.rollout_run import RolloutRunConfig
 from roll.errors import ConfigError
 from roll.media import MediaStore
-from roll.pipelines.colocation import resolve_sharing_rule
+from roll.pipelines.colocation import explain_sharing_rule, resolve_sharing_rule
 from roll.pipelines.engine_checks import check_engines
 from roll.pipelines.online.check.estimate import (
     NO_EXTRA_MEMORY,
@@ -100,6 +100,8 @@ def _check_roles(report: Report, config: RolloutRunConfig) -> None:
     check_engines(config)
     _check_continuations(report, config)
     rule = resolve_sharing_rule(config, accelerated=report.machine.has_accelerators)
+    if explanation := explain_sharing_rule(config, accelerated=report.machine.has_accelerators):
+        report.notes.append(f"{explanation}.")
     report.is_colocated = rule != "disaggregated" and get_engine_capabilities(config.inference.engine).can_sleep
 
 
