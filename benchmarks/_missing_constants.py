@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +96,8 @@ def _tail(name: str, config: SimulationConfig) -> list[str]:
 def _with(config: SimulationConfig, variant: str, supposed: Mapping[str, Any], directory: Path) -> SimulationConfig:
     changes: dict[str, Any] = {"answer_correlation": supposed.get("correlation", 0.0)}
     if "host_s" in supposed:
-        values = asdict(load_device(config.device)) | {"request_overhead_s": supposed["host_s"]}
-        known = {key: value for key, value in values.items() if key != "name" and value is not None}
+        values = load_device(config.device).model_dump(mode="json", exclude={"name"}, exclude_none=True)
+        known = values | {"request_overhead_s": supposed["host_s"]}
         path = directory / f"host-{supposed['host_s']:g}.yaml"
         path.write_text(yaml.safe_dump(known))
         changes["device"] = str(path)

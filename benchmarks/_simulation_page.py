@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from _figure11 import errors
+from _published_sharing import render_published
 
 HEAD = """# Published and simulated speed-ups
 
@@ -182,6 +183,7 @@ def page(all_figures: Mapping[str, Mapping[str, Any]], order: Sequence[str]) -> 
         HEAD,
         *staleness_table(all_figures, order),
         *tables(all_figures, known),
+        *render_published(all_figures.get("sharing", {}).get("rows", [])),
         *figure11_lines(all_figures, order),
     ]
     for name in known:

@@ -5,6 +5,7 @@
     make bench NAME=simulate-paper ARGS="--only async-rlvr --parts moves"
     make bench NAME=simulate-paper ARGS="--parts staleness"      the comparisons that lead the page: minutes
     make bench NAME=simulate-paper ARGS="--parts figure11"   RollPacker's rollout times, with the search for constants
+    make bench NAME=simulate-paper ARGS="--parts sharing"    ratios of systems that share devices
 
 For each workload: every variant under every seed (mean step time with a 95 % interval), the published ratio beside the
 simulated one, the best combination of policies against the same baseline and against continuous batching, and whether
@@ -23,7 +24,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from _equal_staleness import equal_staleness
 from _figure11 import PUBLISHED, figure11
 from _figure11_search import SHARED, searched
 from _missing_constants import explained
+from _published_sharing import measure_published
 from _report import RESULTS, ROOT, commit, report
 from _simulation_page import page
 
@@ -69,6 +70,9 @@ COMPARED: dict[str, tuple[tuple[str, str], ...]] = {
 """Beside what was published: a baseline, and what is to beat it. `continuous` and `each_alone_*` are the stronger ones:
 continuous batching with least-loaded routing."""
 PARTS = ("staleness", "figure11", "results", "moves", "missing")
+"""Parts that are measured for each workload."""
+SHARING = "sharing"
+"""The part that has its own workloads."""
 FACTORS = (0.7, 1.3)
 STALENESS_SEEDS = 3
 SENSITIVITY_STEPS = 5
@@ -93,8 +97,7 @@ def with_device(
     config: SimulationConfig, base: Device, constant: str, factor: float, directory: Path
 ) -> SimulationConfig:
     """On a device of which one quantity differs."""
-    values = asdict(base) | {constant: getattr(base, constant) * factor}
-    del values["name"]
+    values = base.model_dump(mode="json", exclude={"name"}) | {constant: getattr(base, constant) * factor}
     path = directory / f"{base.name}-{constant}-{factor}.yaml"
     path.write_text(yaml.safe_dump(values))
     return config.model_copy(update={"device": str(path)})
@@ -232,12 +235,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=WORKLOADS, default=list(WORKLOADS), help="these workloads")
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="of these, in this order")
+    parser.add_argument("--parts", nargs="*", choices=[*PARTS, SHARING], default=[*PARTS, SHARING], help="these")
     parser.add_argument("--page", action="store_true", help="only write the page again, from the stored figures")
     arguments = parser.parse_args()
+    if SHARING in arguments.parts and not arguments.page:
+        store(SHARING, {"rows": measure_published(), "commit": commit()})
     for name in () if arguments.page else arguments.only:
         config = load_simulation(EXAMPLES / f"{name}.yaml", [f"num_seeds={arguments.seeds}"])
-        for kind in arguments.parts:
+        for kind in (part for part in arguments.parts if part != SHARING):
             print(f"{name}, {kind}:", flush=True)
             if kind == "staleness":
                 seeds = min(arguments.seeds, STALENESS_SEEDS)
@@ -265,6 +270,8 @@ def written() -> str:
 def describe_content(figures: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Figures with what the workloads say of their sources now: that is no measurement."""
     for name, of in figures.items():
+        if name == SHARING:
+            continue
         said = {(paper.baseline, paper.variant): paper for paper in load_simulation(EXAMPLES / f"{name}.yaml").paper}
         for compared in of.get("compared", ()):
             if compared["published"]:

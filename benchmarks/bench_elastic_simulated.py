@@ -1,0 +1,251 @@
+"""Rules for shared devices and tail batching against the fastest baseline with equal devices, tokens and staleness.
+
+    make bench NAME=elastic-simulated                                 everything: about half an hour on two cores
+    make bench NAME=elastic-simulated ARGS="--parts stream tail"      these parts
+    make bench NAME=elastic-simulated ARGS="--parts files --only alfworld swe"
+
+`stream`: streamed gradients in synchronous runs. `auto`: `sharing: auto` in asynchronous runs. `missized`: `auto` and
+a fixed split with half of the right number of devices for one role. `files`: `auto` on the workload of every file in
+`examples/simulation`. `tail`: tail batching in asynchronous runs.
+
+The baseline of a comparison is the fastest of several variants (`_sharing_variants.py`) on the measured seeds. The
+variant that is compared with it is chosen on another seed. Results are stored in
+`benchmarks/results/elastic_simulated.json`; parts that were not measured stay as they were.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from typing import Any
+
+from _report import RESULTS, ROOT, commit, report
+from _sharing_variants import (
+    SWITCH_S,
+    Figures,
+    build_baselines,
+    build_shared,
+    build_splits,
+    compare,
+    find_fastest,
+    list_sizes,
+    measure,
+    prepare,
+)
+
+from roll.config.simulation import SimulationConfig, load_simulation
+
+EXAMPLES = ROOT / "examples" / "simulation"
+SEEDS = (0, 1, 2)
+NUM_FASTEST = 3
+"""Number of baselines, the fastest with one seed, that are measured with all seeds."""
+CHOICE_SEED = 100
+"""Seed with which the variant is chosen that is compared with the baseline."""
+NUM_SHARED_SPLITS = 4
+"""The trainer of a compared variant uses one, two or three quarters of the devices."""
+LONG_ANSWERS: dict[str, Any] = {
+    "answer_tokens.points": [[0.5, 4000], [0.75, 8000], [0.999, 32768]],
+    "answer_tokens.max": 32768,
+    "rollout.max_new_tokens": 32768,
+}
+"""Answers of a reasoning model: the median is seven times as long as in the file."""
+ALIASES = {"stream-training": "sharing", "tail-batching-14b": "sharing", "tail-batching-async": "sharing"}
+"""Files with the same model, devices, lengths and training as another file."""
+LEFT_OUT = {"device-classes"}
+"""Files with different devices, of which only some can train."""
+NUM_STEPS, WARMUP_STEPS = 10, 2
+FILE_STEPS: dict[str, tuple[int, int]] = {"growing-answers": (24, 2), "async-rlvr": (6, 2)}
+"""Numbers of steps and of warm-up steps of other files than `NUM_STEPS` and `WARMUP_STEPS`."""
+TAIL_STEPS = (24, 6)
+
+
+def load(name: str, async_ratio: float) -> SimulationConfig:
+    """Return the workload of a file without its schedule."""
+    steps, warmup = FILE_STEPS.get(name, (NUM_STEPS, WARMUP_STEPS))
+    config = load_simulation(EXAMPLES / f"{name}.yaml")
+    return prepare(config, async_ratio=async_ratio, num_steps=steps, warmup_steps=warmup)
+
+
+def contest(
+    config: SimulationConfig,
+    candidates: Mapping[str, Mapping[str, Any]],
+    processes: Executor,
+    before: Mapping[str, Figures] | None = None,
+) -> dict[str, Any]:
+    """Compare the candidate that is fastest on another seed with the fastest baseline.
+
+    Args:
+        config: The workload.
+        candidates: Variants of which one is chosen.
+        processes: Worker pool.
+        before: The measured baselines; by default, all of `build_baselines` are measured.
+    """
+    tried = measure(config, candidates, [CHOICE_SEED], processes)
+    chosen = find_fastest(tried)
+    before = measure_fastest(config, build_baselines(config), processes) if before is None else before
+    after = measure(config, {chosen: candidates[chosen]}, SEEDS, processes)[chosen]
+    baseline = find_fastest(before)
+    return {
+        "chosen": chosen,
+        "step_s": after.step_s,
+        "baseline": baseline,
+        "baseline_s": before[baseline].step_s,
+        **compare(before[baseline], after),
+        "staleness": [before[baseline].max_staleness, after.max_staleness],
+        "devices": config.placement.num_devices,
+        "baselines": {name: describe(figures) for name, figures in before.items()},
+        "candidates": {name: round(figures.step_s, 2) for name, figures in tried.items()},
+    }
+
+
+def measure_fastest(
+    config: SimulationConfig, variants: Mapping[str, Mapping[str, Any]], processes: Executor
+) -> dict[str, Figures]:
+    """Measure the variants that are fastest with one seed with all seeds."""
+    first = measure(config, variants, SEEDS[:1], processes)
+    fastest = sorted(first, key=lambda name: first[name].step_s)[:NUM_FASTEST]
+    return measure(config, {name: variants[name] for name in fastest}, SEEDS, processes)
+
+
+def describe(figures: Figures) -> dict[str, float]:
+    """Return the step time and the trained tokens of a variant."""
+    return {"step_s": round(figures.step_s, 2), "tokens": round(figures.num_tokens)}
+
+
+def measure_stream(only: Sequence[str], processes: Executor) -> dict[str, Any]:
+    """Streamed gradients in synchronous runs, on separate and on shared devices."""
+    found = {}
+    workloads = {"tail-batching-14b": {}, "long answers": LONG_ANSWERS}
+    for name, changes in workloads.items():
+        config = load("sharing", 0.0).with_changes(changes)
+        sizes = list_sizes(config, NUM_SHARED_SPLITS)
+        before = measure_fastest(config, build_baselines(config), processes)
+        candidates = {
+            "separate devices": build_splits(config, sizes, streams=True),
+            "shared devices": build_shared(config, "stream_training", sizes),
+        }
+        for where, variants in candidates.items():
+            found[f"{name}, {where}"] = contest(config, variants, processes, before)
+            show(f"{name}, {where}", found[f"{name}, {where}"])
+    return found
+
+
+def measure_auto(only: Sequence[str], processes: Executor) -> dict[str, Any]:
+    """`auto` with an async ratio of 1."""
+    found = {}
+    workloads = {"sharing": ("sharing", {}), "growing-answers": ("growing-answers", {})}
+    workloads["long answers"] = ("sharing", LONG_ANSWERS)
+    for name, (file, changes) in workloads.items():
+        config = load(file, 1.0).with_changes(changes)
+        found[name] = contest(config, build_shared(config, "auto", list_sizes(config, NUM_SHARED_SPLITS)), processes)
+        show(name, found[name])
+    return found
+
+
+def measure_missized(only: Sequence[str], processes: Executor) -> dict[str, Any]:
+    """`auto` against a split in which one role has half of the devices that it has in the fastest split.
+
+    In both, the trainer has the same number of devices.
+    """
+    config, found = load("sharing", 1.0), {}
+    total, width = config.placement.num_devices, config.engine.tensor_parallel
+    tried = measure_fastest(config, build_splits(config, list_sizes(config)), processes)
+    best = int(find_fastest(tried).removeprefix("split_"))
+    half_generation = total - max(width, (total - best) // 2 // width * width)
+    for what, size in {"training": max(1, best // 2), "generation": half_generation}.items():
+        shared, split = build_shared(config, "auto", [size]), build_splits(config, [size])
+        name = f"half of the {what} devices: {total - size} + {size} instead of {total - best} + {best}"
+        found[name] = contest(config, shared, processes, measure(config, split, SEEDS, processes))
+        show(name, found[name])
+    return found
+
+
+def measure_files(only: Sequence[str], processes: Executor) -> dict[str, Any]:
+    """`auto` with an async ratio of 1, on every file."""
+    found = stored().get("files", {})
+    for path in sorted(EXAMPLES.glob("*.yaml")):
+        name = path.stem
+        if name in ALIASES or name in LEFT_OUT or (only and name not in only):
+            continue
+        config = load(name, 1.0)
+        found[name] = contest(config, build_shared(config, "auto", list_sizes(config, NUM_SHARED_SPLITS)), processes)
+        show(name, found[name])
+    return found
+
+
+def measure_tail(only: Sequence[str], processes: Executor) -> dict[str, Any]:
+    """Tail batching with an async ratio of 1 and 2, on the file's split and on the fastest split of each schedule."""
+    found = {}
+    tail = {"rollout.scheduling.type": "tail_batching", "rollout.scheduling.rollout_redundancy": 1.0}
+    for ratio in (1.0, 2.0):
+        config = prepare(
+            load_simulation(EXAMPLES / "tail-batching-async.yaml"),
+            async_ratio=ratio,
+            num_steps=TAIL_STEPS[0],
+            warmup_steps=TAIL_STEPS[1],
+        )
+        splits = build_splits(config, list_sizes(config))
+        deferred = {f"tail_{name}": changes | tail for name, changes in splits.items()}
+        same = measure(config, {"split_24": splits["split_24"], "tail": deferred["tail_split_24"]}, SEEDS, processes)
+        found[f"async_ratio {ratio:g}, 8 + 24 devices"] = {
+            "chosen": "tail",
+            "step_s": same["tail"].step_s,
+            "baseline": "split_24",
+            "baseline_s": same["split_24"].step_s,
+            **compare(same["split_24"], same["tail"]),
+            "staleness": [same["split_24"].max_staleness, same["tail"].max_staleness],
+        }
+        name = f"async_ratio {ratio:g}, fastest split of each"
+        found[name] = contest(config, deferred, processes, measure_fastest(config, splits, processes))
+        show(f"async_ratio {ratio:g}, 8 + 24 devices", found[f"async_ratio {ratio:g}, 8 + 24 devices"])
+        show(name, found[name])
+    return found
+
+
+PARTS: dict[str, Callable[[Sequence[str], Executor], dict[str, Any]]] = {
+    "stream": measure_stream,
+    "auto": measure_auto,
+    "missized": measure_missized,
+    "tail": measure_tail,
+    "files": measure_files,
+}
+
+
+def show(name: str, row: Mapping[str, Any]) -> None:
+    """Print a comparison."""
+    print(
+        f"  {name}: {row['chosen']} {row['step_s']:.1f} s, {row['baseline']} {row['baseline_s']:.1f} s, "
+        f"{row['ratio']:.3f} ({row['lowest']:.3f} to {row['highest']:.3f}), tokens {row['tokens'] - 1:+.2%}, "
+        f"staleness {row['staleness'][0]} and {row['staleness'][1]}",
+        flush=True,
+    )
+
+
+def stored() -> dict[str, Any]:
+    """Return the figures of earlier runs."""
+    path = RESULTS / "elastic_simulated.json"
+    return json.loads(path.read_text())["figures"] if path.exists() else {}
+
+
+def main() -> int:
+    """Measure, and store the figures after each part."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="*", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--only", nargs="*", default=[], help="these files, of the part `files`")
+    parser.add_argument("--processes", type=int, default=None)
+    arguments = parser.parse_args()
+    with ProcessPoolExecutor(arguments.processes, mp_context=multiprocessing.get_context("spawn")) as processes:
+        for part in arguments.parts:
+            print(f"{part}:", flush=True)
+            rows = PARTS[part](arguments.only, processes)
+            figures = stored() | {part: rows, f"{part}_commit": commit()}
+            report("elastic_simulated", figures | {"seeds": len(SEEDS), "switch_s": SWITCH_S})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
