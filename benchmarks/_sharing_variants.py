@@ -19,8 +19,9 @@ from roll.simulation.sharing_choice import resolve_sharing
 
 SWITCH_S = 4.0
 """Duration of a switch of shared devices to training and back."""
-NUM_SPLITS = 8
-"""The devices are divided into this many equal parts to list the splits, if the engines allow it."""
+NUM_SPLITS, NUM_COARSE_SPLITS = 8, 4
+"""The devices are divided into this many equal parts to list the splits, if the engines allow it; splits in eighths are
+measured only next to the fastest split in quarters."""
 WHOLE_SAMPLES: dict[str, Any] = {
     "type": "queue",
     "prompt_redundancy": None,
@@ -57,8 +58,8 @@ def prepare(config: SimulationConfig, *, async_ratio: float, num_steps: int, war
 def list_sizes(config: SimulationConfig, num_parts: int = NUM_SPLITS) -> list[int]:
     """Return the numbers of training devices of all splits, a multiple of the devices of an engine."""
     total, width = config.placement.num_devices, config.engine.tensor_parallel
-    unit = max(1, total // num_parts // width) * width
-    return [number for number in range(unit, total, unit) if (total - number) % width == 0]
+    sizes = {max(1, round(total * part / num_parts / width)) * width for part in range(1, num_parts)}
+    return sorted(size for size in sizes if size < total)
 
 
 def build_splits(config: SimulationConfig, sizes: Iterable[int], *, streams: bool = False) -> dict[str, dict[str, Any]]:
@@ -77,7 +78,7 @@ def build_splits(config: SimulationConfig, sizes: Iterable[int], *, streams: boo
 
 
 def build_baselines(config: SimulationConfig) -> dict[str, dict[str, Any]]:
-    """Return all baselines of a workload: synchronous, every fixed split, and a batch in several updates."""
+    """Return the baselines of a workload: synchronous, fixed splits in quarters, and a batch in several updates."""
     total, staleness = config.placement.num_devices, config.rollout.scheduling.max_staleness
     turns = {"placement.generation": total, "placement.training": 0, "placement.sharing": "colocated"}
     found: dict[str, dict[str, Any]] = {"colocated": turns}
@@ -90,7 +91,16 @@ def build_baselines(config: SimulationConfig) -> dict[str, dict[str, Any]]:
             "num_steps": config.num_steps // parts,
             "warmup_steps": config.warmup_steps // parts,
         }
-    return found | build_splits(config, list_sizes(config))
+    return found | build_splits(config, list_sizes(config, NUM_COARSE_SPLITS))
+
+
+def build_neighbors(config: SimulationConfig, fastest: str) -> dict[str, dict[str, Any]]:
+    """Return the splits next to a fixed split that are not in `build_baselines`; none for other variants."""
+    if not fastest.startswith("split_") or not fastest.removeprefix("split_").isdecimal():
+        return {}
+    sizes = list_sizes(config)
+    place = sizes.index(int(fastest.removeprefix("split_")))
+    return build_splits(config, [sizes[index] for index in (place - 1, place + 1) if 0 <= index < len(sizes)])
 
 
 def build_shared(config: SimulationConfig, rule: str, sizes: Iterable[int]) -> dict[str, dict[str, Any]]:

@@ -8,8 +8,8 @@
 a fixed split with half of the right number of devices for one role. `files`: `auto` on the workload of every file in
 `examples/simulation`. `tail`: tail batching in asynchronous runs.
 
-The baseline of a comparison is the fastest of several variants (`_sharing_variants.py`) on the measured seeds. The
-variant that is compared with it is chosen on another seed. Results are stored in
+The baseline of a comparison is the fastest of several variants (`_sharing_variants.py`) with the first seed. The
+variant that is compared with it is chosen with another seed. Results are stored in
 `benchmarks/results/elastic_simulated.json`; parts that were not measured stay as they were.
 """
 
@@ -28,6 +28,7 @@ from _sharing_variants import (
     SWITCH_S,
     Figures,
     build_baselines,
+    build_neighbors,
     build_shared,
     build_splits,
     compare,
@@ -41,8 +42,6 @@ from roll.config.simulation import SimulationConfig, load_simulation
 
 EXAMPLES = ROOT / "examples" / "simulation"
 SEEDS = (0, 1, 2)
-NUM_FASTEST = 3
-"""Number of baselines, the fastest with one seed, that are measured with all seeds."""
 CHOICE_SEED = 100
 """Seed with which the variant is chosen that is compared with the baseline."""
 NUM_SHARED_SPLITS = 4
@@ -58,9 +57,14 @@ ALIASES = {"stream-training": "sharing", "tail-batching-14b": "sharing", "tail-b
 LEFT_OUT = {"device-classes"}
 """Files with different devices, of which only some can train."""
 NUM_STEPS, WARMUP_STEPS = 10, 2
-FILE_STEPS: dict[str, tuple[int, int]] = {"growing-answers": (24, 2), "async-rlvr": (6, 2)}
+FILE_STEPS: dict[str, tuple[int, int]] = {
+    "growing-answers": (24, 2),
+    "async-rlvr": (6, 2),
+    "lending": (8, 2),
+    **dict.fromkeys(("alfworld", "swe", "environment-latency", "environment-ladder"), (6, 2)),
+}
 """Numbers of steps and of warm-up steps of other files than `NUM_STEPS` and `WARMUP_STEPS`."""
-TAIL_STEPS = (24, 6)
+TAIL_STEPS = (18, 6)
 
 
 def load(name: str, async_ratio: float) -> SimulationConfig:
@@ -86,9 +90,9 @@ def contest(
     """
     tried = measure(config, candidates, [CHOICE_SEED], processes)
     chosen = find_fastest(tried)
-    before = measure_fastest(config, build_baselines(config), processes) if before is None else before
+    before = measure_baselines(config, processes) if before is None else before
     after = measure(config, {chosen: candidates[chosen]}, SEEDS, processes)[chosen]
-    baseline = find_fastest(before)
+    baseline = max(before, key=lambda name: (len(before[name].by_seed), -before[name].step_s))
     return {
         "chosen": chosen,
         "step_s": after.step_s,
@@ -102,13 +106,15 @@ def contest(
     }
 
 
-def measure_fastest(
-    config: SimulationConfig, variants: Mapping[str, Mapping[str, Any]], processes: Executor
-) -> dict[str, Figures]:
-    """Measure the variants that are fastest with one seed with all seeds."""
-    first = measure(config, variants, SEEDS[:1], processes)
-    fastest = sorted(first, key=lambda name: first[name].step_s)[:NUM_FASTEST]
-    return measure(config, {name: variants[name] for name in fastest}, SEEDS, processes)
+def measure_baselines(config: SimulationConfig, processes: Executor) -> dict[str, Figures]:
+    """Measure all baselines with the first seed, and the fastest one with all seeds."""
+    variants = build_baselines(config)
+    found = measure(config, variants, SEEDS[:1], processes)
+    splits = {name: figures for name, figures in found.items() if name not in ("colocated", "split_batch")}
+    further = {name: each for name, each in build_neighbors(config, find_fastest(splits)).items() if name not in found}
+    found |= measure(config, further, SEEDS[:1], processes)
+    fastest = find_fastest(found)
+    return found | measure(config, {fastest: (variants | further)[fastest]}, SEEDS, processes)
 
 
 def describe(figures: Figures) -> dict[str, float]:
@@ -123,7 +129,7 @@ def measure_stream(only: Sequence[str], processes: Executor) -> dict[str, Any]:
     for name, changes in workloads.items():
         config = load("sharing", 0.0).with_changes(changes)
         sizes = list_sizes(config, NUM_SHARED_SPLITS)
-        before = measure_fastest(config, build_baselines(config), processes)
+        before = measure_baselines(config, processes)
         candidates = {
             "separate devices": build_splits(config, sizes, streams=True),
             "shared devices": build_shared(config, "stream_training", sizes),
@@ -137,10 +143,8 @@ def measure_stream(only: Sequence[str], processes: Executor) -> dict[str, Any]:
 def measure_auto(only: Sequence[str], processes: Executor) -> dict[str, Any]:
     """`auto` with an async ratio of 1."""
     found = {}
-    workloads = {"sharing": ("sharing", {}), "growing-answers": ("growing-answers", {})}
-    workloads["long answers"] = ("sharing", LONG_ANSWERS)
-    for name, (file, changes) in workloads.items():
-        config = load(file, 1.0).with_changes(changes)
+    for name in ("sharing", "growing-answers"):
+        config = load(name, 1.0)
         found[name] = contest(config, build_shared(config, "auto", list_sizes(config, NUM_SHARED_SPLITS)), processes)
         show(name, found[name])
     return found
@@ -153,7 +157,7 @@ def measure_missized(only: Sequence[str], processes: Executor) -> dict[str, Any]
     """
     config, found = load("sharing", 1.0), {}
     total, width = config.placement.num_devices, config.engine.tensor_parallel
-    tried = measure_fastest(config, build_splits(config, list_sizes(config)), processes)
+    tried = measure(config, build_splits(config, list_sizes(config)), SEEDS[:1], processes)
     best = int(find_fastest(tried).removeprefix("split_"))
     half_generation = total - max(width, (total - best) // 2 // width * width)
     for what, size in {"training": max(1, best // 2), "generation": half_generation}.items():
@@ -188,7 +192,7 @@ def measure_tail(only: Sequence[str], processes: Executor) -> dict[str, Any]:
             num_steps=TAIL_STEPS[0],
             warmup_steps=TAIL_STEPS[1],
         )
-        splits = build_splits(config, list_sizes(config))
+        splits = build_splits(config, list_sizes(config, NUM_SHARED_SPLITS))
         deferred = {f"tail_{name}": changes | tail for name, changes in splits.items()}
         same = measure(config, {"split_24": splits["split_24"], "tail": deferred["tail_split_24"]}, SEEDS, processes)
         found[f"async_ratio {ratio:g}, 8 + 24 devices"] = {
@@ -200,7 +204,7 @@ def measure_tail(only: Sequence[str], processes: Executor) -> dict[str, Any]:
             "staleness": [same["split_24"].max_staleness, same["tail"].max_staleness],
         }
         name = f"async_ratio {ratio:g}, fastest split of each"
-        found[name] = contest(config, deferred, processes, measure_fastest(config, splits, processes))
+        found[name] = contest(config, deferred, processes, measure(config, splits, SEEDS, processes))
         show(f"async_ratio {ratio:g}, 8 + 24 devices", found[f"async_ratio {ratio:g}, 8 + 24 devices"])
         show(name, found[name])
     return found

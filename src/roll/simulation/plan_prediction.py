@@ -31,7 +31,8 @@ class Split:
     def from_config(cls, config: SimulationConfig) -> Split:
         """Return the split of a simulation."""
         place = config.placement
-        return cls(config.engine.tensor_parallel, place.generation, place.training, place.sharing)
+        rule = None if place.sharing is None else place.rule
+        return cls(config.engine.tensor_parallel, place.generation, place.training, rule)
 
     def build_changes(self) -> dict[str, object]:
         """Return the changes to the configuration of a simulation, by dotted key."""

@@ -117,10 +117,7 @@ def _read_workload(
     changes += [f"placement={{generation: {num_devices}, training: 0}}"] if num_devices else []
     config = load_simulation(source, changes)
     if config.device_classes:
-        raise ConfigError(
-            f"'{source}' has device_classes, which `roll plan` does not support: remove device_classes, or compare "
-            "placements with `roll simulate`."
-        )
+        raise ConfigError(f"'{source}' has device_classes, which `roll plan` does not support: use `roll simulate`.")
     constants = (
         Constant(name="model", value=config.model, origin=f"given: {source}; {_describe_model_origin(config.model)}"),
         Constant(name="lengths, latencies, batch", value="as in the file", origin=f"given: {source}"),

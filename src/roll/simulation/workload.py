@@ -43,10 +43,14 @@ class Workload:
         self.domains = list(domains)
         self._weights = list(accumulate(each.weight for each in domains.values()))
         """Cumulative weights of the domains."""
-        self._prompts = [(each.prompt_tokens or config.prompt_tokens).quantile_function() for each in domains.values()]
-        self._answers = [(each.answer_tokens or config.answer_tokens).quantile_function() for each in domains.values()]
+        self._prompt_lengths = [
+            (each.prompt_tokens or config.prompt_tokens).quantile_function() for each in domains.values()
+        ]
+        self._answer_lengths = [
+            (each.answer_tokens or config.answer_tokens).quantile_function() for each in domains.values()
+        ]
         environments = [each.environment or config.environment for each in domains.values()]
-        self._turns: list[Quantiles] = [
+        self._turn_latencies: list[Quantiles] = [
             each.latency.quantile_function() if each is not None else lambda u: 0.0 for each in environments
         ]
         self._correlation = config.answer_correlation
@@ -60,7 +64,7 @@ class Workload:
         """Return a prompt draw with the id `draw_id` and a random prompt length."""
         index = self._choose_domain(draw_id)
         domain = self.domains[index]
-        length = max(1, round(self._prompts[index](self._draw_uniform(_PROMPT, draw_id))))
+        length = max(1, round(self._prompt_lengths[index](self._draw_uniform(_PROMPT, draw_id))))
         tokens = np.full(length, draw_id + 1, np.int32)
         return PromptDraw(
             draw_id=draw_id, prompt=Prompt(uid=f"{domain}/{draw_id}", domain=domain, messages=()), token_ids=tokens
@@ -79,7 +83,7 @@ class Workload:
         shared = self._draw_uniform(_PROMPT, int(tokens[0]), _ANSWER)
         own = self._draw_uniform(_ANSWER, hash_text(request.request_id))
         factor = self._growth ** ((int(tokens[0]) - 1) / self._num_prompts)
-        answer = self._answers[self._choose_domain(int(tokens[0]) - 1)]
+        answer = self._answer_lengths[self._choose_domain(int(tokens[0]) - 1)]
         total = round(factor * answer(draws.correlate(shared, own, self._correlation)))
         return count_remaining_tokens(total, request)
 
@@ -94,7 +98,7 @@ class Workload:
 
     def get_turn_s(self, draw_id: int, index: int, turn: int) -> float:
         """Return the environment's latency after a turn, in seconds."""
-        return self._turns[self._choose_domain(draw_id)](self._draw_uniform(_TURN, draw_id, index, turn))
+        return self._turn_latencies[self._choose_domain(draw_id)](self._draw_uniform(_TURN, draw_id, index, turn))
 
     def get_training_s(self, step: int) -> float | None:
         """Return the duration of the update of `step`, in seconds; `None` if `training.duration` is not configured."""
