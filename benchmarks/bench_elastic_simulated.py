@@ -4,9 +4,9 @@
     make bench NAME=elastic-simulated ARGS="--parts stream tail"      these parts
     make bench NAME=elastic-simulated ARGS="--parts files --only alfworld swe"
 
-`stream`: streamed gradients in synchronous runs. `auto`: `sharing: auto` in asynchronous runs. `missized`: `auto` and
-a fixed split with half of the right number of devices for one role. `files`: `auto` on the workload of every file in
-`examples/simulation`. `tail`: tail batching in asynchronous runs.
+`stream`: streamed gradients in synchronous runs. `missized`: `sharing: auto` in an asynchronous run, and a fixed split
+with half of the right number of devices for one role. `files`: `auto` on the workload of every file in
+`examples/simulation`, in asynchronous runs. `tail`: tail batching in asynchronous runs.
 
 The baseline of a comparison is the fastest of several variants (`_sharing_variants.py`) with the first seed. The
 variant that is compared with it is chosen with another seed. Results are stored in
@@ -16,12 +16,14 @@ variant that is compared with it is chosen with another seed. Results are stored
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import multiprocessing
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from typing import Any
+from typing import Any, TypeAlias
 
 from _report import RESULTS, ROOT, commit, report
 from _sharing_variants import (
@@ -40,6 +42,8 @@ from _sharing_variants import (
 
 from roll.config.simulation import SimulationConfig, load_simulation
 
+Row: TypeAlias = tuple[str, dict[str, Any]]
+"""Name and results of a comparison."""
 EXAMPLES = ROOT / "examples" / "simulation"
 SEEDS = (0, 1, 2)
 CHOICE_SEED = 100
@@ -122,9 +126,8 @@ def describe(figures: Figures) -> dict[str, float]:
     return {"step_s": round(figures.step_s, 2), "tokens": round(figures.num_tokens)}
 
 
-def measure_stream(only: Sequence[str], processes: Executor) -> dict[str, Any]:
+def measure_stream(only: Sequence[str], processes: Executor) -> Iterator[Row]:
     """Streamed gradients in synchronous runs, on separate and on shared devices."""
-    found = {}
     workloads = {"tail-batching-14b": {}, "long answers": LONG_ANSWERS}
     for name, changes in workloads.items():
         config = load("sharing", 0.0).with_changes(changes)
@@ -135,27 +138,15 @@ def measure_stream(only: Sequence[str], processes: Executor) -> dict[str, Any]:
             "shared devices": build_shared(config, "stream_training", sizes),
         }
         for where, variants in candidates.items():
-            found[f"{name}, {where}"] = contest(config, variants, processes, before)
-            show(f"{name}, {where}", found[f"{name}, {where}"])
-    return found
+            yield f"{name}, {where}", contest(config, variants, processes, before)
 
 
-def measure_auto(only: Sequence[str], processes: Executor) -> dict[str, Any]:
-    """`auto` with an async ratio of 1."""
-    found = {}
-    for name in ("sharing", "growing-answers"):
-        config = load(name, 1.0)
-        found[name] = contest(config, build_shared(config, "auto", list_sizes(config, NUM_SHARED_SPLITS)), processes)
-        show(name, found[name])
-    return found
-
-
-def measure_missized(only: Sequence[str], processes: Executor) -> dict[str, Any]:
+def measure_missized(only: Sequence[str], processes: Executor) -> Iterator[Row]:
     """`auto` against a split in which one role has half of the devices that it has in the fastest split.
 
     In both, the trainer has the same number of devices.
     """
-    config, found = load("sharing", 1.0), {}
+    config = load("sharing", 1.0)
     total, width = config.placement.num_devices, config.engine.tensor_parallel
     tried = measure(config, build_splits(config, list_sizes(config)), SEEDS[:1], processes)
     best = int(find_fastest(tried).removeprefix("split_"))
@@ -163,27 +154,21 @@ def measure_missized(only: Sequence[str], processes: Executor) -> dict[str, Any]
     for what, size in {"training": max(1, best // 2), "generation": half_generation}.items():
         shared, split = build_shared(config, "auto", [size]), build_splits(config, [size])
         name = f"half of the {what} devices: {total - size} + {size} instead of {total - best} + {best}"
-        found[name] = contest(config, shared, processes, measure(config, split, SEEDS, processes))
-        show(name, found[name])
-    return found
+        yield name, contest(config, shared, processes, measure(config, split, SEEDS, processes))
 
 
-def measure_files(only: Sequence[str], processes: Executor) -> dict[str, Any]:
+def measure_files(only: Sequence[str], processes: Executor) -> Iterator[Row]:
     """`auto` with an async ratio of 1, on every file."""
-    found = stored().get("files", {})
     for path in sorted(EXAMPLES.glob("*.yaml")):
         name = path.stem
         if name in ALIASES or name in LEFT_OUT or (only and name not in only):
             continue
         config = load(name, 1.0)
-        found[name] = contest(config, build_shared(config, "auto", list_sizes(config, NUM_SHARED_SPLITS)), processes)
-        show(name, found[name])
-    return found
+        yield name, contest(config, build_shared(config, "auto", list_sizes(config, NUM_SHARED_SPLITS)), processes)
 
 
-def measure_tail(only: Sequence[str], processes: Executor) -> dict[str, Any]:
+def measure_tail(only: Sequence[str], processes: Executor) -> Iterator[Row]:
     """Tail batching with an async ratio of 1 and 2, on the file's split and on the fastest split of each schedule."""
-    found = {}
     tail = {"rollout.scheduling.type": "tail_batching", "rollout.scheduling.rollout_redundancy": 1.0}
     for ratio in (1.0, 2.0):
         config = prepare(
@@ -194,25 +179,17 @@ def measure_tail(only: Sequence[str], processes: Executor) -> dict[str, Any]:
         )
         splits = build_splits(config, list_sizes(config, NUM_SHARED_SPLITS))
         deferred = {f"tail_{name}": changes | tail for name, changes in splits.items()}
-        same = measure(config, {"split_24": splits["split_24"], "tail": deferred["tail_split_24"]}, SEEDS, processes)
-        found[f"async_ratio {ratio:g}, 8 + 24 devices"] = {
-            "chosen": "tail",
-            "step_s": same["tail"].step_s,
-            "baseline": "split_24",
-            "baseline_s": same["split_24"].step_s,
-            **compare(same["split_24"], same["tail"]),
-            "staleness": [same["split_24"].max_staleness, same["tail"].max_staleness],
-        }
-        name = f"async_ratio {ratio:g}, fastest split of each"
-        found[name] = contest(config, deferred, processes, measure(config, splits, SEEDS, processes))
-        show(f"async_ratio {ratio:g}, 8 + 24 devices", found[f"async_ratio {ratio:g}, 8 + 24 devices"])
-        show(name, found[name])
-    return found
+        before = measure(config, splits, SEEDS, processes)
+        same = {"split_24": before["split_24"]}
+        yield (
+            f"async_ratio {ratio:g}, 8 + 24 devices",
+            contest(config, {"tail_split_24": deferred["tail_split_24"]}, processes, same),
+        )
+        yield f"async_ratio {ratio:g}, fastest split of each", contest(config, deferred, processes, before)
 
 
-PARTS: dict[str, Callable[[Sequence[str], Executor], dict[str, Any]]] = {
+PARTS: dict[str, Callable[[Sequence[str], Executor], Iterator[Row]]] = {
     "stream": measure_stream,
-    "auto": measure_auto,
     "missized": measure_missized,
     "tail": measure_tail,
     "files": measure_files,
@@ -235,6 +212,12 @@ def stored() -> dict[str, Any]:
     return json.loads(path.read_text())["figures"] if path.exists() else {}
 
 
+def store(figures: Mapping[str, Any]) -> None:
+    """Write all figures, without printing them."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        report("elastic_simulated", figures)
+
+
 def main() -> int:
     """Measure, and store the figures after each part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -245,9 +228,10 @@ def main() -> int:
     with ProcessPoolExecutor(arguments.processes, mp_context=multiprocessing.get_context("spawn")) as processes:
         for part in arguments.parts:
             print(f"{part}:", flush=True)
-            rows = PARTS[part](arguments.only, processes)
-            figures = stored() | {part: rows, f"{part}_commit": commit()}
-            report("elastic_simulated", figures | {"seeds": len(SEEDS), "switch_s": SWITCH_S})
+            for name, row in PARTS[part](arguments.only, processes):
+                show(name, row)
+                rows = stored().get(part, {}) | {name: row | {"commit": commit()}}
+                store(stored() | {part: rows, "num_seeds": len(SEEDS), "switch_s": SWITCH_S})
     return 0
 
 
