@@ -17,6 +17,7 @@ from roll.cli.init import init
 from roll.cli.migration.command import from_trl, from_verl
 from roll.cli.reward_commands import reward
 from roll.cli.run_commands import chat, compare, view
+from roll.cli.serve import serve
 from roll_sandbox.cli import sandbox
 
 if TYPE_CHECKING:
@@ -318,7 +319,7 @@ def dashboard(runs: tuple[str, ...], host: str, port: int, token: str | None, op
     serve([Path(run) for run in runs or ("runs",)], host, port, token, open_browser=open_browser, notify=click.echo)
 
 
-for command in (env, view, chat, compare, doctor, sandbox, init, reward):
+for command in (env, view, chat, compare, doctor, sandbox, init, reward, serve):
     roll.add_command(command)
 
 

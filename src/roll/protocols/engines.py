@@ -94,7 +94,6 @@ class InferenceEngine(Protocol):
         ...
 
 
-@runtime_checkable
 class SupportsAdapterScoring(Protocol):
     """An optional extension of `InferenceEngine`: an engine that computes log-probs with one of several adapters."""
 

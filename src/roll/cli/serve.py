@@ -1,0 +1,110 @@
+"""`roll serve`: a training server for clients of the Tinker API."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Literal, cast
+
+import click
+
+from roll.errors import ConfigError
+from roll.process_environment import prepare_environment
+from roll.running import run_to_end
+from roll.serving.settings import ServeSettings, create_key, read_keys
+
+__all__ = ["serve"]
+
+
+@click.command()
+@click.argument("model", metavar="MODEL")
+@click.option("--name", default="", metavar="NAME", help="Name by which clients select the model. Default: MODEL.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8765, show_default=True, help="Port to listen on; 0 selects a free port.")
+@click.option("--key", "given_keys", multiple=True, metavar="[OWNER=]KEY", help="API key; may be repeated.")
+@click.option("--keys", "keys_file", type=click.Path(path_type=Path), metavar="FILE", help="API keys: OWNER=KEY lines.")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    default=Path("runs/serve"),
+    show_default=True,
+    help="Directory of the checkpoints.",
+)
+@click.option("--engine", default="hf", show_default=True, help="Inference engine.")
+@click.option(
+    "--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", show_default=True, help="Compute dtype."
+)
+@click.option("--max-rank", default=32, show_default=True, help="Maximum LoRA rank of a client's model.")
+@click.option("--alpha", default=32.0, show_default=True, help="LoRA alpha of all models.")
+@click.option("--max-context", type=int, help="Maximum tokens of a sequence. Default: that of MODEL, at most 4096.")
+@click.option("--max-adapters", default=16, show_default=True, help="Number of snapshots that the engine holds.")
+@click.option("--session-timeout", default=3600.0, show_default=True, help="Seconds until a silent session ends.")
+@click.option("--num-threads", type=int, help="CPU threads of the trainer and of the engine.")
+def serve(
+    model: str,
+    name: str,
+    host: str,
+    port: int,
+    given_keys: tuple[str, ...],
+    keys_file: Path | None,
+    directory: Path,
+    engine: str,
+    dtype: str,
+    max_rank: int,
+    alpha: float,
+    max_context: int | None,
+    max_adapters: int,
+    session_timeout: float,
+    num_threads: int | None,
+) -> None:
+    """Serve the training of LoRA adapters on MODEL to clients of the Tinker API.
+
+    \b
+    roll serve smollm2-135m-instruct --key tml-my-secret-key
+    TINKER_BASE_URL=http://127.0.0.1:8765 TINKER_API_KEY=tml-my-secret-key python client.py
+
+    Each client has its own adapter, gradient and optimizer state; all share the weights of MODEL. Without --key and
+    --keys, a new key is created and printed. docs/how-to/serve-a-training-api.md describes what is supported.
+    """
+    if model.endswith((".yaml", ".yml", ".json")):
+        raise ConfigError(f"roll serve needs a model, got the file '{model}': configurations are not supported yet.")
+    keys = read_keys(given_keys, keys_file)
+    created = "" if keys else create_key()
+    settings = ServeSettings(
+        model=model,
+        name=name,
+        directory=directory,
+        host=host,
+        port=port,
+        keys=keys or {created: "default"},
+        engine=engine,
+        dtype=cast(Literal["bfloat16", "float32"], dtype),
+        max_rank=max_rank,
+        alpha=alpha,
+        max_context=max_context,
+        max_adapters=max_adapters,
+        session_timeout_s=session_timeout,
+        num_threads=num_threads,
+    )
+    prepare_environment()
+    run_to_end(_serve(settings, created))
+
+
+async def _serve(settings: ServeSettings, created_key: str) -> None:
+    from roll.serving.starting import open_server
+
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    click.echo(f"Loading {settings.model} ...")
+    async with open_server(settings) as server:
+        click.echo(f"Serving '{settings.model_name}' at {server.url}. Stop with Ctrl-C.")
+        click.echo(f"export TINKER_BASE_URL={server.url}")
+        if created_key:
+            click.echo(f"export TINKER_API_KEY={created_key}")
+        await stop.wait()
+        for number in (signal.SIGTERM, signal.SIGINT):  # a second signal ends the process at once
+            loop.remove_signal_handler(number)
+        click.echo("Stopping.")

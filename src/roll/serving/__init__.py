@@ -1,0 +1,12 @@
+"""`roll serve`: a training server that clients of the Tinker API use, see docs/how-to/serve-a-training-api.md.
+
+    HTTP ─► server ─► keys, requests, wire ─► service ─┬─► ordering ─► models ─► trainer (one adapter per model)
+                                                       ├─► checkpoints (PEFT directories, optimizer states)
+                                                       └─► sampling ─► snapshots ─► engine (one adapter per snapshot)
+
+Requests that take long are answered with a *promise*, a request ID. The result is fetched by a long poll (`promises`).
+"""
+
+from roll.serving.settings import ServeSettings
+
+__all__ = ["ServeSettings"]

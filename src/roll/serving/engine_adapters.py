@@ -1,0 +1,188 @@
+"""The snapshots that the engine holds: read from disk when they are sampled first, replaced when others need the room.
+
+The engine has a fixed number of adapters, here *slots*. A snapshot is loaded into the slot that was not used for the
+longest time. A slot is not replaced while a request uses it, so a request samples from one snapshot to its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from roll.config.model import LoRAConfig
+from roll.protocols import InferenceEngine
+from roll.training.adapter_snapshot import AdapterSnapshot
+from roll.types import WeightUpdate
+from roll.weights import Sender, send_weights
+from roll.weights.adapters import name_adapter_tensor
+
+__all__ = ["EngineAdapters", "EngineLayers"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineLayers:
+    """What the engine expects of an adapter.
+
+    An adapter of a lower rank is sent with rows and columns of 0, and a layer without an adapter with zeros.
+    """
+
+    shapes: Mapping[str, tuple[int, int]]
+    """The shape [outputs, inputs] of each layer with an adapter."""
+    lora: LoRAConfig
+    dtype: torch.dtype
+
+    def build_tensors(self, snapshot: AdapterSnapshot | None) -> dict[str, Tensor]:
+        """Return the tensors of a snapshot as the engine receives them; without a snapshot, all are 0."""
+        tensors: dict[str, Tensor] = {}
+        for layer, (outputs, inputs) in self.shapes.items():
+            rank = self.lora.get_rank(layer)
+            names = [name_adapter_tensor(layer, part) for part in ("lora_A.weight", "lora_B.weight")]
+            a, b = torch.zeros(rank, inputs, dtype=self.dtype), torch.zeros(outputs, rank, dtype=self.dtype)
+            if snapshot is not None and names[0] in snapshot.weights:
+                own = snapshot.spec.rank
+                a[:own] = snapshot.weights[names[0]].to(self.dtype)
+                # Rounded first, as in the trainer's network. The engine multiplies with the scale of its configuration.
+                ratio = snapshot.spec.scale / self.lora.compute_scale(layer)
+                b[:, :own] = (snapshot.weights[names[1]].to(self.dtype).float() * ratio).to(self.dtype)
+            tensors |= {names[0]: a, names[1]: b}
+        return tensors
+
+
+@dataclass(slots=True)
+class _Slot:
+    """An adapter of the engine."""
+
+    name: str
+    path: str | None = None
+    """The snapshot that is or will be in the slot."""
+    loading: asyncio.Task[None] | None = None
+    num_users: int = 0
+    last_use: int = 0
+
+
+class EngineAdapters:
+    """Loads snapshots into an engine, and keeps those that were used last.
+
+    Args:
+        engine: The engine, whose spec has `lora` and `max_adapters`.
+        transport: The transport of weights to the engine.
+        layers: What the engine expects.
+        num_slots: The number of adapters that the engine holds.
+        read: A blocking function that reads the snapshot of a path. A snapshot of a path never changes.
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        transport: str,
+        layers: EngineLayers,
+        num_slots: int,
+        read: Callable[[str], AdapterSnapshot],
+    ) -> None:
+        self._engine = engine
+        self._transport = transport
+        self._layers = layers
+        self._read = read
+        self._slots = [_Slot(f"slot-{index}") for index in range(num_slots)]
+        self._released = asyncio.Condition()
+        self._sending = asyncio.Lock()
+        self._sender = Sender()
+        self._versions = itertools.count(1)
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the snapshots in the engine."""
+        return [slot.path for slot in self._slots if slot.path is not None]
+
+    async def start(self) -> None:
+        """Send an adapter of zeros: until the first adapter arrives, engines reject all requests."""
+        await self._send(self._slots[0].name, None)
+
+    @asynccontextmanager
+    async def use(self, path: str | None) -> AsyncIterator[str | None]:
+        """Load a snapshot if the engine does not have it, and keep it during the `with` block.
+
+        Args:
+            path: The path of the snapshot; `None` for the base model.
+
+        Yields:
+            The name of the adapter in the engine.
+        """
+        if path is None:
+            yield None
+            return
+        slot = await self._acquire(path)
+        try:
+            assert slot.loading is not None
+            try:
+                await asyncio.shield(slot.loading)  # several requests wait for it
+            except BaseException:
+                if slot.path == path and slot.loading.done():
+                    slot.path = None  # the next request tries again
+                raise
+            yield slot.name
+        finally:
+            slot.num_users -= 1
+            async with self._released:
+                self._released.notify_all()
+
+    async def close(self) -> None:
+        """Stop loading, and free the memory of the transport."""
+        tasks = [slot.loading for slot in self._slots if slot.loading is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._sender.close()
+
+    async def _acquire(self, path: str) -> _Slot:
+        """Return the slot of a snapshot; if necessary, wait for a slot that no request uses, and load the snapshot."""
+        async with self._released:
+            while True:
+                slot = next((each for each in self._slots if each.path == path), None)
+                if slot is None:
+                    free = [each for each in self._slots if each.num_users == 0]
+                    slot = min(free, key=lambda each: (each.path is not None, each.last_use), default=None)
+                    if slot is not None:
+                        slot.path = path
+                        slot.loading = asyncio.create_task(self._load(slot.name, path, slot.loading))
+                if slot is not None:
+                    slot.num_users += 1
+                    slot.last_use = max(each.last_use for each in self._slots) + 1
+                    return slot
+                await self._released.wait()
+
+    async def _load(self, name: str, path: str, earlier: asyncio.Task[None] | None) -> None:
+        if earlier is not None:  # a canceled request may have left a load behind
+            await asyncio.gather(earlier, return_exceptions=True)
+        await self._send(name, await asyncio.to_thread(self._read, path))
+
+    async def _send(self, name: str, snapshot: AdapterSnapshot | None) -> None:
+        tensors = await asyncio.to_thread(self._layers.build_tensors, snapshot)
+
+        async def deliver(update: WeightUpdate) -> None:
+            await self._engine.update_weights(dataclasses.replace(update, adapter=name))
+
+        async with self._sending:
+            version = next(self._versions)
+            await send_weights(_Tensors(tensors), version, self._transport, deliver, sender=self._sender)
+
+
+class _Tensors:
+    """A `WeightSource` of tensors in memory."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return iter(self._tensors.items())
+
+    def names(self) -> Sequence[str]:
+        """Return the names of all tensors."""
+        return list(self._tensors)

@@ -1,0 +1,188 @@
+"""Sampling: sessions that name what to sample from, and requests for several sequences of one prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from roll.protocols import InferenceEngine, SupportsAdapterScoring
+from roll.serving import wire
+from roll.serving.engine_adapters import EngineAdapters
+from roll.serving.failures import ApiError, RequestFailure
+from roll.serving.promises import Result
+from roll.serving.requests import Sample, SamplingSettings
+from roll.types import FloatArray, GenerationRequest, IntArray, SamplingParams
+
+__all__ = ["FIRST_SLICE", "Sampler", "SamplingSession"]
+
+FIRST_SLICE = 32
+"""The number of tokens after which the text is first searched for stop strings; every later slice is twice as long."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingSession:
+    """What the requests of a session sample from."""
+
+    session_id: str
+    owner: str
+    path: str | None = None
+    """The path of a snapshot; `None` for the base model."""
+
+
+class Sampler:
+    """Samples with an engine.
+
+    Args:
+        engine: The engine.
+        adapters: The snapshots in the engine.
+        max_context: The largest number of tokens of a prompt with its answer.
+        vocab_size: The number of tokens in the vocabulary.
+        end_token_ids: The tokens that end an answer by default.
+        tokenizer: The tokenizer of the base model, for stop strings.
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        adapters: EngineAdapters,
+        *,
+        max_context: int,
+        vocab_size: int,
+        end_token_ids: Sequence[int],
+        tokenizer: object,
+    ) -> None:
+        self._engine = engine
+        self._adapters = adapters
+        self._max_context = max_context
+        self._vocab_size = vocab_size
+        self._end_token_ids = tuple(end_token_ids)
+        self._tokenizer = tokenizer
+        self._numbers = itertools.count()
+
+    def check(self, request: Sample) -> IntArray:
+        """Check a request against the limits of the model, and return the tokens of its prompt.
+
+        Raises:
+            ApiError: The prompt is empty, too long, or has tokens outside the vocabulary, or a setting is out of range.
+        """
+        tokens = np.array([token for chunk in request.prompt.chunks for token in chunk.tokens], np.int32)
+        wrong = np.flatnonzero(tokens >= self._vocab_size)
+        if len(wrong):
+            problem = f"token {tokens[wrong[0]]} is not in the vocabulary of {self._vocab_size} tokens."
+            raise ApiError(400, problem, field="prompt")
+        if len(tokens) == 0:
+            raise ApiError(400, "the prompt must have at least one token.", field="prompt")
+        settings = request.sampling_params
+        room = self._max_context - len(tokens)
+        if room < (settings.max_tokens or 1):
+            asked = f" and max_tokens is {settings.max_tokens}" if settings.max_tokens else ""
+            problem = (
+                f"the prompt has {len(tokens)} tokens{asked}, but the limit for both together is {self._max_context}."
+            )
+            raise ApiError(400, problem, field="sampling_params.max_tokens")
+        if settings.top_k == 0:
+            raise ApiError(400, "must be -1 (no limit) or at least 1, got 0.", field="sampling_params.top_k")
+        if isinstance(settings.stop, list) and any(
+            isinstance(token, int) and token >= self._vocab_size for token in settings.stop
+        ):
+            raise ApiError(400, f"tokens must be below {self._vocab_size}.", field="sampling_params.stop")
+        if request.prompt_logprobs_last_n is not None:
+            if not request.prompt_logprobs:
+                raise ApiError(400, "it needs prompt_logprobs.", field="prompt_logprobs_last_n")
+            if request.prompt_logprobs_last_n >= len(tokens):
+                problem = f"must be below the {len(tokens)} tokens of the prompt, got {request.prompt_logprobs_last_n}."
+                raise ApiError(400, problem, field="prompt_logprobs_last_n")
+        return tokens
+
+    async def sample(self, session: SamplingSession, request: Sample, tokens: IntArray) -> Result:
+        """Sample the sequences of a request."""
+        settings = request.sampling_params
+        seed = secrets.randbits(63) if settings.seed is None else settings.seed % 2**63
+        seeds = np.random.SeedSequence(seed).generate_state(request.num_samples, np.uint64)
+        async with self._adapters.use(session.path) as adapter, asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._sample_one(tokens, settings, adapter, int(own) >> 1)) for own in seeds]
+            scoring = group.create_task(self._score(request, tokens, adapter))
+        sequences = [task.result() for task in tasks]
+        return Result(body=wire.encode_samples(sequences, scoring.result()), content_type=wire.CONTENT_TYPE)
+
+    async def _sample_one(
+        self, prompt: IntArray, settings: SamplingSettings, adapter: str | None, seed: int
+    ) -> tuple[IntArray, FloatArray, str]:
+        """Sample one sequence; return its tokens, log-probs and stop reason.
+
+        With stop strings, the answer is generated in slices, and cut after the token that completes a stop string.
+        """
+        limit = min(settings.max_tokens or self._max_context, self._max_context - len(prompt))
+        strings, stop_ids = self._read_stop(settings)
+        tokens, logprobs = np.zeros(0, np.int32), np.zeros(0, np.float32)
+        size = min(FIRST_SLICE, limit) if strings else limit
+        while True:
+            done = len(tokens)
+            params = SamplingParams(
+                max_new_tokens=min(size, limit - done),
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                top_k=max(settings.top_k, 0),
+                stop_token_ids=stop_ids,
+                seed=seed,
+                position=done,
+            )
+            name = f"sample-{next(self._numbers)}"
+            context = np.concatenate([prompt, tokens])
+            found = await self._engine.generate(
+                GenerationRequest(request_id=name, token_ids=context, sampling=params, adapter=adapter)
+            )
+            if found.finish_reason == "abort":
+                raise RequestFailure("the engine aborted the request.", "server")
+            tokens = np.concatenate([tokens, found.token_ids]).astype(np.int32)
+            logprobs = np.concatenate([logprobs, found.logprobs]).astype(np.float32)
+            end = self._find_end(tokens, done, strings)
+            if end is not None:
+                return tokens[:end], logprobs[:end], "stop"
+            if found.finish_reason != "length" or len(tokens) >= limit:
+                return tokens, logprobs, "length" if found.finish_reason == "length" else "stop"
+            size *= 2
+
+    def _read_stop(self, settings: SamplingSettings) -> tuple[list[str], tuple[int, ...]]:
+        """Return the strings and the tokens that end an answer."""
+        stop = settings.stop
+        if stop is None:
+            return [], self._end_token_ids
+        if isinstance(stop, str):
+            return [stop], self._end_token_ids
+        strings = [each for each in stop if isinstance(each, str)]
+        if strings:
+            return strings, self._end_token_ids
+        return [], tuple(each for each in stop if isinstance(each, int))
+
+    def _find_end(self, tokens: IntArray, start: int, strings: Sequence[str]) -> int | None:
+        """Return the number of tokens up to the first one, after `start`, that completes a stop string."""
+        if not strings or not any(each in self._decode(tokens) for each in strings):
+            return None
+        low, high = start, len(tokens)  # the text of `low` tokens has no stop string, that of `high` tokens has one
+        while high - low > 1:
+            middle = (low + high) // 2
+            if any(each in self._decode(tokens[:middle]) for each in strings):
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def _decode(self, tokens: IntArray) -> str:
+        return self._tokenizer.decode(tokens.tolist())  # type: ignore[attr-defined]
+
+    async def _score(self, request: Sample, tokens: IntArray, adapter: str | None) -> FloatArray | None:
+        """Return the log-probs of the prompt, NaN where they are not requested."""
+        if not request.prompt_logprobs:
+            return None
+        (found,) = await cast(SupportsAdapterScoring, self._engine).logprobs([tokens], adapter=adapter)
+        scored = found.astype(np.float32)
+        first = 1 if request.prompt_logprobs_last_n is None else len(tokens) - request.prompt_logprobs_last_n
+        scored[:first] = np.nan
+        return scored

@@ -1,0 +1,260 @@
+"""The HTTP server: keys, routes, bodies, and the format of errors.
+
+request ─► key ─► owner ─► route ─► parsed body ─► `Service` ─► object, or promise
+   └── missing or unknown key: 401      └── wrong body: 400 with the field; an ID of another owner: 404
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias
+
+from aiohttp import web
+
+from roll.errors import one_line_error
+from roll.serving import requests, wire
+from roll.serving.failures import ApiError, RequestFailure
+from roll.serving.promises import Promise
+from roll.serving.service import Service
+
+__all__ = ["MAX_BYTES", "TrainingServer"]
+
+logger = logging.getLogger(__name__)
+
+MAX_BYTES = 128 * 2**20
+"""The largest size of a body in bytes. Clients split data into bodies of 5 MB, unless a single datum is larger."""
+_PREFIX = "/api/v1/"
+Handler: TypeAlias = Callable[[Service, str, bytes], Awaitable[Mapping[str, Any] | Promise]]
+
+
+class TrainingServer:
+    """Serves the API: `async with TrainingServer(service, …) as server: …`.
+
+    Args:
+        service: The state of the server.
+        keys: Owners by key.
+        host: The address to listen on.
+        port: The port; 0 selects a free port.
+    """
+
+    def __init__(self, service: Service, keys: Mapping[str, str], host: str = "127.0.0.1", port: int = 0) -> None:
+        self.service = service
+        self._owners = {_hash(key): owner for key, owner in keys.items()}
+        self._host, self._port = host, port
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> TrainingServer:
+        app = web.Application(client_max_size=MAX_BYTES)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self._host, self._port, backlog=1024).start()
+        self._port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.service.close()  # ends the polls, for which the runner would wait
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    @property
+    def url(self) -> str:
+        """The address for clients (`TINKER_BASE_URL`)."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._port}"
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        try:
+            return await self._answer(request)
+        except ApiError as error:
+            return _build_error(error.status, error.message, error.field)
+        except web.HTTPRequestEntityTooLarge:
+            return _build_error(413, f"the body must not be larger than {MAX_BYTES} bytes.")
+        except web.RequestPayloadError as error:
+            return _build_error(400, f"the body cannot be read: {one_line_error(error)}.")
+        except RequestFailure as failure:
+            return _build_error(400 if failure.category == "user" else 500, failure.message)
+        except Exception as error:
+            logger.exception("%s %s failed", request.method, request.path)
+            return _build_error(500, f"the server failed: {one_line_error(error)}")
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        owner = self._find_owner(request.headers.get("X-API-Key", ""))
+        path = request.path.removeprefix(_PREFIX)
+        if not request.path.startswith(_PREFIX):
+            raise ApiError(404, f"the path {request.path[:200]} is not supported: paths begin with {_PREFIX}.")
+        if request.method == "GET":
+            return web.json_response(self._get(owner, path))
+        if request.method != "POST":
+            raise ApiError(405, f"{request.method} is not supported: use POST.")
+        body = await request.read()
+        if path == "retrieve_future":
+            return await self._retrieve(owner, body)
+        if path == "forward_backward":
+            return _build_promise(self._forward_backward(owner, request.content_type, body))
+        handler = _find_handler(path)
+        found = await handler(self.service, owner, body)
+        return _build_promise(found) if isinstance(found, Promise) else web.json_response(found)
+
+    def _find_owner(self, key: str) -> str:
+        digest = _hash(key)
+        for known, owner in self._owners.items():
+            if hmac.compare_digest(known, digest):
+                return owner
+        raise ApiError(401, "the key in X-API-Key is missing or unknown: set TINKER_API_KEY to a key of this server.")
+
+    def _get(self, owner: str, path: str) -> dict[str, Any]:
+        service = self.service
+        if path == "healthz":
+            return {"status": "ok"}
+        if path == "get_server_capabilities":
+            model = {"model_name": service.settings.model_name, "max_context_length": service.max_context}
+            return {"supported_models": [model | {"trainable": True, "sampleable": True}]}
+        kind, _, name = path.partition("/")
+        if kind == "samplers" and name:
+            return service.get_sampler(owner, name)
+        raise ApiError(404, f"GET {_PREFIX}{path[:200]} is not supported by this server.")
+
+    def _forward_backward(self, owner: str, content_type: str, body: bytes) -> Promise:
+        if content_type != wire.CONTENT_TYPE:
+            raise ApiError(415, f"the body must be {wire.CONTENT_TYPE}, got {content_type}: use a newer client.")
+        return self.service.forward_backward(owner, wire.parse_forward_backward(body), body)
+
+    async def _retrieve(self, owner: str, body: bytes) -> web.Response:
+        """Hold a poll until the promise has an outcome: clients repeat it without a pause."""
+        promises = self.service.promises
+        promise = promises.find(requests.parse_body(requests.RetrieveFuture, body).request_id, owner)
+        outcome = await promises.wait(promise, self.service.settings.poll_s)
+        if outcome is None:
+            content = {"type": "try_again", "request_id": promise.request_id, "queue_state": "active"}
+            return web.json_response(content)
+        if isinstance(outcome, RequestFailure):
+            return web.json_response({"error": outcome.message, "category": outcome.category})
+        return web.Response(body=outcome.body, content_type=outcome.content_type)
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "replace")).digest()
+
+
+def _build_promise(promise: Promise) -> web.Response:
+    content: dict[str, Any] = {"request_id": promise.request_id}
+    if promise.sequence_ids:
+        content["sample_sequence_ids"] = list(promise.sequence_ids)
+    return web.json_response(content)
+
+
+def _build_error(status: int, message: str, field: str = "") -> web.Response:
+    text = f"{field}: {message}" if field else message
+    return web.Response(
+        status=status, text=json.dumps({"error": text, "field": field or None}), content_type="application/json"
+    )
+
+
+# ---- routes
+
+
+async def _configure(service: Service, owner: str, body: bytes) -> Mapping[str, Any]:
+    requests.parse_body(requests.ClientConfig, body)
+    return {}  # the clients' defaults
+
+
+async def _create_session(service: Service, owner: str, body: bytes) -> Mapping[str, Any]:
+    requests.parse_body(requests.CreateSession, body)
+    return {"session_id": service.sessions.create(owner).session_id, "type": "create_session"}
+
+
+async def _beat(service: Service, owner: str, body: bytes) -> Mapping[str, Any]:
+    service.sessions.find(requests.parse_body(requests.Heartbeat, body).session_id, owner)
+    return {"type": "session_heartbeat"}
+
+
+async def _create_model(service: Service, owner: str, body: bytes) -> Promise:
+    return service.create_model(owner, requests.parse_body(requests.CreateModel, body), body)
+
+
+async def _load_weights(service: Service, owner: str, body: bytes) -> Promise:
+    return service.load_weights(owner, requests.parse_body(requests.LoadWeights, body), body)
+
+
+async def _get_info(service: Service, owner: str, body: bytes) -> Mapping[str, Any]:
+    return service.get_info(owner, requests.parse_body(requests.GetInfo, body).model_id)
+
+
+async def _optim_step(service: Service, owner: str, body: bytes) -> Promise:
+    return service.optim_step(owner, requests.parse_body(requests.OptimStep, body), body)
+
+
+async def _save_weights(service: Service, owner: str, body: bytes) -> Promise:
+    return service.save_weights(owner, requests.parse_body(requests.SaveWeights, body), body)
+
+
+async def _save_for_sampler(service: Service, owner: str, body: bytes) -> Promise:
+    return service.save_weights_for_sampler(owner, requests.parse_body(requests.SaveWeightsForSampler, body), body)
+
+
+async def _weights_info(service: Service, owner: str, body: bytes) -> Mapping[str, Any]:
+    return service.describe_weights(owner, requests.parse_body(requests.WeightsInfo, body).tinker_path)
+
+
+async def _create_sampling_session(service: Service, owner: str, body: bytes) -> Mapping[str, Any]:
+    name = service.create_sampling_session(owner, requests.parse_body(requests.CreateSamplingSession, body))
+    return {"sampling_session_id": name, "type": "create_sampling_session"}
+
+
+async def _sample(service: Service, owner: str, body: bytes) -> Promise:
+    return service.sample(owner, requests.parse_body(requests.Sample, body), body)
+
+
+async def _cancel_future(service: Service, owner: str, body: bytes) -> Mapping[str, Any]:
+    promise = service.promises.find(requests.parse_body(requests.CancelFuture, body).request_id, owner)
+    service.promises.cancel(promise)
+    return {}
+
+
+async def _accept_telemetry(service: Service, owner: str, body: bytes) -> Mapping[str, Any]:
+    return {"status": "accepted"}  # and dropped
+
+
+_HANDLERS: Mapping[str, Handler] = {
+    "client/config": _configure,
+    "client/dynamic_config": _configure,
+    "create_session": _create_session,
+    "session_heartbeat": _beat,
+    "create_model": _create_model,
+    "load_weights": _load_weights,
+    "get_info": _get_info,
+    "optim_step": _optim_step,
+    "save_weights": _save_weights,
+    "save_weights_for_sampler": _save_for_sampler,
+    "weights_info": _weights_info,
+    "create_sampling_session": _create_sampling_session,
+    "asample": _sample,
+    "cancel_future": _cancel_future,
+    "telemetry": _accept_telemetry,
+}
+
+
+def _find_handler(path: str) -> Handler:
+    """Return the function that answers a POST to a path.
+
+    Raises:
+        ApiError: The server does not support the path.
+    """
+    if path in _HANDLERS:
+        return _HANDLERS[path]
+    parts = path.split("/")
+    if len(parts) == 3 and parts[0] == "sessions" and parts[2] == "finish":
+        session_id = parts[1]
+
+        async def finish(service: Service, owner: str, body: bytes) -> Mapping[str, Any]:
+            requests.parse_body(requests.FinishSession, body)
+            await service.finish_session(service.sessions.find(session_id, owner))
+            return {}
+
+        return finish
+    raise ApiError(404, f"POST {_PREFIX}{path[:200]} is not supported by this server.")

@@ -1,0 +1,132 @@
+"""Starts everything that a training server consists of: trainer, engine, service and HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import torch
+
+from roll.cluster.local import LocalCluster
+from roll.config.engines import EngineRequirement, check_engine, get_engine_capabilities, resolve_engine_kind
+from roll.config.model import LoRAConfig, ModelConfig
+from roll.config.training import TrainingConfig
+from roll.errors import ConfigError
+from roll.inference import EngineSpec, build_engine
+from roll.models import describe_model, find_stop_token_ids, list_adapted_layers, load_tokenizer, resolve_model
+from roll.serving.checkpoints import Checkpoints
+from roll.serving.engine_adapters import EngineAdapters, EngineLayers
+from roll.serving.models import ModelTrainer
+from roll.serving.sampling import Sampler
+from roll.serving.server import TrainingServer
+from roll.serving.service import Service
+from roll.serving.settings import ServeSettings
+from roll.training import TrainerSpec
+from roll.training.adapter_snapshot import AdapterSnapshot
+
+__all__ = ["open_server"]
+
+CLEAN_UP_S = 60.0
+DEFAULT_MAX_CONTEXT = 4096
+
+
+@asynccontextmanager
+async def open_server(settings: ServeSettings) -> AsyncIterator[TrainingServer]:
+    """Load the base model into a trainer and an engine, and serve until the end of the `with` block.
+
+    Raises:
+        ConfigError: The engine cannot sample with adapters, or the server cannot listen on the address.
+        ModelError: The model cannot be loaded.
+    """
+    kind = resolve_engine_kind(settings.engine, "--engine")
+    check_engine(kind, [EngineRequirement(capability="lora", reason="roll serve")], "--engine")
+    path = resolve_model(settings.model)
+    description = describe_model(path)
+    context = settings.max_context or min(description.context_length, DEFAULT_MAX_CONTEXT)
+    async with AsyncExitStack() as stack:
+        cluster = LocalCluster()
+        trainer = await cluster.start_trainer(_build_trainer_spec(settings, path), "actor_train")
+        stack.push_async_callback(trainer.close)
+        engine = build_engine(_build_engine_spec(settings, path, kind, context))
+        await engine.start()
+        stack.push_async_callback(engine.close)
+        checkpoints = Checkpoints(settings.directory, settings.model_name, str(path))
+        await asyncio.to_thread(checkpoints.delete_unnamed)
+        service: Service | None = None
+
+        def read(snapshot_path: str) -> AdapterSnapshot:
+            assert service is not None
+            return service.read_snapshot(snapshot_path)
+
+        layers = EngineLayers(
+            shapes=list_adapted_layers(str(path), "all-linear"),
+            lora=_build_lora(settings),
+            dtype=getattr(torch, settings.dtype),
+        )
+        adapters = EngineAdapters(engine, cluster.choose_transport(kind), layers, settings.max_adapters, read)
+        stack.push_async_callback(adapters.close)
+        await adapters.start()
+        sampler = Sampler(
+            engine,
+            adapters,
+            max_context=context,
+            vocab_size=description.vocab_size,
+            end_token_ids=find_stop_token_ids(path),
+            tokenizer=load_tokenizer(path),
+        )
+        service = Service(
+            settings,
+            ModelTrainer(trainer, context, description.vocab_size),
+            sampler,
+            checkpoints,
+            tokenizer_id=settings.model if not Path(settings.model).exists() else str(path.absolute()),
+            max_context=context,
+        )
+        server = TrainingServer(service, settings.keys, settings.host, settings.port)
+        try:
+            await stack.enter_async_context(server)
+        except OSError as error:
+            address = f"{settings.host}:{settings.port}"
+            raise ConfigError(f"cannot listen at {address}: {error}. Choose another --host or --port.") from error
+        cleaning = asyncio.create_task(_clean_up(service), name="clean up")
+        stack.callback(cleaning.cancel)
+        yield server
+
+
+async def _clean_up(service: Service) -> None:
+    while True:
+        await asyncio.sleep(CLEAN_UP_S)
+        await service.clean_up()
+
+
+def _build_lora(settings: ServeSettings) -> LoRAConfig:
+    return LoRAConfig(rank=settings.max_rank, alpha=settings.alpha)
+
+
+def _build_engine_spec(settings: ServeSettings, path: Path, kind: str, context: int) -> EngineSpec:
+    return EngineSpec(
+        engine_id="sampler",
+        kind=kind,
+        model_path=str(path),
+        dtype=settings.dtype,
+        max_context=context,
+        num_threads=settings.num_threads,
+        lora=_build_lora(settings),
+        max_adapters=settings.max_adapters,
+        options=dict(get_engine_capabilities(kind).sequential_options),
+    )
+
+
+def _build_trainer_spec(settings: ServeSettings, path: Path) -> TrainerSpec:
+    """Return the spec of the trainer. Clients send all settings of the optimizer, so those of the spec are not used."""
+    return TrainerSpec(
+        model_path=str(path),
+        model=ModelConfig(
+            path=str(path),
+            dtype=settings.dtype,
+            lora=_build_lora(settings),
+        ),
+        training=TrainingConfig(num_steps=1, max_nonfinite_steps=2**31 - 1, num_threads=settings.num_threads),
+    )
