@@ -429,7 +429,7 @@ BUGS = (
     Bug(
         "trainers get the devices before the engines have released them",
         "colocation.py",
-        "        await self.proxy.transitions.release(self.engine_ids)\n",
+        "        await self.proxy.transitions.release(self.engine_ids, until_batch=may_stream)\n",
         "        self._early = asyncio.create_task(self.proxy.transitions.release(self.engine_ids))\n",
         "pipelines",
     ),
@@ -504,6 +504,24 @@ BUGS = (
         "engine_group.py",
         "if not _contains(self._sleeping_engines, engine) and not",
         "if not",
+    ),
+    Bug(
+        "weight syncs wait for a fresh engine that did not get the weights",
+        "engine_starts.py",
+        "                    self._engines.exclude(fresh)\n",
+        "                    pass\n",
+    ),
+    Bug(
+        "a lost engine keeps the devices that trainers get",
+        "transitions.py",
+        "        await self._fleet.stop_if_lost(engine_id)\n",
+        "",
+    ),
+    Bug(
+        "a group that finishes while a batch is closed is promised to the batch",
+        "rounds.py",
+        "    if current.chosen is not None:",
+        "    if False:",
     ),
     Bug(
         "an engine that joins gets weights while an update changes them",

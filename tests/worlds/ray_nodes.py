@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+MAX_JOIN_ATTEMPTS = 5
 ENGINE = '''
 """The `hf` engine, which writes down every token as soon as it is sampled."""
 
@@ -113,11 +114,22 @@ class RayNodes:
         self.address: str = cluster.address
 
     def join(self) -> Any:
+        """Start a node; on a machine with much other work, Ray gives nodes up that start slowly, so try again."""
         os.environ["RAY_NODE_MARKET_TYPE"] = "spot"
+        own = psutil.Process()
         try:
-            return self._cluster.add_node(num_cpus=1, include_log_monitor=False)
+            for attempt in range(MAX_JOIN_ATTEMPTS):
+                before = set(own.children())
+                try:
+                    return self._cluster.add_node(num_cpus=1, include_log_monitor=False)
+                except Exception as error:
+                    if "timed out" not in str(error) or attempt + 1 == MAX_JOIN_ATTEMPTS:
+                        raise
+                    for process in set(own.children()) - before:
+                        _kill_with_children(process)
         finally:
             del os.environ["RAY_NODE_MARKET_TYPE"]
+        raise AssertionError("a node joined, or the last attempt failed")
 
     def notice(self, node: Any, seconds: float) -> None:
         """Announce that a node leaves, as `ray drain-node` does."""
@@ -134,10 +146,7 @@ class RayNodes:
 
     def kill(self, node: Any) -> None:
         """End every process of a node at once."""
-        raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
-        for process in [*raylet.children(recursive=True), raylet]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        _kill_with_children(psutil.Process(node.all_processes["raylet"][0].process.pid))
         self.forget(node)
 
     def forget(self, node: Any) -> None:
@@ -154,6 +163,12 @@ class RayNodes:
 
     def has_ended(self, node: Any) -> bool:
         return not node.live_processes() or any(name == "raylet" for name, _ in node.dead_processes())
+
+
+def _kill_with_children(process: psutil.Process) -> None:
+    for each in [*process.children(recursive=True), process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
 
 
 @contextmanager

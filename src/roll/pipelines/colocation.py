@@ -171,7 +171,8 @@ class SharedDevices:
         """Release the devices of the engines, then onload the trainers for training or a checkpoint."""
         began_s = self._get_time_s()
         # In this order: trainers need the memory that engines release.
-        await self.proxy.transitions.release(self.engine_ids)
+        may_stream = self.rule in ("elastic_overlap", "stream_training")
+        await self.proxy.transitions.release(self.engine_ids, until_batch=may_stream)
         async with self._pause_pushes():  # the sync of a single engine offloads the policy's weights when it ends
             await asyncio.gather(*(trainer.onload(ALL_STATE_KINDS) for trainer in self._trainers))
             now_s = self._get_time_s()
@@ -209,6 +210,8 @@ class SharedDevices:
         """Return whether engines should release the devices now, so that the trainer can start on finished groups."""
         if self.phase == "training" or self._buffer is None:
             return True
+        if not self.list_kept_engines():  # no engine would generate the other groups
+            return False
         if self.rule == "elastic_overlap":
             size = self._buffer.batch_size
             return num_groups >= compute_overlap_start(self.overlap.ratio, size, compute_part_size(size))

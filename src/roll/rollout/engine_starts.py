@@ -79,6 +79,10 @@ class EngineStarts:
                     await self._prepare(fresh)
                     self._num_postponed.pop(engine_id, None)
                     serve(fresh)
+            except BaseException:
+                if fresh is not None:  # it is closed by the next start, until which weight syncs must not wait for it
+                    self._engines.exclude(fresh)
+                raise
             finally:
                 self._starting.pop(engine_id).set()
 

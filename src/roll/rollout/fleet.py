@@ -72,6 +72,8 @@ class EngineFleet:
         self._abandoned_ids: set[str] = set()
         """Engines that are about to be removed, and are not replaced if they are lost."""
         self._preemptible_ids: set[str] = set()
+        self.withheld_ids: frozenset[str] = frozenset()
+        """Engines that return only after the next batch, so requests must not wait for them."""
         self.inactive: set[str] = set()
         """Engines that were put to sleep or suspended individually; pausing or resuming all engines skips them."""
         self.starts = EngineStarts(engines, prepare, self._detached_ids)
@@ -184,6 +186,8 @@ class EngineFleet:
     def reattach(self, engine_id: str) -> None:
         """Undo `detach`: the engine serves again, or is replaced if it is lost."""
         self._detached_ids.discard(engine_id)
+        if isinstance(self.error, NoEngineError):
+            self.error = None
         self.starts.check_detached()
         if self._connections[engine_id].lost is None:
             self._router.add(self._connections[engine_id].engine)
@@ -311,7 +315,9 @@ class EngineFleet:
 
     def _give_up(self, engine_id: str, error: Exception, *, final: bool = False) -> None:
         self._given_up[engine_id] = error
-        self._engines.include(self._connections[engine_id].engine)  # the next weight sync starts it once more
+        for engine in self._engines.engines:
+            if engine.engine_id == engine_id:
+                self._engines.include(engine)  # the next weight sync starts it once more
         if final:
             self.error = error
         elif not self._fail_if_none_left():
@@ -324,8 +330,11 @@ class EngineFleet:
             )
 
     def _fail_if_none_left(self) -> bool:
-        """Set `error` if all engines were given up, and return whether it was set; ignore a group without engines."""
-        if not self._connections or not self._given_up.keys() >= self._connections.keys():
+        """Set `error` if all engines but the withheld ones were given up, and return whether it was set; ignore a group
+        without engines.
+        """
+        needed = (self._connections.keys() - self.withheld_ids) or self._connections.keys()
+        if not needed or not self._given_up.keys() >= needed:
             return False
         engine_id, error = list(self._given_up.items())[-1]
         self.error = NoEngineError(

@@ -154,12 +154,13 @@ class EngineTransitions:
         """Resume one engine; if all engines are paused, it resumes with them."""
         await _wait_shielded(self._begin(engine_id, lambda: self._return_to_service(engine_id)))
 
-    async def release(self, engine_ids: Collection[str]) -> None:
+    async def release(self, engine_ids: Collection[str], *, until_batch: bool = False) -> None:
         """Release the devices of engines to trainers until `serve`; their requests continue on other engines, or wait.
 
-        The engines sleep. An engine that does not support sleep is paused instead, and keeps its memory. Repeating a
-        call is safe, for example after its caller was canceled.
+        The engines sleep; one that cannot sleep is paused, and keeps its memory. Repeating a call is safe. With
+        `until_batch`, `serve` follows only after the next batch, so requests fail if all other engines are given up.
         """
+        self._fleet.withheld_ids = frozenset(engine_ids if until_batch else ())
         for engine_id in engine_ids:
             self._released.setdefault(engine_id, _ReleasedEngine())
         await self._run_for_each(engine_ids, self._release)
@@ -173,8 +174,9 @@ class EngineTransitions:
 
         Args:
             engine_ids: Ids of the engines.
-            synced: Ids of all engines that have the current weights; any other engine gets the weights first.
+            synced: Ids of all engines that have the current weights; others get the weights first.
         """
+        self._fleet.withheld_ids = frozenset()
         await self._run_for_each(engine_ids, lambda engine_id: self._serve(engine_id, engine_id in synced))
 
     async def close(self) -> None:
@@ -239,14 +241,13 @@ class EngineTransitions:
         if released.was_serving:
             await self._fleet.detach(engine_id)
         await self._drain(engine_id, "abort")  # an engine that is suspended may also have requests
-        connection = self._fleet.get_connection(engine_id)
         if not released.is_asleep and engine_id not in self._asleep:
             try:
                 await self._sleep_between_syncs(engine_id)
                 released.is_asleep = True
             except UnsupportedError:
                 async with self._pause_lock:
-                    await _pause_unless_lost(connection, "abort")
+                    await _pause_unless_lost(self._fleet.get_connection(engine_id), "abort")
         await self._fleet.stop_if_lost(engine_id)
 
     async def _reacquire(self, engine_id: str) -> None:

@@ -255,6 +255,22 @@ def test_engine_fleet_weight_syncs_leave_out_an_engine_while_it_is_replaced() ->
     within(main())
 
 
+def test_engine_fleet_weight_syncs_leave_out_a_fresh_engine_that_got_no_weights_until_it_is_replaced() -> None:
+    async def main() -> None:
+        first = engine("a")
+        engines = group(first, engine("b"))
+        proxy = LLMProxy(engines, failing(DIED))  # type: ignore[arg-type]
+        first.die()
+        proxy.replace(first)
+        await asyncio.sleep(5.1)  # the longest start; the next one begins a second after it
+        fresh = engines.engines[0]
+        assert fresh is not first and fresh not in engines.list_awake()
+        await proxy.wait_for_replacements()
+        assert [each.engine_id for each in engines.list_awake()] == ["a", "b"] and fresh not in engines.engines
+
+    within(main())
+
+
 def test_engine_fleet_an_engine_that_answers_between_its_deaths_is_never_given_up() -> None:
     async def main() -> int:
         engines = group(engine("a"))

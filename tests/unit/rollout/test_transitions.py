@@ -215,6 +215,38 @@ def test_rollout_transition_released_engine_that_hangs_is_closed_so_that_trainer
     within(main)
 
 
+@pytest.mark.parametrize("until_batch", [True, False])
+def test_rollout_transition_requests_do_not_wait_for_engines_that_return_after_them(until_batch: bool) -> None:
+    async def main() -> None:
+        world = World("a", "b")
+        replace = world.group.replace
+
+        async def fail(engine_id: str) -> Any:
+            raise EngineDiedError(engine_id, "no machine")
+
+        await world.move.release(["b"], until_batch=until_batch)
+        world.group.replace = fail  # type: ignore[method-assign]
+        first = world.group.engines[0]
+        first.die()  # type: ignore[attr-defined]
+        world.proxy.replace(first)
+        asked = world.ask(1)
+        await world.proxy.wait_for_replacements()
+        await asyncio.sleep(1.0)
+        assert asked[0].done() == until_batch
+        if until_batch:
+            for request in [*asked, *world.ask(1)]:
+                with pytest.raises(NoEngineError, match="a failed 6 consecutive times"):
+                    await request
+            asked = []
+        world.group.replace = replace  # type: ignore[method-assign]
+        world.released = ["b"]
+        await world.serve("b")
+        answers = [*await asyncio.gather(*asked), *await asyncio.gather(*world.ask(1))]
+        assert {answer.engine_id for answer in answers} == {"b"}
+
+    within(main)
+
+
 def test_rollout_transition_release_waits_until_a_canceled_start_has_freed_its_memory() -> None:
     async def main() -> None:
         world = World("a", "b")
