@@ -57,7 +57,7 @@ def prepare(config: SimulationConfig, *, async_ratio: float, num_steps: int, war
 
 def list_sizes(config: SimulationConfig, num_parts: int = NUM_SPLITS) -> list[int]:
     """Return the numbers of training devices of all splits, a multiple of the devices of an engine."""
-    total, width = config.placement.num_devices, config.engine.tensor_parallel
+    total, width = config.placement.num_devices, config.engine.width
     sizes = {max(1, round(total * part / num_parts / width)) * width for part in range(1, num_parts)}
     return sorted(size for size in sizes if size < total)
 

@@ -147,7 +147,7 @@ def measure_missized(only: Sequence[str], processes: Executor) -> Iterator[Row]:
     In both, the trainer has the same number of devices.
     """
     config = load("sharing", 1.0)
-    total, width = config.placement.num_devices, config.engine.tensor_parallel
+    total, width = config.placement.num_devices, config.engine.width
     tried = measure(config, build_splits(config, list_sizes(config)), SEEDS[:1], processes)
     best = int(find_fastest(tried).removeprefix("split_"))
     half_generation = total - max(width, (total - best) // 2 // width * width)

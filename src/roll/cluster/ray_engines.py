@@ -159,6 +159,7 @@ class RayEngine:
             capacity=capacity,
             kv_capacity=self._reported.kv_capacity,
             num_steps=self._reported.num_steps or 0,
+            num_preempted=self._reported.num_preempted,
         )
 
     async def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 from pydantic import model_validator
@@ -76,6 +77,13 @@ class RolloutConfig(Section):
         if self.loop is not None and self.agent is not None:
             raise ValueError("loop and agent cannot be combined: remove one of them")
         return self
+
+    def count_running_rollouts(self) -> int:
+        """Return the number of rollouts that run at once, if the engines have slots for them."""
+        scheduling, size = self.scheduling, self.prompts_per_step
+        ahead = math.ceil(scheduling.async_ratio * size)
+        num_prompts = size + ahead if ahead else scheduling.compute_num_prompts(size)
+        return num_prompts * scheduling.compute_num_rollouts(self.group_size)
 
     @property
     def reward_workers(self) -> int:

@@ -9,7 +9,10 @@ from pydantic import model_validator
 from roll.config.base import Section, option
 from roll.config.sharing import SharingRule
 
-__all__ = ["SimulatedPlacement"]
+__all__ = ["DEVICES_PER_MACHINE", "SimulatedPlacement"]
+
+DEVICES_PER_MACHINE = 8
+"""Number of devices of one machine, which `link_bandwidth` connects; more devices communicate over the network."""
 
 
 class SimulatedPlacement(Section):

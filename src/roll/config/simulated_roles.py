@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from roll.config.base import Section, option
 from roll.config.distributions import DistributionConfig, FixedDistribution, UniformDistribution
 from roll.config.inference import Quantization
+from roll.config.widths import TensorParallel, find_widths_problem, list_widths
 
 __all__ = [
     "EnvironmentLatencyConfig",
@@ -22,7 +23,11 @@ __all__ = [
 class SimulatedEngineConfig(Section):
     """Size, limits and timing of one simulated engine."""
 
-    tensor_parallel: int = option(1, "Number of devices of one engine.", ge=1)
+    tensor_parallel: TensorParallel = option(
+        1,
+        "Number of devices of one engine. A list such as `[1, 2]`: engines of each of these sizes use the same devices "
+        "in turns (`inference.tensor_parallel` of a run).",
+    )
     max_num_seqs: int = option(256, "Maximum number of requests that one engine runs at once.", ge=1)
     max_batched_tokens: int = option(8192, "Maximum number of tokens of one step, decoded and prefilled.", ge=2)
     memory_share: float = option(0.85, "Fraction of the device's memory for weights and KV cache.", gt=0, le=1)
@@ -43,6 +48,23 @@ class SimulatedEngineConfig(Section):
         None, "Constant duration of every engine step, instead of the device's roofline model.", unit="seconds", gt=0
     )
     restart_s: float = option(60.0, "Time to replace an engine that died.", unit="seconds", ge=0)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Numbers of devices of an engine; the first one is used first."""
+        return list_widths(self.tensor_parallel)
+
+    @property
+    def width(self) -> int:
+        """Number of devices of an engine at the start."""
+        return self.widths[0]
+
+    @field_validator("tensor_parallel")
+    @classmethod
+    def _check_widths(cls, value: TensorParallel) -> TensorParallel:
+        if problem := find_widths_problem(value):
+            raise ValueError(problem)
+        return value
 
     @model_validator(mode="after")
     def _check_prefill_room(self) -> SimulatedEngineConfig:

@@ -17,7 +17,7 @@ from roll.config.problems import describe_errors, format_problems
 from roll.config.rollout import RolloutConfig
 from roll.config.sharing import find_sharing_problem
 from roll.config.simulated_domains import SimulatedDomain, choose_domain_classes, find_simulated_classes
-from roll.config.simulated_placement import SimulatedPlacement
+from roll.config.simulated_placement import DEVICES_PER_MACHINE, SimulatedPlacement
 from roll.config.simulated_roles import (
     EnvironmentLatencyConfig,
     FailureConfig,
@@ -133,7 +133,7 @@ class SimulationConfig(Section):
             raise ValueError("recording and domains cannot be combined: a recording has its own prompts; remove one")
         if self.warmup_steps >= self.num_steps:
             raise ValueError(f"warmup_steps {self.warmup_steps} must be less than num_steps {self.num_steps}")
-        width, generation = self.engine.tensor_parallel, self.placement.generation
+        width, generation = self.engine.widths[-1], self.placement.generation
         if generation % width:
             raise ValueError(
                 f"placement.generation {generation} must be a multiple of engine.tensor_parallel {width}, the number "
@@ -145,12 +145,12 @@ class SimulationConfig(Section):
                 "prompts to engines in turn: set the type to queue, or remove device_class"
             )
         self._check_sharing()
+        self._check_widths()
         if self.streams_training:
             self._check_streaming()
-        num_engines = generation // width
         for failure in self.failures:
-            if failure.engine >= num_engines:
-                raise ValueError(f"failures.engine {failure.engine} must be between 0 and {num_engines - 1}")
+            if failure.engine >= self.num_engines:
+                raise ValueError(f"failures.engine {failure.engine} must be between 0 and {self.num_engines - 1}")
         for figure in self.paper:
             for variant in (figure.variant, figure.baseline):
                 if variant not in self.variants:
@@ -165,10 +165,10 @@ class SimulationConfig(Section):
                 f"rollout.scheduling.async_ratio must be 0 if training and generation share devices, got {ahead:g}: "
                 "set placement.training, or placement.sharing to colocated"
             )
-        if place.training % self.engine.tensor_parallel and place.shares_devices:
+        if place.training % self.engine.width and place.shares_devices:
             raise ValueError(
                 "placement.training must be divisible by engine.tensor_parallel with placement.sharing "
-                f"{place.sharing}, got {place.training} and {self.engine.tensor_parallel}"
+                f"{place.sharing}, got {place.training} and {self.engine.width}"
             )
         if place.sharing != "auto":
             problem = find_sharing_problem(
@@ -180,6 +180,26 @@ class SimulationConfig(Section):
             if problem:
                 raise ValueError(problem.replace("cluster.sharing", "placement.sharing"))
 
+    def _check_widths(self) -> None:
+        """Raise `ValueError` if engines of several widths cannot be simulated."""
+        widths, place = self.engine.widths, self.placement
+        if len(widths) == 1:
+            return
+        key = f"engine.tensor_parallel {list(widths)}"
+        if widths[-1] > DEVICES_PER_MACHINE:
+            raise ValueError(
+                f"{key}: an engine of {widths[-1]} devices would span several machines of {DEVICES_PER_MACHINE} "
+                f"devices: use widths up to {DEVICES_PER_MACHINE}"
+            )
+        if place.overlaps or place.sharing == "auto":
+            raise ValueError(
+                f"{key} cannot be combined with placement.sharing {place.sharing}: set one width, or set "
+                "placement.sharing to colocated or disaggregated"
+            )
+        if self.device_classes or self.failures:
+            other = "device_classes" if self.device_classes else "failures"
+            raise ValueError(f"{key} cannot be combined with {other}: set one width, or remove {other}")
+
     @property
     def streams_training(self) -> bool:
         """True if the trainer computes gradients of finished groups while other groups are generated."""
@@ -188,7 +208,7 @@ class SimulationConfig(Section):
     @property
     def num_released_engines(self) -> int:
         """Number of engines that release their devices to the trainer."""
-        return self.placement.training // self.engine.tensor_parallel if self.placement.overlaps else 0
+        return self.placement.training // self.engine.width if self.placement.overlaps else 0
 
     def _check_streaming(self) -> None:
         """Raise `ValueError` if the simulation cannot train on groups while other groups are generated."""
@@ -206,8 +226,8 @@ class SimulationConfig(Section):
 
     @property
     def num_engines(self) -> int:
-        """Number of engines."""
-        return self.placement.generation // self.engine.tensor_parallel
+        """Number of engines at the start."""
+        return self.placement.generation // self.engine.width
 
     @property
     def engine_classes(self) -> list[str]:
@@ -243,7 +263,7 @@ class SimulationConfig(Section):
         """Return the class of every engine and of the trainer; empty without device classes."""
         if not self.device_classes:
             return [], ""
-        return find_simulated_classes(self.device_classes, self.placement, self.engine.tensor_parallel)
+        return find_simulated_classes(self.device_classes, self.placement, self.engine.width)
 
     @property
     def rollouts_per_step(self) -> int:

@@ -59,3 +59,8 @@ class Batch:
     """Staleness in policy versions of each group to train, measured from the start of its first rollout."""
     selection_bias: SelectionBias | None = None
     """Statistics of counted and launched rollouts; `None` if the scheduling does not choose among rollouts."""
+
+    def add_companions(self, groups: Mapping[str, Group]) -> None:
+        """Add the companion groups of a draw, by purpose."""
+        for purpose, group in groups.items():
+            self.companions.setdefault(purpose, []).append(group)

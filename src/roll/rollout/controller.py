@@ -33,6 +33,7 @@ import math
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from roll.config.scheduling import SchedulingConfig
 from roll.rollout.batch import Batch, BatchSpec
@@ -48,7 +49,29 @@ from roll.rollout.scoring_gate import ScoringGate
 from roll.rollout.selection_bias import SelectionBias
 from roll.types import Group, PromptDraw, RolloutId
 
-__all__ = ["AsyncController"]
+__all__ = ["AsyncController", "RoundListener"]
+
+
+class RoundListener(Protocol):
+    """Receives the rounds of a run, or with α > 0 its steps."""
+
+    async def before_round(self, kind: str) -> None:
+        """Prepare the engines before a round of type `kind` is launched (`Batch.kind`); no weight sync runs."""
+        ...
+
+    def on_batch(self, batch: Batch) -> None:
+        """Receive a complete batch."""
+        ...
+
+
+class _NoListener:
+    """A `RoundListener` that does nothing."""
+
+    async def before_round(self, kind: str) -> None:
+        """Do nothing."""
+
+    def on_batch(self, batch: Batch) -> None:
+        """Do nothing."""
 
 
 class AsyncController:
@@ -100,6 +123,7 @@ class AsyncController:
         self._refills_due: list[str] = []
         """Domains of the replacement groups to launch after the current round, for the scheduling type `batch`."""
         purposes = {plan.purpose for plan in spec.plans}
+        self.round_listener: RoundListener = _NoListener()
         self._gate = ScoringGate(scheduler.lifecycle, purposes) if config.type == "batch" else None
         self._changed = asyncio.Event()
         self._error: BaseException | None = None
@@ -114,7 +138,7 @@ class AsyncController:
             Exception: A rollout failed with an unexpected error, caused neither by the model nor by infrastructure.
         """
         if not self.buffer.running_groups and not self.buffer.num_ready:
-            self._open_round()
+            await self._open_round()
         while True:
             if self._error is not None:
                 raise self._error
@@ -178,6 +202,7 @@ class AsyncController:
         if self._config.async_ratio > 0:
             if self._config.stale_policy == "drop":
                 await self._expire(self.buffer.list_overdue(), "too old")
+            await self.round_listener.before_round("")
             self._fill_buffer()
 
     async def close(self) -> None:
@@ -196,7 +221,7 @@ class AsyncController:
 
     # ---- launching
 
-    def _open_round(self) -> None:
+    async def _open_round(self) -> None:
         """Launch the groups of the next step; must be called while no group is running."""
         size = self._spec.batch_size
         if self._config.async_ratio > 0:
@@ -211,6 +236,7 @@ class AsyncController:
             num_later_groups=None if left is None else ({**self._quotas.peek(left)} if self._quotas else {None: left}),
             group_size=self._spec.plans[0].group_size,
         )
+        await self.round_listener.before_round(current.kind)
         first = pop_first_draws(self._deferred, current.deferred, self._quotas.get_key)
         current.mandatory_draw_ids.update(draw.draw_id for draw in first)
         missing = Counter(current.num_groups)
@@ -261,7 +287,7 @@ class AsyncController:
             return
         if run.tasks:  # redundant rollouts that were canceled
             self._stop_in_background([run])
-        reason = self._find_filter_reason(run) if self._spec.get_rejection_reason is not None else ""
+        reason = _find_reason(run, self._spec) if self._spec.get_rejection_reason is not None else ""
         redundant = self._round.is_speculative and self._has_spare_group(run.draw.prompt.domain)
         may_refill = self._num_refills < self._spec.max_refills * self._spec.batch_size
         if reason and (redundant or may_refill):
@@ -279,14 +305,8 @@ class AsyncController:
 
     def _has_spare_group(self, domain: str) -> bool:
         """Return whether dropping one group of this domain would leave enough live groups for the step."""
-        if not self._quota:
-            return len(self.buffer) > self._spec.batch_size
-        return sum(live.run.draw.prompt.domain == domain for live in self.buffer) > self._quota[domain]
-
-    def _find_filter_reason(self, run: GroupRun) -> str:
-        if run.stopped_early:
-            return "early stopping: no reward of the missing rollouts could make the group pass the filters"
-        return self._spec.get_rejection_reason(run.group) if self._spec.get_rejection_reason is not None else ""
+        num_wanted = self._quota[domain] if self._quota else self._spec.batch_size
+        return sum(not self._quota or live.run.draw.prompt.domain == domain for live in self.buffer) > num_wanted
 
     # ---- closing
 
@@ -306,7 +326,7 @@ class AsyncController:
         batch = Batch(
             groups=[run.group for run, _ in pairs],
             rejection_reasons={run.draw.draw_id: reason for run, reason in pairs if reason}
-            | {live.draw_id: self._find_filter_reason(live.run) for live in taken_groups if live.run.stopped_early},
+            | {live.draw_id: _find_reason(live.run, self._spec) for live in taken_groups if live.run.stopped_early},
             expired={draw_id: reason for draw_id, (_, reason) in self._expired.items()},
             expired_lengths=self._expired_lengths,
             num_refills=self._num_refills,
@@ -315,9 +335,9 @@ class AsyncController:
             staleness=[self.buffer.version - (live.version or 0) for live in taken_groups if live.version is not None],
         )
         for run, _ in pairs:
-            for purpose, group in run.companions.items():
-                batch.companions.setdefault(purpose, []).append(group)
+            batch.add_companions(run.companions)
         self._left_out, self._expired, self._expired_lengths, self._selection_bias = {}, {}, [], SelectionBias()
+        self.round_listener.on_batch(batch)
         return batch
 
     async def _release_leftovers(self, groups: Sequence[LiveGroup]) -> None:
@@ -332,8 +352,7 @@ class AsyncController:
         for live in groups:
             self._expired[live.draw_id] = (live.run, reason)
             self._expired_lengths += [len(rollout.token_ids) for rollout in live.run.all_scored_rollouts]
-        if self._config.async_ratio > 0:
-            for live in groups:
+            if self._config.async_ratio > 0:
                 self._quotas.return_slot(live.run.draw.prompt.domain)
         await self._stop(groups, RolloutState.EXPIRED, reason)
 
@@ -351,3 +370,10 @@ class AsyncController:
         task = asyncio.create_task(self._scheduler.stop(runs))
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
+
+
+def _find_reason(run: GroupRun, spec: BatchSpec) -> str:
+    """Return the reason why a finished group is rejected; an empty string if it is accepted."""
+    if run.stopped_early:
+        return "early stopping: no reward of the missing rollouts could make the group pass the filters"
+    return spec.get_rejection_reason(run.group) if spec.get_rejection_reason is not None else ""

@@ -24,11 +24,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, fields, replace
 
+from roll.config.simulated_placement import DEVICES_PER_MACHINE
 from roll.errors import ConfigError
 from roll.simulation.hardware import Device, Model
 
 __all__ = [
-    "DEVICES_PER_MACHINE",
     "EngineCosts",
     "compute_engine_costs",
     "compute_kv_capacity",
@@ -36,9 +36,6 @@ __all__ = [
     "compute_train_s",
     "interpolate",
 ]
-
-DEVICES_PER_MACHINE = 8
-"""Number of devices that `link_bandwidth` connects; more devices communicate over the network."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

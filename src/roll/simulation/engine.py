@@ -155,14 +155,14 @@ class SimulatedEngine:
 
     def load(self) -> EngineLoad:
         """Return the engine's current load."""
-        batch = self._batch
         return EngineLoad(
-            num_running=batch.num_running,
-            num_waiting=batch.num_waiting + len(self._held),
-            kv_used=batch.count_kv_tokens(self._loop.time()) / batch.limits.kv_capacity,
-            capacity=batch.limits.max_num_seqs,
-            kv_capacity=batch.limits.kv_capacity,
-            num_steps=batch.count_steps(self._loop.time()),
+            num_running=self._batch.num_running,
+            num_waiting=self._batch.num_waiting + len(self._held),
+            kv_used=self._batch.count_kv_tokens(self._loop.time()) / self._batch.limits.kv_capacity,
+            capacity=self._batch.limits.max_num_seqs,
+            kv_capacity=self._batch.limits.kv_capacity,
+            num_steps=self._batch.count_steps(self._loop.time()),
+            num_preempted=self._batch.totals.num_preempted,
         )
 
     # ---- requests

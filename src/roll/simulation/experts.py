@@ -13,8 +13,8 @@ import math
 from dataclasses import dataclass
 
 from roll.config.distributions import compute_mean
+from roll.config.simulated_placement import DEVICES_PER_MACHINE
 from roll.config.simulation import SimulationConfig
-from roll.simulation.costs import DEVICES_PER_MACHINE
 from roll.simulation.hardware import Device, Model
 from roll.simulation.memory import (
     MAX_TRAINER_MEMORY_FRACTION,

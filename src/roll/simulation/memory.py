@@ -88,7 +88,7 @@ def estimate_memory(
     config: SimulationConfig, model: Model, device: Device, trainer: TrainerSettings | None = None
 ) -> list[RoleMemory]:
     """Estimate the memory of a trainer rank and of an engine's device, in bytes."""
-    ranks, width = config.placement.num_training_devices, config.engine.tensor_parallel
+    ranks, width = config.placement.num_training_devices, config.engine.width
     max_length, ep = config.rollout.max_new_tokens + RESERVED_PROMPT_TOKENS, config.training.expert_parallel
     train = estimate_trainer_bytes(model, device, ranks=ranks, max_length=max_length, ep=ep, trainer=trainer)
     capacity = config.engine.kv_capacity
@@ -128,7 +128,7 @@ def find_memory_problem(
     engine = config.engine
     capacity = engine.kv_capacity
     if capacity is None:
-        capacity = compute_kv_capacity(model, device, engine.tensor_parallel, engine.memory_share)
+        capacity = compute_kv_capacity(model, device, engine.width, engine.memory_share)
     num_tokens = config.rollout.max_new_tokens + RESERVED_PROMPT_TOKENS
     if capacity < num_tokens:
         return f"an engine's KV cache has {max(0, capacity):,} tokens, but one answer may require {num_tokens:,}"

@@ -32,7 +32,7 @@ class Split:
         """Return the split of a simulation."""
         place = config.placement
         rule = None if place.sharing is None else place.rule
-        return cls(config.engine.tensor_parallel, place.generation, place.training, rule)
+        return cls(config.engine.width, place.generation, place.training, rule)
 
     def build_changes(self) -> dict[str, object]:
         """Return the changes to the configuration of a simulation, by dotted key."""

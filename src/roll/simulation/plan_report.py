@@ -113,7 +113,7 @@ def _format_settings(plan: Plan) -> list[str]:
     cluster += [f"    sharing: {place.sharing}"] if place.sharing is not None else []
     return [
         "  inference:",
-        f"    tensor_parallel: {config.engine.tensor_parallel}",
+        f"    tensor_parallel: {config.engine.width}",
         *(["  training:", f"    parallel: {{ep: {ep}}}"] if plan.experts else []),
         "  rollout:",
         f"    scheduling: {{async_ratio: {config.rollout.scheduling.async_ratio:g}}}",

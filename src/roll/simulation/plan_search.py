@@ -132,7 +132,7 @@ class PlanSearch:
         if self.config.failures:
             return []  # these are not simulated with shared devices
         fastest = [sort_by_preference(plans)[0].config for plans in (synchronous, asynchronous) if plans]
-        widths = sorted({config.engine.tensor_parallel for config in fastest})
+        widths = sorted({config.engine.width for config in fastest})
         found: list[Candidate | None] = []
         if synchronous and self._can_stream:
             for split in self._list_shared_splits(widths, "stream_training"):
@@ -141,7 +141,7 @@ class PlanSearch:
         if asynchronous:
             ratio = fastest[-1].rollout.scheduling.async_ratio
             for split in self._list_shared_splits(
-                [fastest[-1].engine.tensor_parallel], "elastic_overlap", fastest[-1].placement.training
+                [fastest[-1].engine.width], "elastic_overlap", fastest[-1].placement.training
             ):
                 found.append(self._try_split(split, ratio))
         return [candidate for candidate in found if candidate is not None]
@@ -238,7 +238,7 @@ class PlanSearch:
     def _choose_divisor(self, config: SimulationConfig) -> int:
         """Return the divisor by which devices and prompts are scaled down when plans are compared; 1 for full size."""
         placement, prompts = config.placement, config.rollout.prompts_per_step
-        whole = (placement.generation // config.engine.tensor_parallel, placement.training, prompts)
+        whole = (placement.generation // config.engine.width, placement.training, prompts)
         largest = self._get_max_divisor()
         return next(d for d in DIVISORS if d <= largest and not any(number % d for number in whole))
 

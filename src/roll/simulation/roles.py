@@ -52,9 +52,12 @@ class SimulatedEngines(ManagedEngineGroup):
     Args:
         settings: Settings of every engine.
         answer_tokens: Returns the number of tokens that a request generates.
+        widths: Number of devices of every engine; by default 1.
     """
 
-    def __init__(self, settings: Sequence[EngineSettings], answer_tokens: AnswerTokens) -> None:
+    def __init__(
+        self, settings: Sequence[EngineSettings], answer_tokens: AnswerTokens, widths: Sequence[int] | None = None
+    ) -> None:
         self._made: list[SimulatedEngine] = []
         self.failures: list[asyncio.Task[None]] = []
 
@@ -63,6 +66,7 @@ class SimulatedEngines(ManagedEngineGroup):
             return self._made[-1]
 
         names = {f"engine-{index}": own for index, own in enumerate(settings)}
+        self._widths = dict(zip(names, widths or [1] * len(settings), strict=True))
         super().__init__({name: partial(make, name, own) for name, own in names.items()})
 
     async def close(self) -> None:
@@ -124,6 +128,17 @@ class SimulatedEngines(ManagedEngineGroup):
             for name in BatchTotals.__slots__:
                 setattr(result, name, getattr(result, name) + getattr(engine.totals, name))
         return result
+
+    def list_ids_by_width(self) -> dict[int, list[str]]:
+        """Return the ids of the engines of each width, in order."""
+        found: dict[int, list[str]] = {}
+        for engine_id, width in self._widths.items():
+            found.setdefault(width, []).append(engine_id)
+        return found
+
+    def sum_busy_device_s(self) -> float:
+        """Return the seconds in which devices were busy with steps of an engine, summed over the devices."""
+        return sum(self._widths[engine.engine_id] * engine.totals.busy_s for engine in self._made)
 
 
 class SimulatedReward:

@@ -24,6 +24,7 @@ from roll.rollout.attempts import SamplingPlan
 from roll.rollout.batch import BatchSpec
 from roll.rollout.controller import AsyncController
 from roll.rollout.device_classes import DeviceClasses
+from roll.rollout.engine_widths import EngineWidths
 from roll.rollout.proxy import LLMProxy
 from roll.rollout.routing import Router
 from roll.rollout.scheduler import RolloutScheduler
@@ -69,23 +70,32 @@ class SimulatedRun:
         return sum(step.total_s for step in self.steps) / len(self.steps)
 
 
-def build_engine_settings(config: SimulationConfig, model: Model, device: Device) -> EngineSettings:
+def build_engine_settings(
+    config: SimulationConfig, model: Model, device: Device, width: int | None = None
+) -> EngineSettings:
     """Return the settings of each engine of a simulation: step costs, limits, and times of weight syncs.
+
+    Args:
+        config: The simulation.
+        model: The model.
+        device: Device of the engines.
+        width: Number of devices of each engine; by default the first width of the configuration.
 
     Raises:
         ConfigError: The model does not fit, or leaves no room for the KV cache.
     """
     engine = config.engine
+    width = width or engine.width
     capacity = engine.kv_capacity
     if capacity is None:
-        capacity = compute_kv_capacity(model, device, engine.tensor_parallel, engine.memory_share)
+        capacity = compute_kv_capacity(model, device, width, engine.memory_share)
         if capacity < 1:
             raise ConfigError(
-                f"{model.name} ({model.weight_bytes / 1e9:.0f} GB) does not fit on {engine.tensor_parallel} x "
+                f"{model.name} ({model.weight_bytes / 1e9:.0f} GB) does not fit on {width} x "
                 f"{device.name} ({device.memory_bytes / 1e9:.0f} GB each, of which {engine.memory_share:.0%} is used): "
                 "raise engine.tensor_parallel."
             )
-    costs = compute_engine_costs(model, device, engine.tensor_parallel)
+    costs = compute_engine_costs(model, device, width)
     if engine.step_s is not None:
         costs = EngineCosts(overhead_s=engine.step_s)
     given = config.training.sync_s
@@ -153,14 +163,23 @@ async def _run_simulation(config: SimulationConfig, seed: int, recorder: Recorde
     model = load_model_sizes(config.model)
     by_device = {name: build_engine_settings(config, model, load_device(name)) for name in set(config.engine_devices)}
     settings = [by_device[name] for name in config.engine_devices]
+    widths = [config.engine.width] * len(settings)
+    for width in config.engine.widths[1:]:  # these engines use the same devices, in turns
+        count = config.placement.generation // width
+        settings += [build_engine_settings(config, model, load_device(config.device), width)] * count
+        widths += [width] * count
     _check_kv_capacity(config, min(each.limits.kv_capacity for each in settings))
     workload, state = build_workload(config, seed), RunState()
     if isinstance(workload, RecordedWorkload):
         _check_recorded_training(config, workload)
         if config.training.sync_s is None:
             settings = [replace(each, update_s=workload.sync_s) for each in settings]
-    engines = SimulatedEngines(settings, workload.count_answer_tokens)
+    engines = SimulatedEngines(settings, workload.count_answer_tokens, widths)
     controller, proxy = _build_controller(config, seed, workload, engines, recorder, state)
+    engine_widths = _build_engine_widths(config, proxy, engines)
+    if engine_widths is not None:
+        controller.round_listener = engine_widths
+        await engine_widths.start()
     trainer = SimulatedTrainer(config, model, load_device(config.training_device), workload)
     devices = _build_shared_devices(config, proxy, controller, trainer)
     steps = SimulatedSteps(
@@ -171,6 +190,7 @@ async def _run_simulation(config: SimulationConfig, seed: int, recorder: Recorde
         trainer=trainer,
         recorder=recorder,
         state=state,
+        widths=engine_widths,
     )
     engines.schedule_failures(config.failures)
     try:
@@ -181,6 +201,13 @@ async def _run_simulation(config: SimulationConfig, seed: int, recorder: Recorde
     loop = asyncio.get_running_loop()
     assert isinstance(loop, clock.VirtualTimeLoop), "a simulated run needs virtual time"
     return loop.num_callbacks
+
+
+def _build_engine_widths(config: SimulationConfig, proxy: LLMProxy, engines: SimulatedEngines) -> EngineWidths | None:
+    """Return the switch between engines of several widths; `None` if all engines have the same width."""
+    if len(config.engine.widths) == 1:
+        return None
+    return EngineWidths(proxy, engines.list_ids_by_width(), num_requests=config.rollout.count_running_rollouts())
 
 
 def _build_shared_devices(
@@ -245,7 +272,7 @@ def _build_device_classes(config: SimulationConfig) -> DeviceClasses | None:
     """Return the device classes of the engines and the preferences of the domains; `None` without device classes."""
     if not config.device_classes:
         return None
-    width = config.engine.tensor_parallel
+    width = config.engine.width
     return DeviceClasses(
         engine_classes={f"engine-{index}": name for index, name in enumerate(config.engine_classes)},
         engine_prices={name: width * (each.price_per_hour or 1.0) for name, each in config.device_classes.items()},

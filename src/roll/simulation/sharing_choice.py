@@ -97,7 +97,7 @@ def resolve_sharing(config: SimulationConfig) -> tuple[SimulationConfig, str]:
 
 def shrink(config: SimulationConfig) -> SimulationConfig:
     """Return a short, scaled-down version of a run."""
-    place, prompts, width = config.placement, config.rollout.prompts_per_step, config.engine.tensor_parallel
+    place, prompts, width = config.placement, config.rollout.prompts_per_step, config.engine.width
     numbers = (config.num_engines, place.training // width, prompts)
     turns = 1 if config.environment is None else config.environment.num_turns
     largest = min(

@@ -14,6 +14,7 @@ from roll.pipelines.online.protocols import CollectedBatch, UpdateOutcome
 from roll.pipelines.state import RunState
 from roll.rollout.batch import Batch
 from roll.rollout.controller import AsyncController
+from roll.rollout.engine_widths import EngineWidths
 from roll.rollout.proxy import LLMProxy
 from roll.rollout.streaming import collect_batch
 from roll.simulation.batch import BatchTotals
@@ -99,6 +100,8 @@ class SimulatedSteps:
     trainer: SimulatedTrainer
     recorder: Recorder
     state: RunState
+    widths: EngineWidths | None = None
+    """Engines of several widths; `None` if all have the same width."""
     _streamed: set[int] = field(default_factory=set)
     """Draws of the step whose gradients were computed while other groups were generated."""
     _collected: CollectedBatch[list[Group]] | None = None
@@ -115,9 +118,11 @@ class SimulatedSteps:
         """Run and record all steps."""
         while self.state.step < self.config.num_steps:
             start, before = asyncio.get_running_loop().time(), self.engines.sum_totals()
+            busy_s = self.engines.sum_busy_device_s()
             self.recorder.phases_s.clear()
             await step()
-            self.recorder.add_step(self._build_record(start, before), start)
+            busy_s = self.engines.sum_busy_device_s() - busy_s
+            self.recorder.add_step(self._build_record(start, before, busy_s), start)
 
     async def next_batch(self) -> Batch:
         """Wait for the next batch; with `stream_training`, compute gradients of finished groups while waiting."""
@@ -180,7 +185,7 @@ class SimulatedSteps:
 
     # ---- the record
 
-    def _build_record(self, start: float, before: BatchTotals) -> StepRecord:
+    def _build_record(self, start: float, before: BatchTotals, busy_s: float) -> StepRecord:
         assert self._collected is not None, "the step is finished"
         batch, spent_s, parts = self._collected.batch, self.recorder.phases_s, self.config.training.num_updates
         after, total = self.engines.sum_totals(), asyncio.get_running_loop().time() - start
@@ -197,8 +202,9 @@ class SimulatedSteps:
             longest=max(answers, default=0),
             max_staleness=max(batch.staleness, default=0) + parts - 1,
             num_expired=len(batch.expired),
-            busy_share=(after.busy_s - before.busy_s) / (total * self.config.num_engines) if total else 0.0,
+            busy_share=busy_s / (total * self.config.placement.generation) if total else 0.0,
             tokens_per_s=(after.num_generated - before.num_generated) / total if total else 0.0,
             num_preempted=after.num_preempted - before.num_preempted,
             num_filtered=len(batch.rejection_reasons),
+            width=self.widths.width if self.widths is not None else self.config.engine.width,
         )

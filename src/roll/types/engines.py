@@ -87,6 +87,9 @@ class EngineLoad:
     num_steps: int | None = None
     """Number of decoding steps since the engine started. If the engine does not count them (`None`), hangs cannot be
     detected."""
+    num_preempted: int | None = None
+    """Number of times that a running request lost its KV cache to others since the engine started; `None` if the engine
+    does not count them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -69,7 +69,7 @@ def test_plan_wide_engines_are_found_where_one_device_cannot_hold_the_model() ->
     plan = make_plan(
         steady(LONG_TAIL | {"model": "qwen2.5-32b", "placement.generation": 16, "engine.memory_share": 0.8})
     )
-    assert all(c.config.engine.tensor_parallel >= 2 for c in plan.candidates)
+    assert all(c.config.engine.width >= 2 for c in plan.candidates)
     assert {role.role for role in plan.memory} == {"actor_train", "actor_infer"}
 
 

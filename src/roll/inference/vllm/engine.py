@@ -249,14 +249,14 @@ class VLLMEngine(PrefetchMixin):
         """Return the engine's load: its requests, and the statistics of vLLM's latest step."""
         num_requests = sum(self._running.values())
         stats = self._server.stats
-        num_running = min(stats.num_running, num_requests)  # vLLM's count is from its latest step, ours is current
-        return EngineLoad(
-            num_running=num_running,
-            num_waiting=num_requests - num_running,
+        return EngineLoad(  # vLLM's counts are from its latest step, ours is current
+            num_running=min(stats.num_running, num_requests),
+            num_waiting=max(0, num_requests - stats.num_running),
             kv_used=stats.kv_used if num_requests else 0.0,
             capacity=self._spec.max_num_seqs,
             kv_capacity=stats.kv_capacity,
             num_steps=stats.num_steps,
+            num_preempted=stats.num_preempted,
         )
 
     def take_steps(self) -> list[EngineStepSpan]:

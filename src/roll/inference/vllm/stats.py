@@ -15,6 +15,7 @@ class StatsCollector:
     def __init__(self) -> None:
         self.num_running = 0
         self.num_steps = 0
+        self.num_preempted = 0
         self.kv_used = 0.0
         self.kv_capacity: int | None = None
         self.steps = StepLog()
@@ -37,6 +38,7 @@ class StatsCollector:
                     stats.num_running = scheduler_stats.num_running_reqs
                     stats.kv_used = scheduler_stats.kv_cache_usage
                 if iteration_stats is not None:
+                    stats.num_preempted += iteration_stats.num_preempted_reqs
                     num_started = len(iteration_stats.time_to_first_tokens_iter)
                     stats.steps.record_step(
                         num_decoding=iteration_stats.num_generation_tokens - num_started,
