@@ -30,6 +30,7 @@ from roll.diffusion.sampling import Sampler
 from roll.diffusion.steps import expand
 from roll.errors import DataError
 from roll.training.distributed import Ranks
+from roll.training.transfers import read_results
 from roll.types import BatchCounts, ForwardBackwardResult
 
 __all__ = ["DiffusionPassRunner", "Loss"]
@@ -42,12 +43,13 @@ Loss = DiffusionLoss | RewardGradientLoss
 class _MicroBatchSums:
     """Accumulates loss and metrics over one rank's micro-batches."""
 
-    loss: float = 0.0
+    loss: Tensor | None = None
+    """The sum of the losses in float64; `None` before the first micro-batch."""
     metrics: dict[str, Tensor] = field(default_factory=dict)
     num_terms: int = 0
 
     def add(self, loss: Tensor, metrics: dict[str, Tensor]) -> None:
-        self.loss += float(loss.detach())
+        self.loss = loss.detach().double() if self.loss is None else self.loss + loss.detach().double()
         for name, value in metrics.items():
             self.metrics[name] = self.metrics[name] + value.detach() if name in self.metrics else value.detach()
 
@@ -105,7 +107,9 @@ class DiffusionPassRunner:
             self._run_reward_gradient(batch, loss, backward, sums, last=last)
         else:
             self._run_terms(batch, loss, backward, sums, last=last)
-        metrics = self._ranks.reduce({**sums.metrics, "loss": torch.tensor(sums.loss)}, add)
+        own = {**sums.metrics, **({} if sums.loss is None else {"loss": sums.loss})}
+        numbers = map(float, read_results([*own.values()]))
+        metrics = self._ranks.reduce({"loss": 0.0, **dict(zip(own, numbers, strict=True))}, add)
         num_terms = sum(self._ranks.gather(sums.num_terms))
         return ForwardBackwardResult(
             loss=metrics.pop("loss"), num_tokens=num_terms, num_loss_tokens=num_terms, metrics=metrics

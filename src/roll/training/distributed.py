@@ -227,10 +227,10 @@ class Ranks:
             dist.all_reduce(value, group=group)
         return float(value if self.stage is None else self.stage.sum(value.to(self.device)))
 
-    def reduce(self, values: Mapping[str, Tensor], combine: Callable[[float, float], float]) -> dict[str, float]:
-        """Reduce scalars by name over all data ranks with the binary function `combine`; a rank may lack some names."""
+    def reduce(self, values: Mapping[str, float], combine: Callable[[float, float], float]) -> dict[str, float]:
+        """Reduce numbers by name over all data ranks with the binary function `combine`; a rank may lack some names."""
         result: dict[str, float] = {}
-        for part in self.gather({name: float(value) for name, value in values.items()}):
+        for part in self.gather(dict(values)):
             merge_metrics(result, part, combine)
         return result
 

@@ -108,7 +108,7 @@ class Optimizer:
             # A tied weight has the same gradient in two pipeline stages and counts once.
             if (grad := self._weights.get_grad(name)) is not None and name not in self._weights.copies:
                 grads[self._weights.is_model_parallel(name)].append(grad)
-        squares = (_sum_squares(grads[divided]).to(self._ranks.device) for divided in (True, False))
+        squares = (_sum_squares(grads[divided], self._ranks.device) for divided in (True, False))
         return math.sqrt(self._ranks.sum(*squares))
 
     @torch.no_grad()
@@ -221,8 +221,11 @@ class Optimizer:
                 state.update({key: state[key].to(device) for key in _STATE_NAMES.values()})
 
 
-def _sum_squares(tensors: list[Tensor]) -> Tensor:
+def _sum_squares(tensors: list[Tensor], device: torch.device) -> Tensor:
+    """Return the sum of the squares of all elements, on `device`; the gradients of an offloaded optimizer are on the
+    host.
+    """
     if not tensors:
-        return torch.zeros((), dtype=torch.float64)
+        return torch.zeros((), dtype=torch.float64, device=device)
     # In float64: the sum of many squares would lose small ones.
-    return torch.stack(torch._foreach_norm(tensors)).double().square().sum()
+    return torch.stack(torch._foreach_norm(tensors)).double().square().sum().to(device)

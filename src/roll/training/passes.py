@@ -37,11 +37,11 @@ from roll.training.network.media import add_positions
 from roll.training.network.policy import PolicyNetwork
 from roll.training.network.routing import Routing
 from roll.training.network.sample_outputs import (
-    collect_token_outputs,
     collect_topk,
     fill_missing_outputs,
     merge_outputs,
     order_outputs,
+    split_by_sample,
 )
 from roll.training.network.value import ValueNetwork
 from roll.training.packing.blocks import Block
@@ -52,6 +52,7 @@ from roll.training.parallel.fsdp import reshard_after_forward
 from roll.training.parallel.pipeline_schedule import Action, build_schedule
 from roll.training.random_states import RandomStates
 from roll.training.spec import TrainerSpec
+from roll.training.transfers import read_results
 from roll.types import (
     AttentionRange,
     BatchCounts,
@@ -91,8 +92,18 @@ class _Results:
 
     sums: dict[str, Tensor] = field(default_factory=dict)
     maxima: dict[str, Tensor] = field(default_factory=dict)
-    logprobs: dict[int, FloatArray] = field(default_factory=dict)
+    logprobs: list[tuple[PackedLayout, Tensor]] = field(default_factory=list)
+    """The log-probs [M] of each micro-batch, on the device."""
     num_tokens: int = 0
+
+    def read(self, batch: TrainingBatch) -> tuple[dict[str, float], dict[str, float], dict[int, FloatArray]]:
+        """Wait for the device; return the sums, the maxima, and the log-probs by index of the sample."""
+        numbers = read_results([*self.sums.values(), *self.maxima.values(), *(tensor for _, tensor in self.logprobs)])
+        metrics = dict(zip(self.sums, map(float, numbers), strict=False))
+        maxima = dict(zip(self.maxima, map(float, numbers[len(metrics) :]), strict=False))
+        rows = numbers[len(metrics) + len(maxima) :]
+        parts = [split_by_sample(row, layout, batch) for (layout, _), row in zip(self.logprobs, rows, strict=True)]
+        return metrics, maxima, merge_outputs(parts)
 
 
 class PassRunner:
@@ -210,15 +221,16 @@ class PassRunner:
         merge_metrics(results.sums, {"loss": outputs.loss.detach(), **outputs.metrics}, torch.add)
         merge_metrics(results.maxima, outputs.maxima, torch.maximum)
         if predicted.logprobs is not None:
-            collect_token_outputs(results.logprobs, layout, batch, predicted.logprobs)
+            results.logprobs.append((layout, predicted.logprobs.detach()))
         results.num_tokens += layout.num_tokens
         return outputs.loss
 
     def _build_result(self, batch: TrainingBatch, results: _Results) -> ForwardBackwardResult:
         """Return the result of a batch on every rank, combined from the `results` of the last stage's ranks."""
         ranks, routing = self._ranks, self._routing
-        metrics, maxima = ranks.reduce(results.sums, operator.add), ranks.reduce(results.maxima, max)
-        logprobs, num_tokens = merge_outputs(ranks.gather(results.logprobs)), sum(ranks.gather(results.num_tokens))
+        own_metrics, own_maxima, own_logprobs = results.read(batch)
+        metrics, maxima = ranks.reduce(own_metrics, operator.add), ranks.reduce(own_maxima, max)
+        logprobs, num_tokens = merge_outputs(ranks.gather(own_logprobs)), sum(ranks.gather(results.num_tokens))
         metrics, maxima, logprobs, num_tokens = ranks.gather_stages((metrics, maxima, logprobs, num_tokens))[-1]
         if routing is not None:
             metrics |= routing.compute_metrics(self._gather_loads(routing))
@@ -247,6 +259,7 @@ class PassRunner:
         needs = LossRequirements(values="values" in outputs)
         every_token = "logprobs" in outputs
         results: dict[OutputName, dict[int, Any]] = {name: {} for name in outputs}
+        on_device: list[tuple[OutputName, PackedLayout, Tensor]] = []
         routing = self._routing
         batch = self._prepare(batch)
         self._network.eval()
@@ -260,13 +273,16 @@ class PassRunner:
                 predicted = self._predict(layout, batch, needs, observer, top)
                 for name, tensor in (("logprobs", predicted.logprobs), ("values", predicted.values)):
                     if name in results and tensor is not None:
-                        collect_token_outputs(results[name], layout, batch, tensor)
+                        on_device.append((name, layout, tensor))
                 if predicted.top_ids is not None:
                     collect_topk(results["top_logprobs"], layout, batch, predicted)
                 if routing is not None and "experts" in results:
                     routing.collect_choices(results["experts"], blocks, batch, self._ranks.share)
                 if observer is not None:
                     results["attention"] |= observer.compute_statistics()
+        rows = read_results([tensor for _, _, tensor in on_device])
+        for (name, layout, _), row in zip(on_device, rows, strict=True):
+            results[name] |= split_by_sample(row, layout, batch)
         parts = self._ranks.gather(results)
         stages = self._ranks.gather_stages({name: merge_outputs([part[name] for part in parts]) for name in results})
         if "experts" in results:  # each stage has the choices of its own layers

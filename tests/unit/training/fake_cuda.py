@@ -1,162 +1,204 @@
-"""A CUDA device without memory or numbers.
+"""A CUDA device without memory or numbers, for a process that has loaded `fake_cuda_device.cpp` before PyTorch.
 
-PyTorch's fake tensors know devices: an operation on tensors of two devices fails as it would on real ones. So passes
-can be made as if there were a device, and whatever branches on it is run. What reads numbers is left out, as in
-`dry_run`, and so is the backward pass: autograd asks for the device's own library.
+PyTorch's fake tensors know devices: an operation on tensors of two devices fails as it would on real ones. So training
+steps run as if there were a device, and whatever branches on it is run. Numbers that code reads from the device are
+made up here, and counted: on a real device, each read waits for everything that was launched before.
+
+    python fake_cuda.py LIBRARY CASES      run the cases of a JSON file, print one JSON object for each
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import ctypes
+import dataclasses
+import json
+import subprocess
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.overrides import TorchFunctionMode
+SOURCE = Path(__file__).with_name("fake_cuda_device.cpp")
 
-from roll.training import dry_run
 
-_APPLY = torch.nn.Module._apply
-CUDA = torch.device("cuda", 0)
+def build_library(directory: Path) -> Path:
+    """Compile the device's library. This takes about two seconds."""
+    import torch
+    from torch.utils import cpp_extension
+
+    library, torch_libraries = directory / "fake_cuda_device.so", Path(torch.__file__).parent / "lib"
+    includes = [f"-I{path}" for path in cpp_extension.include_paths()]
+    links = [f"-L{torch_libraries}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch_libraries}"]
+    command = ["g++", "-std=c++20", "-O0", "-fPIC", "-shared", *includes, str(SOURCE), "-o", str(library), *links]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=240)
+    return library
+
+
+def run_cases(library: Path, cases: list[dict[str, Any]], directory: Path) -> list[dict[str, Any]]:
+    """Run `run_case` for each case in a new process; return the results in order."""
+    file = directory / "cases.json"
+    file.write_text(json.dumps(cases))
+    command = [sys.executable, __file__, str(library), str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240 + 60 * len(cases), check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 @contextlib.contextmanager
-def fake_cuda() -> Iterator[None]:
-    """Inside, `cuda` is a device with fake tensors, and a trainer on it reads no numbers."""
+def fake_cuda() -> Iterator[Counter[str]]:
+    """Inside, `cuda` is a device with fake tensors. Yield the numbers of `reads`, `copies` and `pageable copies`."""
+    import numpy as np
+    import torch
+    from torch import Tensor
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from roll.training import dry_run
+
+    counts: Counter[str] = Counter()
     state, skeleton = torch.zeros(16, dtype=torch.uint8), dry_run._build_meta_network
+    apply, pinned, allowed = torch.nn.Module._apply, set[int](), [False]
+
+    class Copies(TorchDispatchMode):
+        """Counts copies to the device, and fails for reads from it that do not go through `roll.training.transfers`."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            name = func._schema.name
+            if name in ("aten::_to_copy", "aten::copy_"):
+                source, target = (args[1], args[0]) if name == "aten::copy_" else (args[0], result)
+                kinds = source.device.type, target.device.type
+                if kinds == ("cpu", "cuda"):
+                    counts["copies"] += 1
+                    counts["pageable copies"] += id(source) not in pinned
+                elif kinds == ("cuda", "cpu") and not allowed[0]:
+                    counts["reads elsewhere"] += 1
+            return result
+
+    def pin(tensor: Tensor) -> Tensor:
+        copy = tensor.clone()
+        pinned.add(id(copy))
+        kept.append(copy)  # so that no other tensor gets its id
+        return copy
+
+    kept: list[Tensor] = []
+
+    def read(tensor: Tensor) -> Any:
+        counts["reads"] += 1
+        return np.ones(tensor.shape, np.float32)
+
+    def sum_of_ranks(self: Any, sharded: Tensor, whole: Tensor) -> float:
+        counts["reads"] += 1
+        return 1.0
+
+    def move(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
+        """As for real tensors, parameters stay the same objects, and buffers do not."""
+        for child in module.children() if recurse else ():
+            move(child, fn)
+        if not any(isinstance(own, FakeTensor) for own in (*module._parameters.values(), *module._buffers.values())):
+            return apply(module, fn, recurse=False)
+        for parameter in (own for own in module._parameters.values() if own is not None):
+            with torch.no_grad():
+                new = fn(parameter)
+            if new.device != parameter.device:
+                parameter.data, parameter.fake_device = new, new.device  # type: ignore[attr-defined]
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else fn(buffer)
+        return module
+
+    def wait(device: Any) -> None:
+        counts["waits"] += 1
+
     instead: dict[str, Any] = {
-        "torch.nn.Module._apply": _moved,
+        "torch.nn.Module._apply": move,
         "torch.accelerator.device_count": lambda: 1,
         "torch.accelerator.set_device_index": lambda index: None,
+        "torch.accelerator.synchronize": wait,
         "torch.cuda.get_rng_state": lambda device: state,
         "torch.cuda.set_rng_state": lambda state, device: None,
         "torch.cuda.get_device_capability": lambda device: (9, 0),
         "torch.bincount": lambda x, minlength: x.new_empty(minlength),
         "roll.training.backend.build_network": lambda *given: skeleton(*given, dry_run._MetaWeights()).to_empty(
-            device=CUDA
+            device=torch.device("cuda", 0)
         ),
-        "roll.training.rank.Ranks": dry_run._PlaceholderRanks,
-        "roll.training.passes.collect_token_outputs": lambda *args: None,
+        "roll.training.distributed.Ranks.sum": sum_of_ranks,
+        "roll.training.transfers._pin": pin,
+        "roll.training.transfers._read": read,
         "roll.training.passes.collect_topk": lambda *args: None,
         "roll.training.passes.fill_missing_outputs": lambda *args, **more: None,
-        "roll.training.passes.order_outputs": lambda *args: [],
         "roll.training.optimizer.Optimizer.get_steps": lambda own: dict.fromkeys(own._locals, 0),
         "roll.training.network.routing.Routing._record_routing": lambda *args: None,
         "roll.training.network.routing.Routing.gather_load": lambda *args: None,
         "roll.training.network.routing.Routing.compute_metrics": lambda *args: {},
     }
     with contextlib.ExitStack() as stack:
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
         for path, value in instead.items():
             stack.enter_context(mock.patch(path, value))
-        stack.enter_context(mode)
-        stack.enter_context(_WithoutLibrary(mode))
-        yield
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(Copies())
+        yield counts
 
 
-class _WithoutLibrary(TorchFunctionMode):
-    """Replaces what PyTorch does by the device's own library, which a build for the CPU lacks.
+def run_case(model: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Train a step, compute log-probs, offload and onload the states, and train again; count the transfers of a step.
 
-    Patched methods of `Tensor` would not do: `Tensor.__getitem__`, once patched, makes every tensor a sequence in the
-    eyes of CPython for the rest of the process, and `torch.tensor([tensor])` fails.
+    Args:
+        model: Directory of the model, of which only the configuration is read.
+        settings: Arguments of `make_spec`; `lora` is a mapping.
     """
+    import torch
+    from training_helpers import make_batch, make_spec
 
-    def __init__(self, mode: FakeTensorMode) -> None:
-        super().__init__()
-        self._instead = _without_library(mode)
+    from roll.algorithms.losses import PolicyLoss
+    from roll.config.model import LoRAConfig
+    from roll.training import TorchBackend
+    from roll.types import ForwardOptions
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._instead.get(func, func)(*args, **(kwargs or {}))
-
-
-def _moved(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
-    """As real tensors are: parameters stay the same objects, buffers do not."""
-    for child in module.children() if recurse else ():
-        _moved(child, fn)
-    if not any(isinstance(own, FakeTensor) for own in (*module._parameters.values(), *module._buffers.values())):
-        return _APPLY(module, fn, recurse=False)
-    for parameter in (own for own in module._parameters.values() if own is not None):
-        with torch.no_grad():
-            new = fn(parameter)
-        if new.device != parameter.device:
-            parameter.data, parameter.fake_device = new, new.device  # type: ignore[attr-defined]
-    for name, buffer in module._buffers.items():
-        module._buffers[name] = None if buffer is None else fn(buffer)
-    return module
-
-
-def _without_library(mode: FakeTensorMode) -> dict[Callable[..., Any], Callable[..., Any]]:
-    copy_, to = torch.Tensor.copy_, torch.Tensor.to
-    getitem, setitem = torch.Tensor.__getitem__, torch.Tensor.__setitem__
-
-    def copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-        if target.device.type == source.device.type == "cpu":
-            return copy_(target, source, non_blocking)
-        assert torch.broadcast_shapes(target.shape, source.shape) == target.shape
-        return target
-
-    def brought(tensor: Tensor, *args: Any, **more: Any) -> Tensor:
-        """Tensors that NumPy made lose their numbers first."""
-        is_fake = isinstance(tensor, FakeTensor) or tensor.is_meta
-        return to(tensor if is_fake else mode.from_tensor(tensor), *args, **more)
-
-    def indexed(tensor: Tensor, index: Any) -> Tensor:
-        if tensor.device.type != "cuda":
-            return getitem(tensor, index)
-        view, indices = _basic(tensor, index)
-        return torch.ops.aten.index.Tensor(view, indices) if indices else view
-
-    def put(tensor: Tensor, index: Any, value: Any) -> None:
-        if tensor.device.type != "cuda":
-            setitem(tensor, index, value)
-            return
-        view, indices = _basic(tensor, index)
-        if indices:
-            torch.ops.aten.index_put_.default(view, indices, value)
-        elif isinstance(value, Tensor):
-            copied(view, value)
-        else:
-            view.fill_(value)
-
-    return {
-        torch.Tensor.copy_: copied,
-        torch.Tensor.to: brought,
-        torch.Tensor.__getitem__: indexed,
-        torch.Tensor.__setitem__: put,
-        torch.Tensor.__invert__: lambda x: torch.ops.aten.bitwise_not.default(x),
-        torch.Tensor.contiguous: lambda x: x if x.is_contiguous() else _in_order(x),
-    }
+    lora = settings.pop("lora", None)
+    if lora is not None:
+        settings["lora"] = LoRAConfig(**lora)
+    spec = make_spec(Path(model), max_tokens_per_micro_batch=60, **settings)
+    cuda = torch.device("cuda", 0)
+    with fake_cuda() as counts:
+        backend = TorchBackend(dataclasses.replace(spec, device="cuda"))
+        batch = make_batch()
+        share = backend._passes._build_micro_batches(batch.samples, every_token=False, needs=PolicyLoss().needs)
+        backend.train_step(batch, PolicyLoss())
+        counts.clear()
+        backend.train_step(batch, PolicyLoss())
+        found = dict(counts) | {"micro_batches": len(share)}
+        backend.forward(batch, ["logprobs"])
+        backend.forward(batch, ["top_logprobs"], ForwardOptions(num_top=3))
+        backend.offload(["parameters", "optimizer"])
+        assert {tensor.device.type for tensor in _list_states(backend)} == {"cpu"}
+        backend.onload(["parameters", "optimizer"])
+        assert {tensor.device for tensor in _list_states(backend)} == {cuda}
+        backend.train_step(batch, PolicyLoss())
+    return found
 
 
-def _in_order(x: Tensor) -> Tensor:
-    return torch.ops.aten.clone.default(x, memory_format=torch.contiguous_format)
+def _list_states(backend: Any) -> list[Any]:
+    """Return all tensors of the weights and of the optimizer."""
+    held = [*backend.network.parameters(), *backend.network.buffers()]
+    held += [backend.masters.get_local(name) for name in backend.masters.parameters]
+    return held + [moment for moments in backend.optimizer.get_moments().values() for moment in moments.values()]
 
 
-def _basic(tensor: Tensor, index: Any) -> tuple[Tensor, list[Tensor | None]]:
-    """The view that numbers, slices and `None` choose, and the indices by tensors of its dimensions, if there are any.
+def main() -> None:
+    """Load the library, then PyTorch, and run the cases."""
+    ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
+    sys.path.insert(0, str(Path(__file__).parent))
+    for case in json.loads(Path(sys.argv[2]).read_text()):
+        try:
+            result = run_case(case["model"], case["settings"])
+        except Exception:
+            result = {"error": traceback.format_exc()[-3000:]}
+        print(json.dumps(result), flush=True)
 
-    PyTorch's own indexing asks for the device's library.
-    """
-    items = list(index) if isinstance(index, tuple) else [index]
-    if Ellipsis in [item for item in items if not isinstance(item, Tensor)]:
-        place = next(i for i, item in enumerate(items) if item is Ellipsis)
-        missing = tensor.dim() - sum(item is not None and item is not Ellipsis for item in items)
-        items[place : place + 1] = [slice(None)] * missing
-    indices: list[Tensor | None] = []
-    for item in items:
-        dim = len(indices)
-        if item is None:
-            tensor = tensor.unsqueeze(dim)
-        elif isinstance(item, slice):
-            tensor = torch.ops.aten.slice.Tensor(tensor, dim, item.start, item.stop, item.step or 1)
-        elif isinstance(item, (Tensor, list)):
-            indices.append(item if isinstance(item, Tensor) else torch.tensor(item, device=tensor.device))
-            continue
-        else:
-            tensor = tensor.select(dim, int(item))
-            continue
-        indices.append(None)
-    return tensor, indices if any(each is not None for each in indices) else []
+
+if __name__ == "__main__":
+    main()

@@ -1,65 +1,86 @@
-"""On a CUDA device without numbers, every operation of a pass finds its operands on that device."""
+"""Training steps on a CUDA device without numbers: every operand is on the device, and the host rarely waits."""
 
 from __future__ import annotations
 
-import dataclasses
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fake_cuda import CUDA, fake_cuda
+from fake_cuda import build_library, run_cases
 from families import FAMILIES, write_model
-from training_helpers import make_batch, make_spec
 
-from roll.algorithms.losses import PolicyLoss
-from roll.config.model import LoRAConfig
-from roll.training import TorchBackend, experts
-from roll.types import ForwardOptions
+from roll.training import experts
 
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is needed to compile the fake device")
 RUNS: dict[str, dict[str, Any]] = {
-    "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
-    "adapters": {"dtype": "bfloat16", "lora": LoRAConfig(rank=2)},
+    "adapters": {"dtype": "bfloat16", "lora": {"rank": 2}},
+    "checkpointing": {"dtype": "bfloat16", "activation_checkpointing": True},
+    "8-bit": {"dtype": "bfloat16", "optimizer": "adamw_8bit"},
 }
+FAST_FAMILIES = ("gemma3", "gpt-oss", "qwen3-moe")
 
 
-def passes(model: Path, settings: dict[str, Any]) -> None:
-    """A loss, log-probs, the memory handed over and taken back, a loss again."""
-    spec = make_spec(model, max_tokens_per_micro_batch=60, **settings)
-    with fake_cuda():
-        backend = TorchBackend(dataclasses.replace(spec, device="cuda"))
-        batch = make_batch()
-        backend.measure(batch, PolicyLoss())
-        backend.forward(batch, ["logprobs"])
-        backend.forward(batch, ["top_logprobs"], ForwardOptions(num_top=3))
-        backend.offload(["parameters", "optimizer"])
-        held = [*backend.network.parameters(), *backend.network.buffers()]
-        held += [backend.masters.get_local(name) for name in backend.masters.parameters]
-        held += [moment for moments in backend.optimizer.get_moments().values() for moment in moments.values()]
-        assert {tensor.device.type for tensor in held} == {"cpu"}
-        backend.onload(["parameters", "optimizer"])
-        held = [
-            *backend.network.parameters(),
-            *(backend.masters.get_local(name) for name in backend.masters.parameters),
-        ]
-        assert {tensor.device for tensor in held} == {CUDA}
-        backend.measure(batch, PolicyLoss())
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of the fake device, compiled once."""
+    return build_library(tmp_path_factory.mktemp("fake_cuda"))
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_fake_cuda_passes_keep_to_their_device(tiny_model: Path, name: str) -> None:
-    passes(tiny_model, RUNS[name])
+@needs_compiler
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "families",
+    [FAST_FAMILIES, pytest.param(tuple(sorted(set(FAMILIES) - set(FAST_FAMILIES))), marks=pytest.mark.slow)],
+    ids=["three", "others"],
+)
+def test_fake_cuda_training_step_stays_on_its_device(
+    tiny_model: Path, library: Path, tmp_path: Path, families: tuple[str, ...]
+) -> None:
+    cases = {f"llama, {name}": {"model": str(tiny_model), "settings": settings} for name, settings in RUNS.items()}
+    for name in families:
+        model = write_model(tmp_path / name, tiny_model, FAMILIES[name])
+        cases[name] = {"model": str(model), "settings": {"dtype": "bfloat16"}}
+    for name, result in zip(cases, run_cases(library, list(cases.values()), tmp_path), strict=True):
+        assert "error" not in result, f"{name}: {result['error']}"
+        check_transfers(name, result)
 
 
-@pytest.mark.parametrize("family", ["gemma3", "gpt-oss", "qwen3-moe", "deepseek-v3"])
-def test_fake_cuda_families_keep_to_their_device(tiny_model: Path, tmp_path: Path, family: str) -> None:
-    passes(write_model(tmp_path / "model", tiny_model, FAMILIES[family]), RUNS["bfloat16"])
+def check_transfers(name: str, result: dict[str, int]) -> None:
+    """Check the budget of a step: one read of its results and one of the gradient norm, and a wait at its end."""
+    assert result["micro_batches"] >= 3, name
+    assert result["reads"] == 2, name
+    assert result["waits"] == 1, name
+    assert result.get("reads elsewhere", 0) == 0, name
+    assert result.get("pageable copies", 0) == 0, name
 
 
-def test_fake_cuda_operands_of_two_devices_are_found() -> None:
-    with fake_cuda(), pytest.raises(RuntimeError, match=r"two different devices|on the same device"):
-        torch.empty(8, device=CUDA) + torch.empty(8)
+@needs_compiler
+def test_fake_cuda_operands_of_two_devices_are_found(library: Path, tmp_path: Path) -> None:
+    program = f"""
+import ctypes
+ctypes.CDLL({str(library)!r}, mode=ctypes.RTLD_GLOBAL)
+import torch
+from fake_cuda import fake_cuda
+with fake_cuda() as counts:
+    torch.empty(8, device="cuda").cpu()
+    torch.empty(8).to("cuda")
+    print(dict(counts))
+    torch.empty(8, device="cuda") + torch.empty(8)
+"""
+    command = [sys.executable, "-c", program]
+    path = str(Path(__file__).parent)
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": f"{path}:{os.environ.get('PYTHONPATH', '')}"}, capture_output=True,
+        text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert "{'reads elsewhere': 1, 'copies': 1, 'pageable copies': 1}" in done.stdout
+    assert "two different devices" in done.stderr or "on the same device" in done.stderr
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -20,6 +20,7 @@ from roll.errors import ModelError
 from roll.models import get_decoder, get_hidden_states
 from roll.training.packing.layout import PackedLayout, Tree
 from roll.training.parallel.tokens import TokenShard
+from roll.training.transfers import to_device
 
 __all__ = ["Paths", "run_mixers_by_path"]
 
@@ -41,9 +42,9 @@ class Paths:
         for i in reversed(range(len(paths))):
             source[paths[i]] = i * longest + np.arange(len(paths[i]))
         self.size = len(paths), longest
-        self.index = torch.from_numpy(index.reshape(-1)).to(device)
+        self.index = to_device(index.reshape(-1), device)
         """The entry of the row at each position [B * L]; padding repeats a path's last entry."""
-        self.source = torch.from_numpy(source).to(device)
+        self.source = to_device(source, device)
         """The position of each entry of the row in the flattened batch [N]."""
 
     def split(self, x: Any) -> Any:

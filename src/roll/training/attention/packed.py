@@ -31,6 +31,7 @@ from roll.training.attention.native import Rotation, attend, build_tree_ranges, 
 from roll.training.attention.varlen import MAX_HEAD_DIM, VarlenPlan, is_varlen_supported, varlen_attention
 from roll.training.packing.layout import Int64Array, PackedLayout, Tree
 from roll.training.parallel.tokens import WHOLE_ROW, TokenShard
+from roll.training.transfers import to_device
 
 __all__ = [
     "ATTENTION_NAME",
@@ -117,11 +118,12 @@ class AttentionPlan:
         self._device = device
         self._dtype = dtype
         self._blocked = is_blocked_attention_faster(device)
-        self.uses = shard.select_local_tokens(layout, layout.uses).to(device)
+        self.uses = to_device(shard.select_local_tokens(layout, layout.uses), device)
         """The number of samples that share each of the tokens whose experts this rank computes."""
-        self.experts = None if layout.experts is None else shard.select_local_tokens(layout, layout.experts).to(device)
+        routed = None if layout.experts is None else shard.select_local_tokens(layout, layout.experts)
+        self.experts = None if routed is None else to_device(routed, device)
         self._paths: Paths | None = None
-        self.positions = torch.from_numpy(layout.position_ids).to(device)
+        self.positions = to_device(layout.position_ids, device)
         self._calls: dict[tuple[AttentionSpan, bool], list[Call]] = {}
 
     @property
@@ -250,10 +252,10 @@ class AttentionPlan:
         """Return the bias that masks scores: 0 where `visible` is true, else -inf."""
         bias = torch.zeros(visible.shape, dtype=torch.promote_types(self._dtype, torch.float32))
         bias.masked_fill_(torch.from_numpy(~visible), float("-inf"))
-        return bias.to(self._device)
+        return to_device(bias, self._device)
 
     def _to_tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+        return to_device(array, self._device)
 
 
 def is_blocked_attention_faster(device: torch.device) -> bool:

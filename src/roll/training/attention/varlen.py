@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from roll.training.packing.layout import PackedLayout
+from roll.training.transfers import to_device
 
 __all__ = ["MAX_HEAD_DIM", "VarlenPlan", "build_varlen_indices", "is_varlen_supported", "varlen_attention"]
 
@@ -52,10 +53,10 @@ class VarlenPlan:
         queries, keys, index = build_varlen_indices(layout)
         self.longest_query = int(queries.max())
         self.longest_key = int(keys.max())
-        self.query_starts = torch.from_numpy(np.cumsum((0, *queries))).to(device, torch.int32)
-        self.key_starts = torch.from_numpy(np.cumsum((0, *keys))).to(device, torch.int32)
+        self.query_starts = to_device(np.cumsum((0, *queries)), device, torch.int32)
+        self.key_starts = to_device(np.cumsum((0, *keys)), device, torch.int32)
         shared = any(len(block.segments) > 1 for block in layout.blocks)
-        self.key_index = torch.from_numpy(index).to(device) if shared else None
+        self.key_index = to_device(index, device) if shared else None
         """`None` if no segment shares keys: the keys are then the row itself."""
 
 

@@ -14,6 +14,7 @@ from roll.training.attention.packed import AttentionObserver, AttentionPlan
 from roll.training.network.media import embed_row, get_model_media
 from roll.training.packing.layout import Int64Array, PackedLayout
 from roll.training.parallel.tokens import WHOLE_ROW, TokenShard
+from roll.training.transfers import to_device
 
 __all__ = ["compute_hidden_states", "run_decoder"]
 
@@ -42,7 +43,7 @@ def compute_hidden_states(
     entries = token_shard.slice_entries(layout)
     states = run_decoder(decoder, layout, device, dtype, observer, token_shard)
     rows = layout.rows[token_shard.find_local_predictions(layout)] - entries.start
-    return token_shard.gather_tp(states[0]).index_select(0, torch.from_numpy(rows).to(device))
+    return token_shard.gather_tp(states[0]).index_select(0, to_device(rows, device))
 
 
 def run_decoder(
@@ -69,8 +70,8 @@ def run_decoder(
     images = None if media is None else media.find_bidirectional_images(layout.token_ids, layout.media)
     with nullcontext() if media is None else embed_row(media, layout, token_shard, device, dtype):
         output = decoder(
-            input_ids=torch.from_numpy(layout.token_ids[entries]).to(device)[None],
-            position_ids=_build_rotary_ids(layout, entries).to(device),
+            input_ids=to_device(layout.token_ids[entries], device)[None],
+            position_ids=to_device(_build_rotary_ids(layout, entries), device),
             use_cache=False,
             roll_plan=AttentionPlan(layout, device, dtype, observer, token_shard, images),
         )

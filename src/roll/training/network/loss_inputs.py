@@ -13,7 +13,16 @@ from torch import Tensor
 
 from roll.training.network.distributions import Predictions
 from roll.training.packing.layout import Int64Array, PackedLayout
-from roll.types import AttentionStatistics, BatchCounts, LossInputs, SequenceAttention, TrainingBatch, TrainingSample
+from roll.training.transfers import to_device
+from roll.types import (
+    AttentionStatistics,
+    BatchCounts,
+    FloatArray,
+    LossInputs,
+    SequenceAttention,
+    TrainingBatch,
+    TrainingSample,
+)
 
 __all__ = ["build_loss_inputs", "collect_teacher_top_ids"]
 
@@ -50,19 +59,19 @@ def build_loss_inputs(
     gather = functools.partial(_gather_column, batch=batch, layout=layout, like=like)
     preferred = [s.preferred for s in batch.samples]
     return LossInputs(
-        unit_ids=torch.from_numpy(units).to(like.device),
+        unit_ids=to_device(units, like.device),
         logprobs=chosen.logprobs,
         old_logprobs=old,
         behavior_logprobs=None if old is None else _gather_behavior_logprobs(old, samples, layout),
         rollout_logprobs=gather("rollout_logprobs"),
         advantages=gather("advantages"),
-        sequence_ids=torch.from_numpy(np.repeat(numbers, lengths)).to(like.device),
-        sequence_lengths=_compute_sequence_lengths(batch, layout, firsts).to(like),
+        sequence_ids=to_device(np.repeat(numbers, lengths), like.device),
+        sequence_lengths=to_device(_compute_sequence_lengths(batch, layout, firsts), like.device, like.dtype),
         **asdict(counts),
-        max_lengths=torch.tensor([s.max_length for s in firsts], device=like.device, dtype=like.dtype),
+        max_lengths=to_device(torch.tensor([s.max_length for s in firsts]), like.device, like.dtype),
         chunk_ids=_number_chunks(samples, layout, like.device),
         ref_logprobs=gather("ref_logprobs"),
-        expert=torch.from_numpy(expert).to(like.device) if expert.any() else None,
+        expert=to_device(expert, like.device) if expert.any() else None,
         entropy=chosen.entropy,
         entropy_mask=_gather_entropy_mask(samples, layout, like.device),
         full_kl=chosen.full_kl,
@@ -81,7 +90,7 @@ def build_loss_inputs(
 
 def _sort_by_token(predicted: Predictions, layout: PackedLayout, device: torch.device) -> Predictions:
     """Return the network's outputs at each loss token [N], in the order of the layout's spans."""
-    order = torch.from_numpy(np.concatenate([span.prediction_index for span in layout.spans])).to(device)
+    order = to_device(np.concatenate([span.prediction_index for span in layout.spans]), device)
     return Predictions(*(None if tensor is None else tensor.index_select(0, order) for tensor in predicted))
 
 
@@ -132,7 +141,7 @@ def _gather_teacher_top(batch: TrainingBatch, layout: PackedLayout, like: Tensor
     """Return the teacher's top-k log-probs [N, k]; `collect_teacher_top_ids` has checked that every sample has them."""
     tops = [(batch.samples[span.index].teacher_top, span.token_index) for span in layout.spans]
     parts = [top.logprobs[places] for top, places in tops if top is not None]
-    return torch.from_numpy(np.concatenate(parts)).to(like.device, like.dtype)
+    return to_device(np.concatenate(parts), like.device, like.dtype)
 
 
 def _gather_by_sequence(
@@ -153,7 +162,7 @@ def _gather_by_sequence(
         return None
     if any(value is None for value in values):
         raise ValueError(f"`{name}` must be set for all samples of the batch or for none")
-    return torch.tensor([getattr(s, name) for s in samples], device=device, dtype=dtype)
+    return to_device(torch.tensor([getattr(s, name) for s in samples], dtype=dtype), device)
 
 
 def _gather_column(
@@ -178,7 +187,7 @@ def _gather_column(
         return None
     arrays = [(getattr(batch.samples[span.index], name), span.token_index) for span in layout.spans]
     parts = [np.zeros(len(places), np.float32) if array is None else array[places] for array, places in arrays]
-    return torch.from_numpy(np.concatenate(parts)).to(like.device, like.dtype)
+    return to_device(np.concatenate(parts), like.device, like.dtype)
 
 
 def _number_chunks(samples: list[TrainingSample], layout: PackedLayout, device: torch.device) -> Tensor | None:
@@ -196,7 +205,7 @@ def _number_chunks(samples: list[TrainingSample], layout: PackedLayout, device: 
         dense = np.unique(ids, return_inverse=True)[1].reshape(-1)
         parts.append(dense + total)
         total += int(dense.max()) + 1 if len(dense) else 0
-    return torch.from_numpy(np.concatenate(parts)).to(device)
+    return to_device(np.concatenate(parts), device)
 
 
 def _gather_entropy_mask(samples: list[TrainingSample], layout: PackedLayout, device: torch.device) -> Tensor | None:
@@ -206,7 +215,7 @@ def _gather_entropy_mask(samples: list[TrainingSample], layout: PackedLayout, de
         np.ones(len(span.token_index), np.bool_) if s.entropy_mask is None else s.entropy_mask[span.token_index]
         for s, span in zip(samples, layout.spans, strict=True)
     ]
-    return torch.from_numpy(np.concatenate(parts)).to(device)
+    return to_device(np.concatenate(parts), device)
 
 
 def _gather_attention(
@@ -231,24 +240,27 @@ def _gather_old_logprobs(current_logprobs: Tensor, samples: list[TrainingSample]
     # With one update per batch a separate forward pass would compute the same numbers again.
     if all(s.old_logprobs is None for s in samples):
         return current_logprobs
-    parts = current_logprobs.split([len(span.token_index) for span in layout.spans])
-    return torch.cat([
-        part if s.old_logprobs is None else torch.from_numpy(s.old_logprobs[span.token_index]).to(part)
-        for part, s, span in zip(parts, samples, layout.spans, strict=True)
-    ])  # fmt: skip
+    recorded = _gather_optional([s.old_logprobs for s in samples], layout, current_logprobs)
+    if all(s.old_logprobs is not None for s in samples):
+        return recorded
+    lengths = [len(span.token_index) for span in layout.spans]
+    missing = to_device(np.repeat([s.old_logprobs is None for s in samples], lengths), recorded.device)
+    return torch.where(missing, current_logprobs, recorded)
 
 
 def _gather_behavior_logprobs(old_logprobs: Tensor, samples: list[TrainingSample], layout: PackedLayout) -> Tensor:
     """Return the samples' behavior log-probs [N]; a sample without behavior log-probs gets its old log-probs."""
     if all(s.behavior_logprobs is None for s in samples):
         return old_logprobs
-    parts = []
-    for part, s, span in zip(
-        old_logprobs.split([len(span.token_index) for span in layout.spans]), samples, layout.spans, strict=True
-    ):
-        if s.behavior_logprobs is not None:
-            recorded = torch.from_numpy(s.behavior_logprobs[span.token_index]).to(part)
-            # NaN marks tokens without a recorded value.
-            part = torch.where(recorded.isnan(), part, recorded)
-        parts.append(part)
-    return torch.cat(parts)
+    recorded = _gather_optional([s.behavior_logprobs for s in samples], layout, old_logprobs)
+    # NaN marks tokens without a recorded value.
+    return torch.where(recorded.isnan(), old_logprobs, recorded)
+
+
+def _gather_optional(arrays: Sequence[FloatArray | None], layout: PackedLayout, like: Tensor) -> Tensor:
+    """Return the samples' values at the loss tokens [N] in one copy; NaN for samples without an array."""
+    parts = [
+        np.full(len(span.token_index), np.nan, np.float32) if array is None else array[span.token_index]
+        for array, span in zip(arrays, layout.spans, strict=True)
+    ]
+    return to_device(np.concatenate(parts), like.device, like.dtype)

@@ -35,6 +35,7 @@ from roll.training.parallel.fsdp import gather_projection, get_projection_dtype,
 from roll.training.parallel.tensor import get_local_part
 from roll.training.parallel.tokens import WHOLE_ROW, TokenShard
 from roll.training.parallel.vocab_parallel import VocabShard
+from roll.training.transfers import to_device
 from roll.types import IntArray, LossRequirements, MediaSpan, OutputName
 
 __all__ = ["PolicyNetwork", "check_images"]
@@ -115,7 +116,7 @@ class PolicyNetwork(nn.Module):
     ) -> Predictions:
         """Compute the outputs at the predictions of this rank."""
         mine = self.share.find_local_predictions(layout)
-        targets = torch.from_numpy(layout.targets[mine]).to(self.device)
+        targets = to_device(layout.targets[mine], self.device)
         policy = _build_projection(self.model, layout, observer, self.share)
         found = Predictions()
         if needs.divergence is not None:
@@ -139,7 +140,7 @@ class PolicyNetwork(nn.Module):
         elif topk is not None:  # the targets' log-probs come from the same logits
             full = policy.gather_vocab()
             _check_tokens(topk, len(full.weight))
-            ids = torch.cat([torch.from_numpy(topk[mine]).to(self.device), targets[:, None]], dim=1)
+            ids = torch.cat([to_device(topk[mine], self.device), targets[:, None]], dim=1)
             several = policy.divide_gradient(compute_logprobs(full, ids, temperature=temperature))
             found = found._replace(logprobs=several[:, -1], top_logprobs=several[:, :-1])
         if found.logprobs is None or needs.entropy or needs.full_kl:

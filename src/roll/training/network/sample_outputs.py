@@ -6,37 +6,38 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-from torch import Tensor
 
 from roll.training.network.distributions import Predictions
 from roll.training.packing.layout import PackedLayout
 from roll.types import AttentionStatistics, FloatArray, OutputName, TopLogprobs, TrainingBatch
 
 __all__ = [
-    "collect_token_outputs",
     "collect_topk",
     "create_empty_top_logprobs",
     "fill_missing_outputs",
     "merge_outputs",
     "order_outputs",
+    "split_by_sample",
 ]
 
 T = TypeVar("T")
 
 
-def collect_token_outputs(
-    collected: dict[int, FloatArray], layout: PackedLayout, batch: TrainingBatch, predicted: Tensor
-) -> None:
-    """Add one array [L] of outputs for each sample of a micro-batch to `collected`, keyed by the sample's index in the
-    batch.
+def split_by_sample(predicted: FloatArray, layout: PackedLayout, batch: TrainingBatch) -> dict[int, FloatArray]:
+    """Return one array [L] of outputs for each sample of a micro-batch, keyed by the sample's index in the batch.
 
     The array is 0 at tokens that are not predicted.
+
+    Args:
+        predicted: The outputs [M] of the micro-batch's predictions.
+        layout: The layout of the micro-batch.
+        batch: The global batch.
     """
-    values = predicted.detach().float().cpu().numpy()
+    outputs: dict[int, FloatArray] = {}
     for span in layout.spans:
-        array = np.zeros(len(batch.samples[span.index]), dtype=np.float32)
-        array[span.token_index] = values[span.prediction_index]
-        collected[span.index] = array
+        array = outputs[span.index] = np.zeros(len(batch.samples[span.index]), dtype=np.float32)
+        array[span.token_index] = predicted[span.prediction_index]
+    return outputs
 
 
 def collect_topk(
