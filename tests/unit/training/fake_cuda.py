@@ -166,7 +166,7 @@ def run_case(model: str, settings: dict[str, Any]) -> dict[str, Any]:
     with fake_cuda() as counts:
         backend = TorchBackend(dataclasses.replace(spec, device="cuda"))
         batch = make_batch()
-        share = backend._passes._build_micro_batches(batch.samples, every_token=False, needs=PolicyLoss().needs)
+        share = backend._passes._build_micro_batches(batch, every_token=False, needs=PolicyLoss().needs)
         backend.train_step(batch, PolicyLoss())
         counts.clear()
         backend.train_step(batch, PolicyLoss())
