@@ -17,7 +17,7 @@ import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,12 +51,12 @@ from roll.training.packing.micro_batches import MicroBatch, select_micro_batches
 from roll.training.parallel.fsdp import reshard_after_forward
 from roll.training.parallel.pipeline_schedule import Action, build_schedule
 from roll.training.random_states import RandomStates
+from roll.training.results import PassResults
 from roll.training.spec import TrainerSpec
 from roll.training.transfers import read_results
 from roll.types import (
     AttentionRange,
     BatchCounts,
-    FloatArray,
     ForwardBackwardResult,
     ForwardOptions,
     LossRequirements,
@@ -84,26 +84,6 @@ class BackwardFn(Protocol):
 
         `last` is true for the last micro-batch before the optimizer update.
         """
-
-
-@dataclass(kw_only=True, slots=True)
-class _Results:
-    """The accumulated results of one rank's micro-batches."""
-
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    maxima: dict[str, Tensor] = field(default_factory=dict)
-    logprobs: list[tuple[PackedLayout, Tensor]] = field(default_factory=list)
-    """The log-probs [M] of each micro-batch, on the device."""
-    num_tokens: int = 0
-
-    def read(self, batch: TrainingBatch) -> tuple[dict[str, float], dict[str, float], dict[int, FloatArray]]:
-        """Wait for the device; return the sums, the maxima, and the log-probs by index of the sample."""
-        numbers = read_results([*self.sums.values(), *self.maxima.values(), *(tensor for _, tensor in self.logprobs)])
-        metrics = dict(zip(self.sums, map(float, numbers), strict=False))
-        maxima = dict(zip(self.maxima, map(float, numbers[len(metrics) :]), strict=False))
-        rows = numbers[len(metrics) + len(maxima) :]
-        parts = [split_by_sample(row, layout, batch) for (layout, _), row in zip(self.logprobs, rows, strict=True)]
-        return metrics, maxima, merge_outputs(parts)
 
 
 class PassRunner:
@@ -178,7 +158,7 @@ class PassRunner:
             routing.clear()
             if backward is not None and routing.aux_coefficient:
                 self._prepare_load_balancing_loss(routing, share, batch.temperature)
-        results, waiting = _Results(), dict[tuple[int, int], Any]()
+        results, waiting = PassResults(), dict[tuple[int, int], Any]()
         for action in self._list_actions(len(share), backward=backward is not None):
             place = action.chunk, action.micro_batch
             if action.is_forward:
@@ -200,7 +180,7 @@ class PassRunner:
         batch: TrainingBatch,
         loss: LossFn,
         counts: BatchCounts,
-        results: _Results,
+        results: PassResults,
     ) -> Tensor | None:
         """Compute the loss of a micro-batch and add its results to `results`; return `None` if the active chunk has no
         loss.
@@ -225,7 +205,7 @@ class PassRunner:
         results.num_tokens += layout.num_tokens
         return outputs.loss
 
-    def _build_result(self, batch: TrainingBatch, results: _Results) -> ForwardBackwardResult:
+    def _build_result(self, batch: TrainingBatch, results: PassResults) -> ForwardBackwardResult:
         """Return the result of a batch on every rank, combined from the `results` of the last stage's ranks."""
         ranks, routing = self._ranks, self._routing
         own_metrics, own_maxima, own_logprobs = results.read(batch)

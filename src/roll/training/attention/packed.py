@@ -223,7 +223,7 @@ class AttentionPlan:
             rows=rows,
             prefixes=Prefixes(
                 rows=before,
-                owners=self._to_tensor(owners),
+                owners=to_device(owners, self._device),
                 overlap=any(number for _, number in contexts),  # prefixes overlap if they extend beyond roots
             ),
             kernel="dense" if dense else "blocked" if self._blocked else "sdpa",
@@ -237,9 +237,9 @@ class AttentionPlan:
         inverse = np.concatenate([i * longest + np.arange(len(entries)) for i, entries in enumerate(sequences)])
         order = np.argsort(members, kind="stable")
         return RowIndex(
-            index=self._to_tensor(index.reshape(-1)),
-            members=self._to_tensor(members[order]),
-            inverse=self._to_tensor(inverse[order]),
+            index=to_device(index.reshape(-1), self._device),
+            members=to_device(members[order], self._device),
+            inverse=to_device(inverse[order], self._device),
             size=(len(sequences), longest),
         )
 
@@ -253,9 +253,6 @@ class AttentionPlan:
         bias = torch.zeros(visible.shape, dtype=torch.promote_types(self._dtype, torch.float32))
         bias.masked_fill_(torch.from_numpy(~visible), float("-inf"))
         return to_device(bias, self._device)
-
-    def _to_tensor(self, array: np.ndarray) -> Tensor:
-        return to_device(array, self._device)
 
 
 def is_blocked_attention_faster(device: torch.device) -> bool:
