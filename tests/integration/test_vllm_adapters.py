@@ -18,6 +18,7 @@ from worlds.tiny_model import write_tiny_model
 
 sys.path.append(str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "training"))
+from families import FAMILIES, write_model
 from test_vllm_engine import make_spec, request, until_running
 from training_helpers import make_batch
 from training_helpers import make_spec as make_trainer_spec
@@ -48,9 +49,9 @@ PREFIX = np.random.default_rng(0).integers(4, 260, 64).astype(np.int32)
 class Trainer:
     """A trainer of one adapter, beside peft with the adapter that the trainer exports."""
 
-    def __init__(self, model: Path, place: Path, seed: int) -> None:
+    def __init__(self, model: Path, place: Path, seed: int, lora: LoRAConfig = LORA) -> None:
         self.model, self.place, self.sender, self.num_exports = model, place, SharedMemorySender(), 0
-        self.backend = TorchBackend(make_trainer_spec(model, lora=LORA, learning_rate=0.02))
+        self.backend = TorchBackend(make_trainer_spec(model, lora=lora, learning_rate=0.02))
         self.change(seed)
 
     def change(self, seed: int) -> None:
@@ -95,8 +96,8 @@ def trainer(model: Path, tmp_path: Path) -> Trainer:
     return Trainer(model, tmp_path, 0)
 
 
-async def start(model: Path, log: Path, **changes: object) -> VLLMEngine:
-    engine = build_engine(make_spec(model, log, lora=LORA, **changes))
+async def start(model: Path, log: Path, lora: LoRAConfig = LORA, **changes: object) -> VLLMEngine:
+    engine = build_engine(make_spec(model, log, lora=lora, **changes))
     assert isinstance(engine, VLLMEngine)
     await engine.start()
     return engine
@@ -213,3 +214,22 @@ async def test_vllm_adapters_a_thousand_syncs_leave_the_frozen_weights_alone(
     assert after.logprobs.tobytes() == before.logprobs.tobytes()
     adapted = await shared.generate(replace(request("b"), adapter="x"))
     assert set(adapted.policy_versions) == {1000}
+
+
+@pytest.mark.slow
+async def test_vllm_adapters_of_layers_with_biases_are_those_of_the_trainer(model: Path, tmp_path: Path) -> None:
+    lora = LoRAConfig(rank=4, use_rslora=True)
+    sizes = {"hidden_size": 128, "head_dim": 32, "max_position_embeddings": 256}
+    path = write_model(tmp_path / "qwen2", model, FAMILIES["qwen2"], **sizes)
+    trainer = Trainer(path, tmp_path, 0, lora)
+    engine = await start(path, tmp_path / "log", lora)
+    try:
+        await trainer.sync(engine, 1)
+        prompt = with_prefix(0)
+        made = await engine.generate(request("a", prompt))
+        expected = trainer.logprobs(np.concatenate([prompt, made.token_ids]))[len(prompt) :]
+        np.testing.assert_allclose(made.logprobs, expected, atol=1e-5)
+        base = compute_logprobs(load_causal_lm(path, "float32", attention="eager"), prompt)
+        assert np.abs(trainer.logprobs(prompt) - base).max() > 1e-2
+    finally:
+        await engine.close()

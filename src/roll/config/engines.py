@@ -73,6 +73,8 @@ class EngineCapabilities:
     """True if the engine generates with adapters (`EngineSpec.lora`, `GenerationRequest.adapter`)."""
     multimodal_lora: bool = False
     """True if models that read media may have adapters, on their language model."""
+    moe_lora: bool = False
+    """True if mixtures of experts may have adapters, outside of the experts."""
     dora: bool = False
     """True if adapters may have row norms (DoRA)."""
     supports_images: bool = False
@@ -103,6 +105,7 @@ _CAPABILITY_DESCRIPTIONS: Mapping[str, str] = {
     "quantization": "load quantized checkpoints",
     "lora": "generate with LoRA adapters",
     "multimodal_lora": "generate with adapters of a model that reads media",
+    "moe_lora": "generate with adapters of a mixture of experts",
     "dora": "generate with DoRA adapters",
     "supports_images": "read images",
 }

@@ -16,6 +16,7 @@ HF_ENGINE = LazyEngine(
         can_sleep=True,
         lora=True,
         multimodal_lora=True,
+        moe_lora=True,
         dora=True,
         sequential_options={"admission": "continuous"},
     ),

@@ -21,6 +21,7 @@ from roll.models import (
     check_experts,
     check_quantizable,
     check_rope_scaling,
+    describe_model,
     find_stop_token_ids,
     load_tokenizer,
     read_context_length,
@@ -133,20 +134,25 @@ def check_adapter_sync(config: RolloutRunConfig, model_path: Path) -> None:
     """Check that engines can apply the adapters of the run to its model, if a weight sync sends only the adapter.
 
     Raises:
-        ConfigError: The model reads media, and the engine does not support such adapters, or other parts of the model
-            than its language model have adapters.
+        ConfigError: The engine does not support adapters of a model that reads media or has experts, or other parts of
+            a model than its language model have adapters.
     """
-    if config.synced_adapter is None or not has_media_config(model_path):
+    if config.synced_adapter is None:
         return
-    reason = f"weight_sync.lora adapter with '{config.model.path}', which reads media,"
-    needed = EngineRequirement(
-        capability="multimodal_lora", reason=reason, alternative="set weight_sync.lora to merged"
-    )
-    check_engine(config.inference.engine, [needed])
-    if set(config.model.vision.freeze) != {"tower", "projector"}:
+    kinds = {
+        "multimodal_lora": ("reads media", has_media_config(model_path)),
+        "moe_lora": ("has experts", describe_model(model_path).num_experts > 1),
+    }
+    name, alternative = config.model.path, "set weight_sync.lora to merged"
+    for capability, (kind, applies) in kinds.items():
+        if applies:
+            reason = f"weight_sync.lora adapter with '{name}', which {kind},"
+            needed = EngineRequirement(capability=capability, reason=reason, alternative=alternative)
+            check_engine(config.inference.engine, [needed])
+    if has_media_config(model_path) and set(config.model.vision.freeze) != {"tower", "projector"}:
         raise ConfigError(
-            f"{reason} supports only adapters of the language model: set model.vision.freeze to [tower, projector], or "
-            "weight_sync.lora to merged."
+            f"weight_sync.lora adapter with '{name}', which reads media, supports only adapters of the language model: "
+            f"set model.vision.freeze to [tower, projector], or {alternative}."
         )
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+sys.path.append(str(Path(__file__).parents[1] / "training"))
+from families import FAMILIES, write_model
+
 from roll.config.adapter_parameters import count_lora_parameters
-from roll.config.engines import check_engine
+from roll.config.engines import LazyEngine, check_engine, get_engine_capabilities
 from roll.config.estimate import estimate_sync_bytes
 from roll.config.load import load_config
 from roll.config.model import LoRAConfig
 from roll.errors import ConfigError
+from roll.pipelines.preparation import check_adapter_sync
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
 ADAPTER = ["weight_sync.lora=adapter", "model.lora.rank=8"]
@@ -70,3 +76,26 @@ def test_config_adapter_parameters_follow_the_patterns_and_count_the_norms_of_do
     lora = LoRAConfig(rank=8, rank_pattern={"layers.0.mlp.down_proj": 16}, use_dora=True)
     outputs = 576 + 2 * 192 + 576 + 2 * 1536 + 576
     assert count_lora_parameters(SMOLLM2, lora) == 2_442_240 + 8 * 2112 + 30 * outputs
+
+
+@pytest.mark.parametrize(
+    ("family", "engine", "message"),
+    [
+        ("qwen3-moe", "vllm", r"which has experts, requires an engine .*\(moe_lora\).*set inference.engine to hf"),
+        ("qwen3-moe", "hf", None),
+        ("qwen3", "vllm", None),
+    ],
+)
+def test_config_adapter_sync_refuses_models_whose_adapters_an_engine_cannot_apply(
+    family: str, engine: str, message: str | None, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a CPU, whatever build of vLLM is installed."""
+    without = dataclasses.replace(get_engine_capabilities("vllm"), moe_lora=False)
+    monkeypatch.setattr("roll.inference.vllm.description.VLLM_ENGINE", LazyEngine(path="", capabilities=without))
+    path = write_model(tmp_path / "model", tiny_model, FAMILIES[family])
+    config = load_config(QUICKSTART, [*ADAPTER, f"inference.engine={engine}"])
+    if message is None:
+        check_adapter_sync(config, path)
+    else:
+        with pytest.raises(ConfigError, match=message):
+            check_adapter_sync(config, path)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "training"))
+from families import FAMILIES, write_model
 
 from roll.config.model import LoRAConfig
 from roll.errors import DataError, ModelError, UnsupportedError, WeightSyncError
@@ -23,7 +27,7 @@ def spec_of(model: Path, lora: LoRAConfig | None = LORA, **changes: Any) -> Engi
 
 
 def test_vllm_adapter_arguments_leave_a_slot_empty_and_the_output_layer_without_adapters(tiny_model: Path) -> None:
-    found = build_lora_arguments(spec_of(tiny_model, max_adapters=3))
+    found = build_lora_arguments(spec_of(tiny_model, max_adapters=3), cpu=True)
     assert (found["enable_lora"], found["max_loras"], found["max_cpu_loras"], found["max_lora_rank"]) == (
         True,
         4,
@@ -32,9 +36,9 @@ def test_vllm_adapter_arguments_leave_a_slot_empty_and_the_output_layer_without_
     )
     layers = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
     assert found["lora_target_modules"] == layers
-    some = build_lora_arguments(spec_of(tiny_model, LoRAConfig(rank=8, target_modules=["q_proj", "lm_head"])))
+    some = build_lora_arguments(spec_of(tiny_model, LoRAConfig(rank=8, target_modules=["q_proj", "lm_head"])), cpu=True)
     assert (some["lora_target_modules"], some["max_lora_rank"]) == (["q_proj"], 8)
-    assert build_lora_arguments(spec_of(tiny_model, None)) == {}
+    assert build_lora_arguments(spec_of(tiny_model, None), cpu=True) == {}
 
 
 @pytest.mark.parametrize(
@@ -48,7 +52,16 @@ def test_vllm_adapter_arguments_refuse_what_vllm_cannot_do(
     settings: dict[str, Any], message: str, tiny_model: Path
 ) -> None:
     with pytest.raises(ModelError, match=message):
-        build_lora_arguments(spec_of(tiny_model, LoRAConfig(**settings)))
+        build_lora_arguments(spec_of(tiny_model, LoRAConfig(**settings)), cpu=True)
+
+
+def test_vllm_adapter_arguments_refuse_experts_on_a_cpu(tiny_model: Path, tmp_path: Path) -> None:
+    """With adapters, vLLM computes them with Triton."""
+    spec = spec_of(write_model(tmp_path / "mixture", tiny_model, FAMILIES["qwen3-moe"]))
+    with pytest.raises(ModelError, match="which has experts, are not supported by vLLM on a CPU"):
+        build_lora_arguments(spec, cpu=True)
+    on_gpu = build_lora_arguments(spec, cpu=False)
+    assert on_gpu["lora_target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
 
 
 def test_vllm_adapter_names_keep_their_numbers_and_have_their_own_versions(tiny_model: Path) -> None:

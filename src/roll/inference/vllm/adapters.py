@@ -4,12 +4,13 @@ An adapter has a number in vLLM, which it keeps. A weight sync replaces its tens
 while the scheduler is paused, and then drops the prefix cache, as after a sync of all weights. Running requests keep
 their number, so they continue with the new tensors, and recompute their keys and values.
 
-vLLM 0.32 has four defects on a CPU, which this module and its callers avoid:
+vLLM 0.32 has five defects on a CPU, which this module and its callers avoid:
 
 - The prefix cache distinguishes adapters by name and path, not by content. It is dropped after every sync.
 - Rows without an adapter compute with the last slot. There is one slot more than adapters, so that it stays empty.
 - Prompt log-probs of several requests fail if the output layer has adapters. Only the layers of `model.lora` have.
-- Products gather a matrix for each token. On a CPU, `lora_kernels` replaces them.
+- Experts are computed with Triton if the engine has adapters. Mixtures of experts are refused.
+- Products gather a matrix for each token. `lora_kernels` replaces them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from roll.config.model import LoRAConfig
 from roll.errors import DataError, ModelError, WeightSyncError
 from roll.inference.spec import EngineSpec, reject_adapter
 from roll.inference.vllm.conversion import INITIAL_VERSION
-from roll.models import list_adapted_layers
+from roll.models import describe_model, list_adapted_layers
 from roll.models.multimodal import has_media_config
 from roll.types import WeightUpdate
 
@@ -111,8 +112,12 @@ class EngineAdapters:
         return None if number is None else LoRARequest(f"roll-{number}", number, f"roll/{number}")
 
 
-def build_lora_arguments(spec: EngineSpec) -> dict[str, Any]:
+def build_lora_arguments(spec: EngineSpec, *, cpu: bool) -> dict[str, Any]:
     """Return keyword arguments of vLLM's `AsyncEngineArgs` for the adapters of a spec.
+
+    Args:
+        spec: The spec of the engine.
+        cpu: Whether vLLM computes on the CPU.
 
     Raises:
         ModelError: vLLM cannot apply such adapters to the model.
@@ -124,6 +129,11 @@ def build_lora_arguments(spec: EngineSpec) -> dict[str, Any]:
         raise ModelError(f"vLLM does not support DoRA adapters (model.lora.use_dora): {advice}")
     if has_media_config(spec.model_path):
         raise ModelError(f"adapters of '{spec.model_path}', which reads media, are not supported with vLLM: {advice}")
+    if cpu and describe_model(spec.model_path).num_experts > 1:
+        # With adapters, vLLM 0.32 computes experts with Triton even on a CPU, and the first request ends the engine.
+        raise ModelError(
+            f"adapters of '{spec.model_path}', which has experts, are not supported by vLLM on a CPU: {advice}"
+        )
     rank = next((each for each in VLLM_RANKS if each >= spec.lora.max_rank), None)
     if rank is None:
         raise ModelError(

@@ -64,4 +64,4 @@ def build_engine_arguments(spec: EngineSpec, *, cpu: bool) -> dict[str, Any]:
         arguments["enable_sleep_mode"] = spec.sleeps
         if spec.records_experts:
             arguments["enable_return_routed_experts"] = True
-    return arguments | build_lora_arguments(spec) | dict(spec.options)
+    return arguments | build_lora_arguments(spec, cpu=cpu) | dict(spec.options)

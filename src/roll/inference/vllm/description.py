@@ -21,11 +21,13 @@ VLLM_ENGINE = LazyEngine(
         tensor_parallel=True,
         quantization=True,
         lora=True,
+        moe_lora=not is_cpu_build(),
         reserves_kv_cache=True,
         host_bytes=HOST_BYTES,
         missing_reasons={
             "can_sleep": "vLLM cannot release its memory on a CPU",
             "dora": "vLLM does not support DoRA",
+            "moe_lora": "on a CPU, vLLM computes experts with Triton if it has adapters",
         },
     ),
     library="vllm",
