@@ -81,7 +81,7 @@ async def open_server(settings: ServeSettings) -> AsyncIterator[TrainingServer]:
             ModelTrainer(trainer, context, description.vocab_size),
             sampler,
             checkpoints,
-            tokenizer_id=settings.model if not Path(settings.model).exists() else str(path.absolute()),
+            tokenizer_id=_find_tokenizer_id(settings.model, path),
             max_context=context,
         )
         server = TrainingServer(service, settings.keys, settings.host, settings.port)
@@ -99,6 +99,12 @@ async def _clean_up(service: Service) -> None:
     while True:
         await asyncio.sleep(CLEAN_UP_S)
         await service.clean_up()
+
+
+def _find_tokenizer_id(model: str, path: Path) -> str:
+    """Return the name with which `transformers` loads the tokenizer in a client: a hub ID, or a local directory."""
+    is_hub_id = model.count("/") == 1 and not Path(model).exists()
+    return model if is_hub_id else str(path.absolute())
 
 
 def _build_lora(settings: ServeSettings) -> LoRAConfig:

@@ -1,0 +1,277 @@
+"""The order of requests, retries, failures, polls and owners: what clients rely on."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from api_client import ADAM, OTHER_KEY, ApiFailure, Client, client, datum, decode_outputs, gather, serving
+
+TOKENS = list(range(10, 30))
+
+
+def simple(weight: float = 1.0, seed: int = 0) -> Any:
+    targets = np.random.default_rng(seed).integers(4, 260, len(TOKENS))
+    return datum(TOKENS, targets, weights=np.full(len(TOKENS), weight))
+
+
+async def test_serving_runs_the_requests_of_a_model_in_their_order_and_only_once(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    async with serving(tiny_model, tmp_path) as server, client(server) as one:
+        straight, shuffled = await one.create_model(0), await one.create_model(1)
+        first = [
+            (await one.forward_backward(straight, [simple(seed=seed)]))[0] for seed in (1, 2)
+        ]  # both before the update
+        await one.step(straight)
+        last, _ = await one.forward_backward(straight, [simple(seed=3)])
+
+        # the same, sent as 4, 2, 3, 1 with repetitions; nothing runs before 1 arrives
+        update = {"model_id": shuffled, "seq_id": 3, "adam_params": ADAM}
+        four = await one.submit(shuffled, [simple(seed=3)], seq=4)
+        two = await one.submit(shuffled, [simple(seed=2)], seq=2)
+        three = await one.send("optim_step", update)
+        assert await one.submit(shuffled, [simple(seed=2)], seq=2) == two
+        assert await one.send("optim_step", update) == three
+        one_ = await one.submit(shuffled, [simple(seed=1)], seq=1)
+        results = await gather(*(one.result(each) for each in (one_, two, four)))
+        assert [decode_outputs(each)[0] for each in results] == [*first, last]
+        assert await one.submit(shuffled, [simple(seed=1)], seq=1) == one_  # also after it ran
+        assert decode_outputs(await one.result(one_))[0] == first[0]
+        with pytest.raises(ApiFailure, match="seq_id: 2 was already used for another request"):
+            await one.submit(shuffled, [simple(seed=9)], seq=2)
+
+
+async def test_serving_a_failed_request_discards_the_gradient_and_rejects_the_next_update(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    async with serving(tiny_model, tmp_path) as server, client(server) as one:
+        model = await one.create_model()
+        before, _ = await one.forward_backward(model, [simple()], forward_only=True)
+        await one.forward_backward(model, [simple()])
+        with pytest.raises(ApiFailure, match=r"data\[1\]\.model_input: token 999 at position 0") as failure:
+            await one.forward_backward(model, [simple(), datum([999], [5], weights=[1.0])])
+        assert (failure.value.status, failure.value.content["category"]) == (200, "user")
+        await one.forward_backward(model, [simple()])  # a part of the same batch, as far as the client knows
+        with pytest.raises(ApiFailure, match=r"optim_step was rejected .* request 3 \(forward_backward\) failed"):
+            await one.step(model)
+        with pytest.raises(ApiFailure, match="requires gradients"):
+            await one.step(model)
+        after, _ = await one.forward_backward(model, [simple()], forward_only=True)
+        assert after == before
+        with pytest.raises(ApiFailure, match="must have between 1 and 96 tokens"):  # a failed forward pass has none
+            await one.forward_backward(model, [datum([], [], weights=[])], forward_only=True)
+        await one.forward_backward(model, [simple()])
+        await one.step(model)
+        trained, _ = await one.forward_backward(model, [simple()], forward_only=True)
+        assert trained < before
+
+
+async def test_serving_an_update_with_a_gradient_that_is_not_finite_changes_nothing(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    async with serving(tiny_model, tmp_path) as server, client(server) as one:
+        model = await one.create_model()
+        before, _ = await one.forward_backward(model, [simple()], forward_only=True)
+        huge = [datum(TOKENS, TOKENS, logprobs=np.full(20, -200.0), advantages=np.full(20, 1.0))]
+        with pytest.raises(ApiFailure, match="the loss is -inf"):
+            await one.forward_backward(model, huge, "importance_sampling")
+        with pytest.raises(ApiFailure, match="the loss is -inf"):
+            await one.step(model)
+        after, _ = await one.forward_backward(model, [simple()], forward_only=True)
+        assert after == before
+
+
+async def test_serving_polls_are_held_and_then_say_try_again(tiny_model: Path, tmp_path: Path) -> None:
+    async with serving(tiny_model, tmp_path, poll_s=0.2, gap_timeout_s=60) as server, client(server) as one:
+        model = await one.create_model()
+        promise = await one.submit(model, [simple()], seq=2)  # waits for request 1
+        start = asyncio.get_running_loop().time()
+        answer = await one.send("retrieve_future", promise)
+        assert answer == {"type": "try_again", "request_id": promise["request_id"], "queue_state": "active"}
+        assert asyncio.get_running_loop().time() - start >= 0.19
+        await one.submit(model, [simple()], seq=1)
+        assert isinstance(await one.result(promise), bytes)
+
+
+async def test_serving_a_request_whose_predecessor_never_arrives_fails_and_the_next_one_runs(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    async with serving(tiny_model, tmp_path, gap_timeout_s=0.3) as server, client(server) as one:
+        model = await one.create_model()
+        waiting = await one.submit(model, [simple()], seq=3)
+        with pytest.raises(ApiFailure, match=r"request 1 to 2 of this model did not arrive within 0\.3 s"):
+            await one.result(waiting)
+        with pytest.raises(ApiFailure, match="did not arrive"):  # its part of the gradient is missing
+            await one.step(model, seq=4)
+        loss, _ = await one.forward_backward(model, [simple()], seq=5)
+        assert loss > 0
+        with pytest.raises(ApiFailure, match="request 2 arrived after request 5 was processed"):
+            await one.forward_backward(model, [simple()], seq=2)
+
+
+async def test_serving_checkpoints_continue_exactly_and_belong_to_their_owner(tiny_model: Path, tmp_path: Path) -> None:
+    async def advance(one: Client, model: str) -> float:
+        await one.forward_backward(model, [simple(seed=4)])
+        await one.step(model)
+        return (await one.forward_backward(model, [simple(seed=4)], forward_only=True))[0]
+
+    async with serving(tiny_model, tmp_path) as server, client(server) as one:
+        model = await one.create_model()
+        await advance(one, model)
+        path = await one.save(model, "half")
+        expected = await advance(one, model)
+        load = {"path": path, "optimizer": True, "model_id": model, "seq_id": one.next_seq(model)}
+        await one.result(await one.send("load_weights", load))  # into the same model
+        assert await advance(one, model) == expected
+        with pytest.raises(ApiFailure, match="exists already: choose another name, or save with overwrite"):
+            await one.save(model, "half")
+        assert await one.save(model, "half", overwrite=True) == path
+        await one.save(model, "other")
+    async with serving(tiny_model, tmp_path, max_rank=4) as server, client(server) as one:  # another server
+        other = path.replace("half", "other")
+        fresh = {"session_id": one.session_id, "path": other, "optimizer": True, "model_seq_id": 5}
+        fresh_id = (await one.result(await one.send("load_weights", fresh)))["model_id"]
+        plain = {**fresh, "optimizer": False, "model_seq_id": 6}
+        plain_id = (await one.result(await one.send("load_weights", plain)))["model_id"]
+        assert (await one.send("weights_info", {"tinker_path": other}))["lora_rank"] == 4
+        assert await advance(one, fresh_id) != await advance(one, plain_id)
+        async with client(server, OTHER_KEY) as two:
+            with pytest.raises(ApiFailure, match="there is no checkpoint"):
+                await two.result(await two.send("load_weights", {**fresh, "session_id": two.session_id}))
+            for name, body in {
+                "weights_info": {"tinker_path": other},
+                "get_info": {"model_id": fresh_id},
+                "optim_step": {"model_id": fresh_id, "seq_id": 9, "adam_params": ADAM},
+                "session_heartbeat": {"session_id": one.session_id},
+                "save_weights": {"model_id": fresh_id, "seq_id": 9, "path": "mine"},
+            }.items():
+                with pytest.raises(ApiFailure) as failure:
+                    await two.send(name, body)
+                assert failure.value.status == 404, name
+            with pytest.raises(ApiFailure) as failure:
+                await two.submit(fresh_id, [simple()])
+            assert failure.value.status == 404
+            promise = await one.submit(fresh_id, [simple()])
+            with pytest.raises(ApiFailure) as failure:
+                await two.send("retrieve_future", promise)
+            assert failure.value.status == 404
+
+
+async def test_serving_a_finished_session_frees_its_models(tiny_model: Path, tmp_path: Path) -> None:
+    async with serving(tiny_model, tmp_path) as server, client(server) as one:
+        model = await one.create_model()
+        session = await one.snapshot(model, 0)
+        assert list(tmp_path.glob("*/sampler_weights/.snapshot-*"))
+        await one.send(f"sessions/{one.session_id}/finish", {"reason": {"type": "success"}})
+        for path, body in {
+            "get_info": {"model_id": model},
+            "session_heartbeat": {"session_id": one.session_id},
+        }.items():
+            with pytest.raises(ApiFailure) as failure:
+                await one.send(path, body)
+            assert failure.value.status in (404, 410)
+        with pytest.raises(ApiFailure, match="410"):
+            await one.sample(session, 0, TOKENS)
+        assert not list(tmp_path.glob("*/sampler_weights/.snapshot-*"))
+        assert (await one.get("healthz")) == {"status": "ok"}
+
+
+BAD: dict[str, tuple[str, Any, int, str]] = {
+    "not json": ("create_session", b"{", 400, "not valid JSON"),
+    "not an object": ("create_session", [], 400, "must be a JSON object"),
+    "unknown field": ("create_session", {"nonsense": 1}, 400, "nonsense: this field is not supported"),
+    "wrong type": ("create_session", {"tags": "x"}, 400, "tags: "),
+    "no session": ("create_model", {"model_seq_id": 0, "base_model": "tiny"}, 400, "session_id: this field is missing"),
+    "rank": ("create_model", {"lora_config": {"rank": 0}}, 400, "lora_config.rank: "),
+    "rank too large": ("create_model", {"lora_config": {"rank": 9}}, 400, r"lora_config.rank: must be <= 8"),
+    "no layers": (
+        "create_model",
+        {"lora_config": {"rank": 2, "train_mlp": False, "train_attn": False}},
+        400,
+        "lora_config: train_mlp or train_attn must be true",
+    ),
+    "base model": ("create_model", {"base_model": "other"}, 400, "base_model: 'other' is not served"),
+    "optimizer": ("create_model", {"optimizer_config": {"type": "dimuon"}}, 400, "only 'adamw' is supported"),
+    "beta": ("optim_step", {"adam_params": {"beta1": 1.0}}, 400, "adam_params.beta1: "),
+    "learning rate": ("optim_step", {"adam_params": {"learning_rate": -1.0}}, 400, "adam_params.learning_rate: "),
+    "other parameters": ("optim_step", {"optimizer_params": {"type": "dimuon"}}, 400, "only AdamW is supported"),
+    "inflight": ("save_weights_for_sampler", {"kind": "inflight"}, 400, "kind: only 'snapshot' is supported"),
+    "name": ("save_weights", {"path": "../x"}, 400, "path: must be a name"),
+    "path": (
+        "create_sampling_session",
+        {"model_path": "tinker://x/weights/y", "base_model": None},
+        404,
+        "model_path: ",
+    ),
+    "promise": ("retrieve_future", {"request_id": "x"}, 404, "request_id: there is no request"),
+    "json body": ("forward_backward", {}, 415, "must be application/x-protobuf"),
+    "route": ("copy_weights", {}, 404, "is not supported by this server"),
+}
+TEMPLATES: dict[str, dict[str, Any]] = {
+    "create_model": {"session_id": "S", "model_seq_id": 0, "base_model": "tiny", "lora_config": {"rank": 2}},
+    "optim_step": {"model_id": "M", "seq_id": 1, "adam_params": {}},
+    "save_weights": {"model_id": "M", "seq_id": 1, "path": "x"},
+    "save_weights_for_sampler": {"model_id": "M", "seq_id": 1, "path": "x"},
+    "create_sampling_session": {"session_id": "S", "sampling_session_seq_id": 0, "base_model": "tiny"},
+}
+
+
+async def test_serving_bad_bodies_get_one_error_that_names_the_field(tiny_model: Path, tmp_path: Path) -> None:
+    async with serving(tiny_model, tmp_path) as server, client(server) as one:
+        model = await one.create_model(7)
+        for name, (path, changes, status, message) in BAD.items():
+            body = changes
+            if isinstance(changes, dict) and path in TEMPLATES and name != "no session":
+                body = {**TEMPLATES[path], **changes}
+                body = {key: {"S": one.session_id, "M": model}.get(str(value), value) for key, value in body.items()}
+            with pytest.raises(ApiFailure, match=message) as failure:
+                await one.send(path, body)
+            assert failure.value.status == status, name
+            assert str(failure.value).count("error") == 1, name
+        loss, _ = await one.forward_backward(model, [simple()])  # nothing was applied, and no number was used
+        assert loss > 0
+        stranger = Client(one.http, one.url, "tml-unknown-1")
+        with pytest.raises(ApiFailure) as failure:
+            await stranger.open()
+        assert failure.value.status == 401
+
+
+async def test_serving_bad_data_name_the_datum_and_the_input(tiny_model: Path, tmp_path: Path) -> None:
+    ones = np.ones(3)
+    bad: dict[str, tuple[Any, str, dict[str, float]]] = {
+        "no weights": (datum([5, 6, 7], [6, 7, 8]), "cross_entropy", {}),
+        "weights: must have 3 elements": (datum([5, 6, 7], [6, 7, 8], weights=[1.0]), "cross_entropy", {}),
+        "weights: must be finite": (datum([5, 6, 7], [6, 7, 8], weights=[1.0, np.nan, 1.0]), "cross_entropy", {}),
+        "target_tokens: token 300 at position 2": (datum([5, 6, 7], [6, 7, 300], weights=ones), "cross_entropy", {}),
+        "target_tokens: must have the dtype int64": (
+            datum([5, 6, 7], [6, 7, 8], target_tokens=ones, weights=ones),
+            "cross_entropy",
+            {},
+        ),
+        "advantages: this input is missing": (datum([5, 6, 7], [6, 7, 8], logprobs=ones), "ppo", {}),
+        "mask: the loss 'ppo' does not support this input": (
+            datum([5, 6, 7], [6, 7, 8], logprobs=ones, advantages=ones, mask=ones),
+            "ppo",
+            {},
+        ),
+        "loss_fn: the loss 'stable_reinforce' is not supported": (
+            datum([5], [5], weights=[1.0]),
+            "stable_reinforce",
+            {},
+        ),
+        "loss_fn_config.beta: this is not a setting": (datum([5], [5], weights=[1.0]), "cross_entropy", {"beta": 1.0}),
+        "loss_fn_config.clip_low_threshold: must be <=": (datum([5], [5]), "ppo", {"clip_low_threshold": 3.0}),
+    }
+    async with serving(tiny_model, tmp_path) as server, client(server) as one:
+        model = await one.create_model()
+        for message, (each, loss, config) in bad.items():
+            with pytest.raises(ApiFailure) as failure:
+                await one.forward_backward(model, [each], loss, config=config)
+            expected = "weights: this input is missing" if message == "no weights" else message
+            assert expected in str(failure.value), message
+        with pytest.raises(ApiFailure, match="optim_step was rejected"):
+            await one.step(model)
