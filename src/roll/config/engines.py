@@ -57,6 +57,8 @@ class EngineCapabilities:
     """True if `Generation.logprobs` are log-probs under the distribution from which the tokens were sampled."""
     scores_sequences: bool = True
     """True if the method `logprobs` computes log-probs of given tokens."""
+    truncates_sampling: bool = True
+    """True if log-probs of requests with top-p or top-k are those of the truncated distribution."""
     restricts_choices: bool = False
     """True if the engine can restrict sampling to `SamplingParams.choices`, and return the probability of each."""
     records_experts: bool = False
@@ -97,6 +99,7 @@ _CAPABILITY_DESCRIPTIONS: Mapping[str, str] = {
     "shares_process": "run in the trainer's process",
     "returns_logprobs": "return the log-probs of sampled tokens",
     "scores_sequences": "return the log-probs of given tokens",
+    "truncates_sampling": "return log-probs under top-p or top-k sampling",
     "restricts_choices": "restrict sampling to given tokens",
     "records_experts": "record the experts that routers choose",
     "continues_sampling": "continue an interrupted answer with the same random state",
@@ -170,6 +173,7 @@ ENGINES: ExtensibleRegistry[EngineFactory] = ExtensibleRegistry(
     {
         "vllm": "roll.inference.vllm.description:VLLM_ENGINE",
         "hf": "roll.inference.hf_description:HF_ENGINE",
+        "sglang": "roll.inference.sglang.description:SGLANG_ENGINE",
     },
     group="roll.engines",
 )

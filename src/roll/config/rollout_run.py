@@ -223,6 +223,11 @@ class RolloutRunConfig(RunConfig):
                 "weight_sync.lora adapter with model.lora.use_dora",
                 "set weight_sync.lora to merged",
             ),
+            "truncates_sampling": (
+                self.rollout.top_p < 1 or self.rollout.top_k > 0,
+                f"rollout.top_p {self.rollout.top_p:g} with rollout.top_k {self.rollout.top_k}",
+                "set rollout.top_p to 1 and rollout.top_k to 0",
+            ),
             "records_experts": (
                 replay == "engine",
                 f"training.router_replay {replay}",

@@ -1,0 +1,132 @@
+"""Converts requests to the JSON of SGLang's `/generate`, and its replies to generations.
+
+SGLang returns the log-prob of each sampled token under the softmax at the request's temperature, before top-k and top-p
+remove tokens. A policy gradient needs the distribution that was sampled from, so requests with top-k or top-p are
+refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from roll.errors import DataError, InfraError, UnsupportedError
+from roll.types import FinishReason, FloatArray, Generation, GenerationRequest, IntArray
+
+__all__ = ["INITIAL_VERSION", "build_request", "build_scoring_request", "to_generation", "to_logprobs"]
+
+INITIAL_VERSION = 0
+"""The policy version of the weights that the server loads at its start, which SGLang calls `default`."""
+_FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+def build_request(request: GenerationRequest, max_context: int) -> dict[str, Any]:
+    """Return the body of `/generate` for a request.
+
+    Raises:
+        DataError: The prompt has no tokens, or prompt plus answer exceed `max_context`.
+        UnsupportedError: The request needs something that SGLang's server or its log-probs do not support.
+    """
+    sampling, name = request.sampling, f"request {request.request_id}"
+    if request.adapter is not None or request.media or sampling.choices:
+        what = "an adapter" if request.adapter is not None else "media" if request.media else "choices"
+        raise UnsupportedError(f"{name} has {what}, which the engine sglang does not support: use the engine vllm.")
+    if sampling.temperature > 0 and (sampling.top_p < 1.0 or sampling.top_k > 0):
+        raise UnsupportedError(
+            f"{name} has top_p {sampling.top_p:g} and top_k {sampling.top_k}, but SGLang returns log-probs without "
+            "them: set rollout.top_p to 1 and rollout.top_k to 0, or use the engine vllm."
+        )
+    if len(request.token_ids) == 0:
+        raise DataError(f"{name} has no tokens: at least one is required.")
+    if sampling.max_new_tokens < 1:
+        raise DataError(f"{name}: max_new_tokens must be at least 1, got {sampling.max_new_tokens}.")
+    if len(request.token_ids) + sampling.max_new_tokens > max_context:
+        raise DataError(
+            f"{name}: {len(request.token_ids)} prompt tokens plus max_new_tokens {sampling.max_new_tokens} exceed the "
+            f"engine's context length {max_context}: shorten the prompt, lower rollout.max_new_tokens, or raise "
+            "inference.max_context."
+        )
+    params: dict[str, Any] = {
+        "max_new_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "stop_token_ids": list(sampling.stop_token_ids) or None,
+        "ignore_eos": True,  # only the stop tokens of the request end it
+        "no_stop_trim": True,
+        "skip_special_tokens": False,
+    }
+    if sampling.seed is not None:
+        params["sampling_seed"] = sampling.seed % 2**63
+    return {
+        "rid": request.request_id,
+        "input_ids": request.token_ids.tolist(),
+        "sampling_params": params,
+        "return_logprob": True,
+        "logprob_start_len": -1,  # no log-probs of the prompt, so its prefix may come from the cache
+    }
+
+
+def build_scoring_request(name: str, sequence: IntArray) -> dict[str, Any]:
+    """Return the body of `/generate` that computes the log-probs of a sequence at temperature 1."""
+    return {
+        "rid": name,
+        "input_ids": sequence.tolist(),
+        "sampling_params": {"max_new_tokens": 1, "temperature": 0.0, "ignore_eos": True},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+    }
+
+
+def to_generation(request: GenerationRequest, reply: Mapping[str, Any], engine_id: str) -> Generation:
+    """Convert a reply of `/generate`.
+
+    Raises:
+        InfraError: The request failed, or tokens, log-probs or weight versions of the reply do not fit together.
+    """
+    name = f"engine '{engine_id}': SGLang's reply to request {request.request_id}"
+    try:
+        meta, token_ids = reply["meta_info"], reply["output_ids"]
+        reason, found = meta["finish_reason"]["type"], meta.get("output_token_logprobs") or []
+        logprobs, sampled = [entry[0] for entry in found], [entry[1] for entry in found]
+        versions = _read_versions(meta, len(token_ids))
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        raise InfraError(f"{name} cannot be read ({type(error).__name__}: {error}): {str(reply)[:200]}") from error
+    if reason not in _FINISH_REASONS or (reason == "abort" and meta["finish_reason"].get("status_code")):
+        raise InfraError(f"{name} has the finish reason {meta['finish_reason']}.")
+    if sampled != token_ids:
+        raise InfraError(f"{name} has {len(token_ids)} tokens, and log-probs of {len(sampled)} that differ from them.")
+    return Generation(
+        request_id=request.request_id,
+        token_ids=np.asarray(token_ids, dtype=np.int32),
+        logprobs=np.asarray(logprobs, dtype=np.float32),
+        policy_versions=versions,
+        finish_reason=_FINISH_REASONS[reason],
+        engine_id=engine_id,
+    )
+
+
+def to_logprobs(reply: Mapping[str, Any], length: int, engine_id: str) -> FloatArray:
+    """Return the log-probs [L] of a scored sequence; entry 0 is 0.
+
+    Raises:
+        InfraError: The reply has no log-probs, or their number is wrong.
+    """
+    found: Sequence[Any] = reply.get("meta_info", {}).get("input_token_logprobs") or []
+    if len(found) != length:
+        raise InfraError(
+            f"engine '{engine_id}': SGLang returned {len(found)} log-probs for a sequence of {length} tokens."
+        )
+    return np.asarray([0.0, *(entry[0] for entry in found[1:])], dtype=np.float32)
+
+
+def _read_versions(meta: Mapping[str, Any], num_tokens: int) -> IntArray:
+    """Return the policy version [T] of each token: SGLang reports spans if weights changed during the request."""
+    versions = np.full(num_tokens, _parse_version(meta["weight_version"]), dtype=np.int32)
+    for span in meta.get("weight_versions") or ():
+        versions[span["start"] : span["end"]] = _parse_version(span["version"])
+    return versions
+
+
+def _parse_version(version: str) -> int:
+    return INITIAL_VERSION if version == "default" else int(version)

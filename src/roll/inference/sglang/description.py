@@ -1,0 +1,26 @@
+"""The capabilities of the `sglang` engine. Imports neither the engine nor SGLang."""
+
+from __future__ import annotations
+
+from roll.config.engines import EngineCapabilities, LazyEngine
+
+__all__ = ["SGLANG_ENGINE"]
+
+SGLANG_ENGINE = LazyEngine(
+    path="roll.inference.sglang:SGLangEngine",
+    capabilities=EngineCapabilities(
+        truncates_sampling=False,
+        can_sleep=True,
+        tensor_parallel=True,
+        quantization=True,
+        reserves_kv_cache=True,
+        missing_reasons={
+            "truncates_sampling": "its server returns log-probs of the distribution before truncation",
+            "restricts_choices": "its server has no option that restricts sampling to given tokens",
+            "records_experts": "ROLL does not read the experts that its server returns",
+            "continues_sampling": "its random numbers depend on the batch",
+            "lora": "ROLL sends it merged weights",
+            "supports_images": "ROLL sends it tokens only",
+        },
+    ),
+)

@@ -1,0 +1,321 @@
+"""An inference engine that sends its requests to an SGLang server over HTTP.
+
+generate, logprobs   POST /generate, tokens in and tokens out
+pause, resume        POST /pause_generation (`retract`: the KV cache is computed again), /continue_generation
+update_weights       weights as files ─► POST /update_weights_from_disk, which flushes the cache
+sleep, wake          POST /release_memory_occupation, /resume_memory_occupation
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import torch
+
+from roll.errors import DataError, EngineDiedError, InfraError, ModelError, UnsupportedError, WeightSyncError
+from roll.inference.sglang.conversion import build_request, build_scoring_request, to_generation, to_logprobs
+from roll.inference.sglang.launch import Server
+from roll.inference.sglang.weights import create_weights_dir, write_weights
+from roll.inference.spec import EngineSpec
+from roll.protocols import PauseMode
+from roll.proxies import make_client_session
+from roll.types import (
+    EngineLoad,
+    FloatArray,
+    Generation,
+    GenerationRequest,
+    IntArray,
+    SequenceMedia,
+    WeightReceipt,
+    WeightUpdate,
+)
+
+__all__ = ["SGLangEngine"]
+
+logger = logging.getLogger(__name__)
+
+READY_POLL_S = 0.2
+DRAIN_POLL_S = 0.05
+START_TIMEOUT_S = 1800.0
+"""Time for a server that already runs to become ready; a server that this engine starts may take any time."""
+CONTROL_TIMEOUT_S = 600.0
+"""Timeout of calls other than `/generate`; loading weights from a slow disk takes minutes."""
+
+
+class SGLangEngine:
+    """The `sglang` engine; implements `InferenceEngine`."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.engine_id = spec.engine_id
+        self._spec = spec
+        self._server: Server | None = None
+        self._url = str(spec.options["url"]).rstrip("/") if spec.options.get("url") else ""
+        self._client: aiohttp.ClientSession | None = None
+        self._weights_dir: Path | None = None
+        self._num_requests = 0
+        self._paused = self._closed = self._asleep = False
+        self._unusable = ""
+        """Why the engine has no usable weights; empty if it has."""
+        self._update_lock = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Start the server, unless `inference.options.url` names one, and wait until it is ready.
+
+        Raises:
+            ModelError: The server cannot be started, ends before it is ready, or serves another model.
+        """
+        if not self._url:
+            try:
+                self._server = await asyncio.to_thread(Server, self._spec)
+            except OSError as error:
+                raise ModelError(
+                    f"engine '{self.engine_id}': '{self._spec.options.get('python')}' cannot be started "
+                    f"({error.strerror}): set inference.options.python to the Python of an environment with SGLang."
+                ) from error
+            self._url = self._server.url
+        no_limit = aiohttp.ClientTimeout(total=None, sock_connect=30.0)
+        self._client = make_client_session(self._url, timeout=no_limit, connector=aiohttp.TCPConnector(limit=0))
+        try:
+            await self._wait_until_ready()
+            await self._check_model()
+        except BaseException:  # a canceled start must not leave a server
+            await self.close()
+            raise
+        logger.info("engine %s: SGLang at %s serves %s", self.engine_id, self._url, self._spec.model_path)
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Run one request until it finishes; an aborted request returns the tokens generated so far.
+
+        Raises:
+            DataError: The request does not fit the context, or the server rejects it.
+            UnsupportedError: The request has an adapter, media, choices, top-k or top-p.
+            EngineDiedError: The server ended.
+        """
+        body = build_request(request, self._spec.max_context)
+        return to_generation(request, await self._run(body), self.engine_id)
+
+    async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
+        """Return the log-probs [L] of each sequence at temperature 1; entry 0 is 0. Wait while the engine is paused."""
+        if any(media):
+            raise UnsupportedError("the engine sglang supports text only: use the engine vllm.")
+        stamp = time.monotonic_ns()
+        bodies = [build_scoring_request(f"logprobs-{stamp}-{i}", sequence) for i, sequence in enumerate(sequences)]
+        replies = await asyncio.gather(*map(self._run, bodies))
+        pairs = zip(replies, sequences, strict=True)
+        return [to_logprobs(reply, len(sequence), self.engine_id) for reply, sequence in pairs]
+
+    async def abort(self, request_ids: Collection[str]) -> None:
+        """Abort requests immediately; unknown ids are ignored."""
+        await asyncio.gather(*(self._call("/abort_request", {"rid": request_id}) for request_id in request_ids))
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Pause decoding and queue new requests. `PauseMode` defines what happens to running requests."""
+        if mode == "drain":
+            while self._num_requests:
+                await asyncio.sleep(DRAIN_POLL_S)
+        await self._call("/pause_generation", {"mode": "abort" if mode == "abort" else "retract"})
+        self._paused = True
+
+    async def resume(self) -> None:
+        """Resume decoding.
+
+        Raises:
+            WeightSyncError: The latest update failed midway.
+        """
+        self._check_weights()
+        await self._call("/continue_generation", {})
+        self._paused = False
+
+    async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
+        """Receive new weights, write them to files, and let the server load these. Running requests are paused while
+        the server loads.
+
+        The checksums of the receipt are those of the received bytes; the probe after a sync compares what the server
+        computes with them.
+
+        Raises:
+            WeightSyncError: A tensor is missing, unknown, or has the wrong shape, or the server cannot load the files.
+        """
+        if update.adapter is not None or update.transport == "in_process":
+            problem = f"adapter '{update.adapter}'" if update.adapter is not None else "transport in_process"
+            raise WeightSyncError(f"{problem} is not supported by the engine sglang: send all weights to its process.")
+        if self._asleep:
+            raise WeightSyncError(f"engine '{self.engine_id}' is asleep: call wake() before update_weights().")
+        async with self._update_lock:
+            began = time.monotonic()
+            if self._weights_dir is None:
+                self._weights_dir = create_weights_dir(self._spec.options.get("weights_dir"), self.engine_id)
+            dtype = getattr(torch, self._spec.dtype)
+            checksums = await asyncio.to_thread(write_weights, update, self._weights_dir, dtype)
+            was_paused = self._paused
+            if not was_paused:
+                await self.pause("keep")
+            before, self._unusable = self._unusable, "has a mixture of old and new weights"
+            body = {
+                "model_path": str(self._weights_dir),
+                "flush_cache": True,
+                "weight_version": str(update.policy_version),
+                "keep_pause": True,
+            }
+            status, reply = await self._post("/update_weights_from_disk", body, CONTROL_TIMEOUT_S)
+            if status != 200 or not reply.get("success"):
+                if "rolling back" in str(reply).lower():  # SGLang has loaded its old weights again
+                    self._unusable = before
+                    if not was_paused:
+                        await self.resume()
+                raise WeightSyncError(
+                    f"engine '{self.engine_id}': SGLang cannot load policy version {update.policy_version}: "
+                    f"{reply.get('message') or reply}"
+                )
+            self._unusable = ""
+            if not was_paused:
+                await self.resume()
+            return WeightReceipt(
+                engine_id=self.engine_id,
+                policy_version=update.policy_version,
+                checksums=checksums,
+                duration_s=time.monotonic() - began,
+            )
+
+    async def sleep(self) -> None:
+        """Free the device memory: drop weights and KV cache, and abort running requests.
+
+        Raises:
+            UnsupportedError: The spec does not set `sleeps`, so the server has no memory saver.
+        """
+        self._check_can_sleep()
+        if not self._asleep:
+            await self.pause("abort")
+            await self._call("/release_memory_occupation", {})
+            self._asleep, self._unusable = True, "lost its weights while asleep"
+
+    async def wake(self) -> None:
+        """Allocate device memory again after `sleep`. Requests are rejected until the next weight update."""
+        self._check_can_sleep()
+        await self._call("/resume_memory_occupation", {})
+        await self._call("/continue_generation", {})
+        self._asleep = self._paused = False
+
+    def load(self) -> EngineLoad:
+        """Return the engine's load, from the requests that this process has sent."""
+        running = min(self._num_requests, self._spec.max_num_seqs)
+        return EngineLoad(
+            num_running=running,
+            num_waiting=self._num_requests - running,
+            kv_used=0.0,
+            capacity=self._spec.max_num_seqs,
+        )
+
+    async def close(self) -> None:
+        """End the server that this engine started; running requests raise `EngineDiedError`."""
+        was_closed, self._closed = self._closed, True
+        if was_closed:
+            return
+        try:
+            if self._client is not None:
+                await self._client.close()
+        finally:
+            if self._server is not None:
+                await asyncio.to_thread(self._server.close)
+            if self._weights_dir is not None:
+                shutil.rmtree(self._weights_dir, ignore_errors=True)
+
+    async def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                async with self._session.get(f"{self._url}/health_generate") as response:
+                    if response.status == 200:
+                        return
+            except aiohttp.ClientError as error:
+                if self._server is None and time.monotonic() > deadline:
+                    raise ModelError(
+                        f"engine '{self.engine_id}': no SGLang server answers at {self._url} ({error}): start it, or "
+                        "correct inference.options.url."
+                    ) from error
+            if self._server is not None and (cause := self._server.find_cause_of_death()):
+                raise ModelError(
+                    f"engine '{self.engine_id}': {cause}. If SGLang is not installed there, set "
+                    "inference.options.python to the Python of an environment with SGLang."
+                )
+            await asyncio.sleep(READY_POLL_S)
+
+    async def _check_model(self) -> None:
+        """Check that a server that already ran serves this run's model without a tokenizer."""
+        async with self._session.get(f"{self._url}/server_info") as response:
+            info = await response.json()
+        served = str(info.get("model_path", ""))
+        if Path(served).name != Path(self._spec.model_path).name:
+            raise ModelError(
+                f"engine '{self.engine_id}': the server at {self._url} serves '{served}', but the run's model is "
+                f"'{self._spec.model_path}': start the server with this model."
+            )
+        if not info.get("skip_tokenizer_init"):
+            raise ModelError(f"start the SGLang server at {self._url} with --skip-tokenizer-init: ROLL sends tokens.")
+
+    async def _run(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Run one request of `/generate`."""
+        self._check_weights()
+        self._num_requests += 1
+        try:
+            status, reply = await self._post("/generate", body, None)
+        finally:
+            self._num_requests -= 1
+        if status == 200:
+            return reply
+        message = reply.get("error", reply)
+        text = message.get("message", message) if isinstance(message, dict) else message
+        kind = DataError if 400 <= status < 500 else InfraError
+        raise kind(f"engine '{self.engine_id}': SGLang rejected request {body['rid']} (HTTP {status}): {text}")
+
+    async def _call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Make a call that must succeed."""
+        status, reply = await self._post(path, body, CONTROL_TIMEOUT_S)
+        if status != 200:
+            raise InfraError(f"engine '{self.engine_id}': {path} of SGLang failed (HTTP {status}): {str(reply)[:300]}")
+        return reply
+
+    async def _post(self, path: str, body: dict[str, Any], timeout_s: float | None) -> tuple[int, dict[str, Any]]:
+        """Return the status and the JSON of a reply; text that is not a JSON object becomes `{"message": text}`."""
+        if self._closed:
+            raise EngineDiedError(self.engine_id, "it was closed")
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=30.0)
+        try:
+            async with self._session.post(f"{self._url}{path}", json=body, timeout=timeout) as response:
+                try:
+                    reply = await response.json(content_type=None)
+                except ValueError:
+                    reply = None
+                if not isinstance(reply, dict):
+                    reply = {"message": (await response.text())[:1000]}
+                return response.status, reply
+        except TimeoutError as error:
+            raise InfraError(f"engine '{self.engine_id}': {path} took longer than {timeout_s:g} s.") from error
+        except (aiohttp.ClientError, RuntimeError) as error:  # aiohttp raises RuntimeError for a closed session
+            cause = self._server.find_cause_of_death() if self._server is not None else ""
+            text = "it was closed" if self._closed else cause or f"{self._url} does not answer ({error})"
+            raise EngineDiedError(self.engine_id, text) from error
+
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        if self._client is None:
+            raise InfraError(f"engine '{self.engine_id}' has not been started: call start() first.")
+        return self._client
+
+    def _check_weights(self) -> None:
+        if self._unusable:
+            raise WeightSyncError(f"engine '{self.engine_id}' {self._unusable}: run a weight sync first.")
+
+    def _check_can_sleep(self) -> None:
+        if not self._spec.sleeps:
+            raise UnsupportedError(
+                f"engine '{self.engine_id}' cannot sleep: it was started without `sleeps` in its spec, which starts "
+                "the server with its memory saver."
+            )

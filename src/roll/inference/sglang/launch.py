@@ -1,0 +1,118 @@
+"""Starts an SGLang server in a process group of its own, and ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from roll.inference.sglang.conversion import INITIAL_VERSION
+from roll.inference.spec import EngineSpec
+
+__all__ = ["OPTION_NAMES", "Server", "build_arguments"]
+
+OPTION_NAMES = ("python", "url", "weights_dir")
+"""Options of `inference.options` that ROLL reads; all others become arguments of the server."""
+SHUTDOWN_TIMEOUT_S = 5.0
+_LOG_TAIL_BYTES = 4096
+
+
+def build_arguments(spec: EngineSpec, port: int) -> list[str]:
+    """Return the server's command-line arguments: those of the spec, then those of `inference.options`.
+
+    An option `name: value` becomes `--name value`; `true` becomes `--name`, and `false` or `null` nothing.
+    """
+    arguments: dict[str, Any] = {
+        "model-path": spec.model_path,
+        "host": "127.0.0.1",
+        "port": port,
+        "skip-tokenizer-init": True,
+        "dtype": spec.dtype,
+        "context-length": spec.max_context,
+        "max-running-requests": spec.max_num_seqs,
+        "tp-size": spec.tensor_parallel,
+        "random-seed": spec.seed,
+        "weight-version": INITIAL_VERSION,
+        "enable-memory-saver": spec.sleeps,
+        "trust-remote-code": spec.trust_remote_code,
+    }
+    arguments |= {name.replace("_", "-"): value for name, value in spec.options.items() if name not in OPTION_NAMES}
+    command: list[str] = []
+    for name, value in arguments.items():
+        if value is None or value is False:
+            continue
+        command += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return command
+
+
+class Server:
+    """A server's process group.
+
+    Raises:
+        OSError: The interpreter cannot be started.
+    """
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.port = _find_free_port()
+        self._log_path = spec.log_path
+        python = str(spec.options.get("python") or sys.executable)
+        command = [python, str(Path(__file__).with_name("server.py")), str(os.getpid())]
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        # The server must not find ROLL's packages if it has an environment of its own.
+        if "python" not in spec.options and "PYTHONPATH" in os.environ:
+            environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
+        if spec.num_threads is not None:
+            environment["OMP_NUM_THREADS"] = str(spec.num_threads)
+        log = spec.log_path.open("ab") if spec.log_path is not None else None
+        try:
+            self.process = subprocess.Popen(
+                [*command, *build_arguments(spec, self.port)],
+                stdin=subprocess.DEVNULL,
+                stdout=log or subprocess.DEVNULL,
+                stderr=subprocess.STDOUT if log else subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
+            )
+        finally:
+            if log is not None:
+                log.close()
+
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def find_cause_of_death(self) -> str:
+        """Return how the server ended, with the last error in its log; an empty string while it runs."""
+        code = self.process.poll()
+        if code is None:
+            return ""
+        return f"its server ended with exit code {code}{self._find_last_error()}"
+
+    def _find_last_error(self) -> str:
+        if self._log_path is None or not self._log_path.exists():
+            return ""
+        with self._log_path.open("rb") as file:
+            file.seek(max(0, self._log_path.stat().st_size - _LOG_TAIL_BYTES))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+        error = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "")
+        return f": {error.strip()[:300]} (see {self._log_path})"
+
+    def close(self) -> None:
+        """End all processes of the server. This call blocks for some seconds; calling it twice is safe."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(SHUTDOWN_TIMEOUT_S)
+
+
+def _find_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

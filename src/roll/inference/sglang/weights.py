@@ -1,0 +1,83 @@
+"""Writes the weights of a sync as safetensors files, which the server loads with `/update_weights_from_disk`."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from roll.errors import WeightSyncError
+from roll.types import WeightUpdate
+from roll.weights import open_update
+from roll.weights.quantization import dequantize_stream
+
+__all__ = ["SHARD_BYTES", "create_weights_dir", "write_weights"]
+
+SHARD_BYTES = 2 * 2**30
+"""Maximum size of a file, except for a larger tensor: the weights of this many bytes are held in memory at once."""
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+def create_weights_dir(parent: str | None, engine_id: str) -> Path:
+    """Create a directory for the weights of an engine.
+
+    Args:
+        parent: An existing directory; by default, shared memory, so that no disk is involved.
+        engine_id: The id of the engine.
+
+    Raises:
+        WeightSyncError: The directory cannot be created.
+    """
+    place = Path(parent) if parent is not None else _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
+    try:
+        return Path(tempfile.mkdtemp(prefix=f"roll-{engine_id}-", dir=place))
+    except OSError as error:
+        raise WeightSyncError(
+            f"engine '{engine_id}': cannot create a directory for weights in '{place}' ({error.strerror}): set "
+            "inference.options.weights_dir to a directory that the SGLang server can read."
+        ) from error
+
+
+def write_weights(update: WeightUpdate, directory: Path, dtype: torch.dtype) -> Mapping[str, int]:
+    """Receive all weights of an update and write them to `directory`, replacing its content.
+
+    Weights that were sent in 8 bits are written in `dtype`.
+
+    Returns:
+        The checksum of the received bytes, by tensor name.
+
+    Raises:
+        WeightSyncError: A tensor is missing, unexpected, or has the wrong shape; or the files cannot be written.
+    """
+    from safetensors.torch import save_file
+
+    for old in directory.iterdir():
+        old.unlink()
+    shard: dict[str, torch.Tensor] = {}
+    num_files = num_bytes = 0
+
+    def write_shard() -> None:
+        nonlocal shard, num_files, num_bytes
+        if shard:
+            save_file(shard, directory / f"model-{num_files:05d}.safetensors", {"format": "pt"})
+            shard, num_files, num_bytes = {}, num_files + 1, 0
+
+    try:
+        with open_update(update, device="cpu") as receiver:
+            for name, tensor in dequantize_stream(receiver, update.manifest, dtype):
+                size = tensor.numel() * tensor.element_size()
+                if num_bytes + size > SHARD_BYTES:
+                    write_shard()
+                shard[name] = tensor.clone(memory_format=torch.contiguous_format)  # the transport reuses its buffer
+                num_bytes += size
+            write_shard()
+            return dict(receiver.checksums)
+    except OSError as error:
+        free = shutil.disk_usage(directory).free / 2**30
+        raise WeightSyncError(
+            f"policy version {update.policy_version} cannot be written to '{directory}' ({error.strerror}; {free:.1f} "
+            "GiB free): set inference.options.weights_dir to a directory with more space."
+        ) from error

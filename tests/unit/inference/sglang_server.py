@@ -1,0 +1,136 @@
+"""The HTTP interface of an SGLang server, with the engine `hf` behind it.
+
+Paths, fields and replies are those of SGLang 0.5.23 (`entrypoints/http_server.py`, `managers/io_struct.py`). The real
+HTTP application is tested in `tests/extras/test_sglang.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from aiohttp import web
+from hf_helpers import Weights, engine_spec, send
+from safetensors.torch import load_file
+
+from roll.errors import DataError, WeightSyncError
+from roll.inference.hf import HFEngine
+from roll.models import load_causal_lm
+from roll.types import GenerationRequest, SamplingParams
+
+
+class SGLangServer:
+    """One server; `calls` has the paths and bodies of all calls."""
+
+    def __init__(self, model: Path) -> None:
+        self.model = model
+        self.engine = HFEngine(engine_spec(model))
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.failures: dict[str, web.Response] = {}
+        """Replies to send instead, by path."""
+        self.first_version = "default"
+        self.url = ""
+        self.weights = dict(load_causal_lm(model, "float32").named_parameters()), 0
+        """The last weights that were loaded, and their version."""
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer a call."""
+        body = await request.json() if request.method == "POST" else {}
+        self.calls.append((request.path, body))
+        if request.path in self.failures:
+            return self.failures[request.path]
+        return await getattr(self, request.path.strip("/"))(body)
+
+    async def health_generate(self, body: dict[str, Any]) -> web.Response:
+        return web.Response()
+
+    async def server_info(self, body: dict[str, Any]) -> web.Response:
+        return web.json_response({"model_path": str(self.model), "skip_tokenizer_init": True})
+
+    async def generate(self, body: dict[str, Any]) -> web.Response:
+        params, tokens = body["sampling_params"], np.asarray(body["input_ids"], np.int32)
+        scored = body["logprob_start_len"] == 0
+        if scored:
+            found = (await self.engine.logprobs([tokens]))[0].tolist()
+            pairs = [[None if i == 0 else x, int(t), None] for i, (x, t) in enumerate(zip(found, tokens, strict=True))]
+            meta = {"finish_reason": {"type": "length"}, "weight_version": "0", "input_token_logprobs": pairs}
+            return web.json_response({"output_ids": [0], "meta_info": meta})
+        sampling = SamplingParams(
+            max_new_tokens=params["max_new_tokens"],
+            temperature=params["temperature"],
+            stop_token_ids=tuple(params["stop_token_ids"] or ()),
+            seed=params.get("sampling_seed"),
+        )
+        try:
+            made = await self.engine.generate(
+                GenerationRequest(request_id=body["rid"], token_ids=tokens, sampling=sampling)
+            )
+        except DataError as error:
+            return web.json_response({"error": {"message": str(error)}}, status=400)
+        names = [self.first_version if version == 0 else str(version) for version in made.policy_versions.tolist()]
+        starts = [i for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
+        spans = [
+            {"version": names[start], "start": start, "end": end}
+            for start, end in zip(starts, [*starts[1:], len(names)], strict=True)
+        ]
+        meta = {
+            "finish_reason": {"type": made.finish_reason},
+            "weight_version": names[-1] if names else self.first_version,
+            "output_token_logprobs": [
+                [float(x), int(t), None] for x, t in zip(made.logprobs, made.token_ids, strict=True)
+            ],
+        }
+        meta |= {"weight_versions": spans} if len(spans) > 1 else {}
+        return web.json_response({"output_ids": made.token_ids.tolist(), "meta_info": meta})
+
+    async def abort_request(self, body: dict[str, Any]) -> web.Response:
+        await self.engine.abort([body["rid"]])
+        return web.Response()
+
+    async def pause_generation(self, body: dict[str, Any]) -> web.Response:
+        await self.engine.pause({"retract": "keep", "abort": "abort"}[body["mode"]])
+        return web.json_response({"message": "paused", "status": "ok"})
+
+    async def continue_generation(self, body: dict[str, Any]) -> web.Response:
+        await self.engine.resume()
+        return web.json_response({"message": "continued", "status": "ok"})
+
+    async def update_weights_from_disk(self, body: dict[str, Any]) -> web.Response:
+        tensors = {}
+        for file in sorted(Path(body["model_path"]).glob("*.safetensors")):
+            tensors |= load_file(file)
+        try:
+            await send(self.engine, Weights(tensors), int(body["weight_version"]))
+            self.weights = tensors, int(body["weight_version"])
+        except WeightSyncError as error:
+            await send(self.engine, Weights(self.weights[0]), self.weights[1])
+            message = f"Failed to update weights: {error}.\nRolling back to original weights."
+            return web.json_response({"success": False, "message": message, "num_paused_requests": 0}, status=400)
+        return web.json_response({"success": True, "message": "ok", "num_paused_requests": 0})
+
+    async def release_memory_occupation(self, body: dict[str, Any]) -> web.Response:
+        return web.Response()
+
+    resume_memory_occupation = release_memory_occupation
+
+
+@asynccontextmanager
+async def serving(model: Path) -> AsyncIterator[SGLangServer]:
+    """Serve a model on a free port."""
+    server = SGLangServer(model)
+    await server.engine.start()
+    application = web.Application(client_max_size=2**30)
+    application.router.add_route("*", "/{path}", server.handle)
+    runner = web.AppRunner(application, shutdown_timeout=1.0)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield server
+    finally:
+        await server.engine.close()
+        await runner.cleanup()
