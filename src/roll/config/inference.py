@@ -19,9 +19,9 @@ class EngineOptions(Section):
 
     engine: str = path_option(
         "auto",
-        "Inference engine: `vllm`, `hf` (embedded and deterministic), `sglang` (a server in another Python environment), "
-        "or `auto`, which selects vLLM if it is installed and `hf` otherwise. For your own engine, the name that an installed package registers (entry "
-        "points `roll.engines`), or `path/to/file.py:Class`.",
+        "Inference engine: `vllm`, `hf` (embedded and deterministic), `sglang` (a server in another Python "
+        "environment), or `auto`, which selects vLLM if it is installed and `hf` otherwise. For your own engine, the "
+        "name that an installed package registers (entry points `roll.engines`), or `path/to/file.py:Class`.",
         examples=["hf"],
         pattern=EXTENSION_PATTERN,
     )
