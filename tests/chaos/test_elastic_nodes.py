@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet
 import pytest
 from chaos.harness import Run, tiny_config
@@ -21,10 +22,12 @@ NUM_NOTICES = NUM_DEATHS = int(os.environ.get("ROLL_ELASTIC_CHANGES", "20"))
 MAX_NODES = 3
 START_TIMEOUT_S = 300.0
 FIRST_ANSWER_S = 15.0
+LOGPROB_TOLERANCE = 1e-4
+COLUMNS = ["draw_id", "index", "token_ids", "reward", "logprobs"]
 
 
 def config(model: Path, engine: str, cluster: dict[str, Any]) -> dict[str, Any]:
-    """A synchronous run, which repeats bit for bit."""
+    """A synchronous run, whose answers do not depend on time."""
     own = tiny_config(model, engine=engine, num_steps=100_000)
     own["rollout"] = {"prompts_per_step": 6, "group_size": 4, "max_new_tokens": 64}
     own["inference"] |= {"options": {"admission": "continuous"}, "max_num_seqs": 8}
@@ -72,13 +75,16 @@ def test_chaos_elastic_nodes_come_and_go_and_every_answer_is_that_of_a_run_witho
     assert {row["rollout/infra_errors"] + row["rollout/retries"] for row in rows} == {0}
     assert log.list_repeated(killed=lost) == []
     assert log.list_changed() == []
-    assert max(waits) <= FIRST_ANSWER_S
 
     quiet = Run(tmp_path / "quiet", config(tiny_model, "hf", {"type": "local"}))
     quiet_process = quiet.start("train", str(tmp_path / "quiet" / "config.yaml"), f"training.num_steps={len(rows)}")
     _, errors = quiet_process.communicate(timeout=START_TIMEOUT_S)
     assert quiet_process.returncode == 0, errors.decode()
-    assert _answers(run, len(rows)) == _answers(quiet, len(rows))
+    for found, expected in zip(_read_steps(run, len(rows)), _read_steps(quiet, len(rows)), strict=True):
+        assert found.drop(["logprobs"]) == expected.drop(["logprobs"])
+        # Batches of other sizes, and the KV cache that is computed again, round differently.
+        np.testing.assert_allclose(_list_logprobs(found), _list_logprobs(expected), atol=LOGPROB_TOLERANCE, rtol=0)
+    assert max(waits) <= FIRST_ANSWER_S  # last, because it also depends on other programs on the machine
 
 
 def _disturb(run: Run, process: Any, nodes: RayNodes, tokens: Path) -> set[str]:
@@ -121,11 +127,11 @@ def _disturb(run: Run, process: Any, nodes: RayNodes, tokens: Path) -> set[str]:
     return lost
 
 
-def _answers(run: Run, num_steps: int) -> list[list[Any]]:
+def _read_steps(run: Run, num_steps: int) -> list[pyarrow.Table]:
     """Return the answers, rewards and log-probs of each step."""
-    columns = ["draw_id", "index", "token_ids", "reward", "logprobs"]
-    steps = []
-    for step in range(1, num_steps + 1):
-        table = pyarrow.parquet.read_table(run.path / "rollouts" / f"step-{step:06d}.parquet")
-        steps.append(table.select([name for name in columns if name in table.column_names]).to_pylist())
-    return steps
+    paths = [run.path / "rollouts" / f"step-{step:06d}.parquet" for step in range(1, num_steps + 1)]
+    return [pyarrow.parquet.read_table(path).select(COLUMNS) for path in paths]
+
+
+def _list_logprobs(table: pyarrow.Table) -> list[float]:
+    return [logprob for row in table["logprobs"].to_pylist() for logprob in row]
