@@ -38,7 +38,7 @@ _BACKEND_PACKAGES = {"deepspeed": "deepspeed", "megatron": "megatron"}
 def check_layout(report: Report, config: RunConfig) -> None:
     """Check that the model can be sharded over the ranks, and has the linear layers that adapters and FP8 need.
 
-    The check is skipped if it cannot fail: on one rank, without FP8, and without adapters on selected layers.
+    The check is skipped if it cannot fail: on one rank, without FP8, and if the settings of adapters name no layers.
 
     Raises:
         ModelError: the model cannot be sharded this way, lacks these layers, or the backend is not installed.
@@ -51,8 +51,10 @@ def check_layout(report: Report, config: RunConfig) -> None:
         if config.cluster.type == "local":
             raise ModelError(f"{problem}, or set training.backend to 'torch'")
         report.notes.append(f"{problem} on every machine of the run.")
-    is_adapted_in_part = lora is not None and lora.target_modules != "all-linear"
-    can_fail = config.roles["actor_train"].count > 1 or is_adapted_in_part or training.fp8 != "none"
+    names_layers = lora is not None and bool(
+        lora.target_modules != "all-linear" or lora.rank_pattern or lora.alpha_pattern
+    )
+    can_fail = config.roles["actor_train"].count > 1 or names_layers or training.fp8 != "none"
     is_rejected = report.model is None  # or the model is not downloaded yet
     if can_fail and not is_rejected and _is_downloaded(config) and _is_dry_run_supported(config):
         from roll.models import check_experts, resolve_model

@@ -227,9 +227,17 @@ def test_cli_check_experts_that_are_not_there_are_one_problem(place, capsys):
     assert capsys.readouterr().err.count("is not a mixture of experts") == 1
 
 
-def test_cli_check_adapters_on_layers_that_are_not_there_are_a_problem(place, capsys):
-    assert run(["check", "config.yaml", "model.lora.target_modules=[v_prj]"]) == 2
-    assert "target_modules has 'v_prj', which is not a linear layer" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.lora.target_modules=[v_prj]", "target_modules has 'v_prj', which is not a linear layer"),
+        ("model.lora.target_modules=[lm_head]", "target_modules has 'lm_head', which is not a linear layer"),
+        ("model.lora.rank_pattern={v_prj: 4}", "rank_pattern has 'v_prj', which matches no layer with an adapter"),
+    ],
+)
+def test_cli_check_adapters_on_layers_that_are_not_there_are_a_problem(place, capsys, override, message):
+    assert run(["check", "config.yaml", override]) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["deepspeed", "megatron"])
