@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "roll"
 NUM_SCHEDULES = int(os.environ.get("ROLL_SCHEDULES", "3000"))
 
-TIME_LIMIT_S = 300
+TIME_LIMIT_S = 1800
 
 RUN = """
 import logging, signal, sys
@@ -123,8 +123,8 @@ BUGS = (
     Bug(
         "off by one in the limit of live groups",
         "controller.py",
-        "        missing = limit - live if slots is None",
-        "        missing = limit + 1 - live if slots is None",
+        "        limit = min(self._limit, self._config.max_staleness * size) if training else self._limit\n",
+        "        limit = (min(self._limit, self._config.max_staleness * size) if training else self._limit) + 1\n",
     ),
     Bug(
         "off by one in the staleness bound",

@@ -27,6 +27,8 @@ class MovingNodes:
         self.violations: list[str] = []
         self.victims: set[str] = set()
         """Requests whose engine vanished under them, without a notice."""
+        self.gone_at: dict[str, float] = {}
+        """When a node left, by its id."""
         self._like = like
         self._engines = engines
         engines.is_gone = lambda engine_id: engine_id in self.homes and self.homes[engine_id] not in self.live
@@ -67,6 +69,7 @@ class MovingNodes:
         node = self.live.pop(node_id, None)
         if node is None:
             return
+        self.gone_at[node_id] = asyncio.get_running_loop().time()
         for engine in self.at(node_id):
             if not node.is_draining:
                 self.victims |= engine.live.keys()
@@ -75,6 +78,12 @@ class MovingNodes:
     def at(self, node_id: str) -> list[TickingEngine]:
         """Return the engines on a node that have not ended."""
         return [each for each in self._engines.all if self.homes.get(each.engine_id) == node_id and not each.dead]
+
+    def list_forgotten(self, seconds: float) -> list[str]:
+        """Return the engines in the group whose node left at least so many seconds ago."""
+        now = asyncio.get_running_loop().time()
+        homes = {each.engine_id: self.homes.get(each.engine_id, "") for each in self._engines.engines}
+        return [engine_id for engine_id, home in homes.items() if now - self.gone_at.get(home, now) >= seconds]
 
     def close(self) -> None:
         for timer in self._deadlines.values():

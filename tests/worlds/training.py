@@ -54,6 +54,8 @@ LAGS: tuple[tuple[float, ...], ...] = ((0.0,), (0.0, 0.01, 0.3), (0.0, 0.3, 2.0)
 """How long a call may be on its way, from which each schedule takes one choice."""
 MAX_SLOW_SYNC_S = 250.0
 """Longest time that a weight update may take before the weight sync gives the engine up."""
+FORGOTTEN_S = 10.0
+"""Time after which an engine on a node that left must be gone."""
 FIRST_EVALUATION = 1_000_000
 """Id of the first draw of an evaluation."""
 
@@ -411,6 +413,8 @@ class World:
             await asyncio.gather(moves, nodes, return_exceptions=True)
         if self._switch_chance.random() < 0.5:
             await self._save_last_checkpoint()
+        if forgotten := self.nodes.list_forgotten(FORGOTTEN_S):
+            self.violations.append(f"{forgotten} are still there although their nodes left")
         await self.elastic.close()
         await self.policy.close()
         await self.proxy.close()
