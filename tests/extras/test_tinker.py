@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,3 +88,14 @@ def test_extras_tinker_the_example_of_the_documentation_runs(tiny_model: Path, t
     (path,) = (line.partition(" ")[2] for line in output.splitlines() if line.startswith("saved:"))
     saved = tmp_path / "checkpoints" / path.removeprefix("tinker://")
     assert json.loads((saved / "adapter_config.json").read_text())["r"] == 16
+
+
+def test_extras_tinker_two_clients_at_once_train_as_one_alone(tiny_model: Path, tmp_path: Path) -> None:
+    program = ROOT / "examples" / "serve" / "client.py"
+    with serving(tiny_model, tmp_path / "checkpoints") as url, ThreadPoolExecutor() as threads:
+        alone = run_client(url, program)
+        together = list(threads.map(lambda _: run_client(url, program), range(2)))
+    for output in together:
+        assert [line for line in output.splitlines() if not line.startswith("saved")] == [
+            line for line in alone.splitlines() if not line.startswith("saved")
+        ]
