@@ -143,6 +143,8 @@ class HFEngine(PrefetchMixin):
         try:
             await asyncio.wait_for(self._device.acquire(), CLOSE_TIMEOUT_S)
             await asyncio.gather(*filter(None, [self._server]), return_exceptions=True)
+            if self._decoder is not None:
+                executor.submit(self._decoder.close)
             executor.shutdown(wait=True)
             self._device.release()
             self._decoder = None
@@ -272,7 +274,6 @@ class HFEngine(PrefetchMixin):
 
     async def wake(self) -> None:
         """Allocate the memory again; `update_weights` must be called next."""
-        self._get_decoder(synced=False)
         async with self._device:
             await self._run_in_executor(self._get_decoder(synced=False).allocate_weights)
 
@@ -344,7 +345,7 @@ class HFEngine(PrefetchMixin):
         decoder = self._get_decoder(synced=False)
         running = [row for row in decoder.rows if row.request.request_id in request_ids]
         if running:
-            await self._run_in_executor(decoder.remove, running)
+            await self._run_in_executor(decoder.abort_rows, running)
         self._resolve_requests([*running, *self._queue.remove(request_ids)], aborted=True)
 
     def _resolve_requests(self, rows: Iterable[BatchRow], aborted: bool = False) -> None:

@@ -31,12 +31,14 @@ from roll.inference.hf_attention import (
     register_attention,
     round_up,
 )
+from roll.inference.hf_cache import plan_cache
 from roll.inference.hf_requests import BatchRow, build_prefill_key, check_adapter
 from roll.inference.hf_routing import RoutingRecorder, reuse_first_pass
 from roll.inference.hf_sampling import Sampler
+from roll.inference.hf_shard import ModelShard, SharedSampler
 from roll.inference.hf_weights import apply_update, reload_weights
 from roll.inference.spec import EngineSpec, reject_media
-from roll.models import describe_model, find_mixers, get_decoder, load_causal_lm, set_attention
+from roll.models import find_mixers, get_decoder, load_causal_lm, set_attention
 from roll.models.multimodal import ModelMedia, check_media, has_media_tower
 from roll.openmp import start_spin_control
 from roll.types import FloatArray, GenerationRequest, IntArray, MediaSpan, SequenceMedia, WeightUpdate
@@ -51,7 +53,6 @@ logger = logging.getLogger(__name__)
 ROW_MULTIPLE = 8
 """The number of rows of a step is rounded up to a multiple of this, so that the CPU's matrix kernels compute the same
 bits for a row in any batch."""
-CPU_CACHE_BYTES = 256 * 2**20
 LOGITS_CHUNK = 256
 """Number of positions whose float32 log-probs are computed at a time."""
 
@@ -59,8 +60,9 @@ LOGITS_CHUNK = 256
 class Decoder:
     """A loaded model, its KV cache, and its running rows."""
 
-    def __init__(self, spec: EngineSpec, device: torch.device) -> None:
-        """Load the model and check that decoding agrees with the model's original attention.
+    def __init__(self, spec: EngineSpec, device: torch.device, shard: ModelShard | None = None) -> None:
+        """Load the model, keep this rank's part if it is sharded, and check that decoding agrees with the model's
+        original attention.
 
         Raises:
             ModelError: the model cannot be loaded, cannot be decoded by this engine, or the cache is too small for one
@@ -80,10 +82,13 @@ class Decoder:
         self._body = self.model.base_model if self.model.base_model is not self.model else self.model
         self._shapes: list[tuple[torch.nn.Parameter, torch.Size]] = []
         self._cache = KVCache()
-        self._sampler = Sampler()
+        self._sampler: Sampler | SharedSampler = Sampler() if shard is None else SharedSampler(Sampler(), shard)
         self._max_rows = spec.max_num_seqs
-        self.capacity_tokens = self._plan_cache(spec)
+        self.capacity_tokens = plan_cache(spec, self.model.dtype, device)
         self._patch_mixers()
+        self._shard = shard
+        if shard is not None:
+            shard.apply(self.model)
         self.adapters = None if spec.lora is None else AdapterSet(self.model, spec.lora, spec.max_adapters)
         self._spec = spec
         self._routing = RoutingRecorder(self.model, spec) if spec.records_experts else None
@@ -127,23 +132,6 @@ class Decoder:
             return None
         inputs = spec.open_media()
         return None if inputs is None else ModelMedia(self.model, inputs)
-
-    def _plan_cache(self, spec: EngineSpec) -> int:
-        """Return the cache capacity over all rows, in tokens.
-
-        Raises:
-            ModelError: one request of maximum length does not fit.
-        """
-        element_bytes = torch.finfo(self.model.dtype).bits // 8
-        token_bytes = describe_model(spec.model_path).compute_kv_bytes_per_token(element_bytes)
-        budget = spec.kv_cache_bytes or _get_default_cache_bytes(self.device)
-        needed = round_up(spec.max_context, WIDTH_MULTIPLE) * token_bytes
-        if needed > budget:
-            raise ModelError(
-                f"a request of max_context={spec.max_context} tokens requires {needed} bytes of KV cache, but the "
-                f"cache has {budget}: raise inference.kv_cache_bytes or lower inference.max_context."
-            )
-        return budget // token_bytes
 
     def can_join(self, row: BatchRow, joining: Sequence[BatchRow] = ()) -> bool:
         """Return whether the cache has room for `row` in addition to the running rows and the rows in `joining`."""
@@ -246,7 +234,7 @@ class Decoder:
         `apply_update` and `AdapterSet.update`."""
         if self.adapters is not None:
             return self.adapters.update(update)
-        checksums = apply_update(self.model, update)
+        checksums = apply_update(self.model, update, self._shard)
         self.policy_version = update.policy_version
         return checksums
 
@@ -260,6 +248,13 @@ class Decoder:
             return nullcontext()
         names = [row.request.adapter for row in rows]
         return self.adapters.use(names + names[-1:] * (num_tokens - len(names)))
+
+    def abort_rows(self, rows: Sequence[BatchRow]) -> None:
+        """Remove rows whose requests were aborted."""
+        self.remove(rows)
+
+    def close(self) -> None:
+        """Do nothing; a decoder with several processes ends them."""
 
     @property
     def is_released(self) -> bool:
@@ -389,11 +384,3 @@ def check_decoding(model: PreTrainedModel, logits: Callable[..., Tensor]) -> Non
             f"model type '{model.config.model_type}' decodes differently in the hf engine than in transformers (by "
             f"{difference:.3g} standard deviations of its logits): use inference.engine=vllm."
         )
-
-
-def _get_default_cache_bytes(device: torch.device) -> int:
-    """Return the default cache size: 256 MiB on a CPU, a third of the free memory elsewhere."""
-    if device.type == "cpu":
-        return CPU_CACHE_BYTES
-    free, _ = torch.accelerator.get_memory_info(device)
-    return free // 3

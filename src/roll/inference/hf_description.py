@@ -14,6 +14,7 @@ HF_ENGINE = LazyEngine(
         records_experts=True,
         continues_sampling=True,
         can_sleep=True,
+        tensor_parallel=True,
         lora=True,
         multimodal_lora=True,
         moe_lora=True,

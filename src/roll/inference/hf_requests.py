@@ -249,7 +249,7 @@ def check_options(spec: EngineSpec) -> None:
     """Reject settings that this engine does not support.
 
     Raises:
-        ConfigError: an option is unknown or its value is not allowed, or `tensor_parallel` is not 1.
+        ConfigError: an option is unknown or its value is not allowed.
     """
     for key, value in spec.options.items():
         if key not in OPTIONS:
@@ -260,8 +260,3 @@ def check_options(spec: EngineSpec) -> None:
         choices = OPTIONS[key]
         if choices is not None and value not in choices:
             raise ConfigError(f"inference.options.{key} must be one of {', '.join(choices)}, got '{value}'.")
-    if spec.tensor_parallel != 1:
-        raise ConfigError(
-            f"inference.tensor_parallel must be 1 for the hf engine, got {spec.tensor_parallel}: set it to 1, or use "
-            "inference.engine=vllm."
-        )

@@ -66,4 +66,9 @@ def build_decoder(spec: EngineSpec) -> Decoder:
         torch.set_num_threads(spec.num_threads)
     wanted = spec.options.get("device")
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return Decoder(spec, torch.device(wanted) if wanted else accelerator or torch.device("cpu"))
+    device = torch.device(wanted) if wanted else accelerator or torch.device("cpu")
+    if spec.tensor_parallel > 1:
+        from roll.inference.hf_parallel import ShardedDecoder
+
+        return ShardedDecoder(spec, device)
+    return Decoder(spec, device)

@@ -57,7 +57,7 @@ def test_config_judge_engines_follow_from_devices(
             "the judge 'm' is not used by any reward",
         ),
         ({"judge": {"tensor_parallel": 2}}, "judge.tensor_parallel is 2, but cluster.type local has one device"),
-        ({"judge": {"engine": "hf", "tensor_parallel": 2}}, "the hf engine supports only one device"),
+        ({"judge": {"engine": "hf", "tensor_parallel": 2}}, "judge.tensor_parallel is 2, but cluster.type"),
         (
             {"judge": {"max_context": 1024}},
             "leaves no tokens for questions, because data.0.reward.0.max_reply_tokens is 1024",

@@ -137,7 +137,6 @@ def test_hf_requests_a_negative_token_is_refused() -> None:
     [
         ({"options": {"admision": "wave"}}, "Did you mean 'admission'"),
         ({"options": {"admission": "often"}}, "must be one of wave, continuous"),
-        ({"tensor_parallel": 2}, "must be 1 for the hf engine, got 2"),
     ],
 )
 def test_hf_requests_options_that_do_not_exist_are_refused(changes: dict[str, object], message: str) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -27,22 +26,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from roll.errors import ModelError
+from roll.models.tensor_parallel import COLUMN_STYLES, ROW_STYLES, choose_styles, list_sharded_sizes
 from roll.training.parallel.collectives import all_gather, reduce_scatter
 from roll.training.parallel.pipeline import PassThrough
 
 __all__ = ["apply_tensor_parallel", "get_local_part", "replicate"]
 
-# transformers 5.19 has no plan for these models, although their layers are those of models that have one (Qwen3).
-_ATTENTION_AND_MLP = {
-    **dict.fromkeys([f"layers.*.self_attn.{name}_proj" for name in "qkv"], "colwise"),
-    **dict.fromkeys([f"layers.*.mlp.{name}_proj" for name in ("gate", "up")], "colwise"),
-    "layers.*.self_attn.o_proj": "rowwise",
-    "layers.*.mlp.down_proj": "rowwise",
-}
-_EXTRA_PLANS = {"qwen3_vl_text": _ATTENTION_AND_MLP}
-
-_COLUMN_STYLES = ("colwise", "colwise_gather_output")
-_ROW_STYLES = ("rowwise", "rowwise_split_input")
 _POINTWISE_MODULES = ("mlp", "feed_forward", "block_sparse_moe")
 """Parts of a layer that process each token separately."""
 
@@ -94,7 +83,7 @@ def apply_tensor_parallel(root: nn.Module, decoder: Any, projection: nn.Module |
             module.forward = _build_embedding_forward(module, group)
         elif module._parameters and not any(module is inner for tower in towers for inner in tower.modules()):
             module.forward = _build_local_parameter_forward(
-                [module], module.forward, 1 / mesh.size() if style in _ROW_STYLES else 1.0
+                [module], module.forward, 1 / mesh.size() if style in ROW_STYLES else 1.0
             )
     for tower in towers:  # a module of a tower may use parameters of another (`nn.MultiheadAttention` does)
         tower.forward = _build_local_parameter_forward([m for m in tower.modules() if m._parameters], tower.forward)
@@ -123,21 +112,8 @@ def _find_towers(root: nn.Module, decoder: nn.Module, projection: nn.Module | No
 
 
 def _choose_styles(decoder: Any) -> dict[str, str]:
-    """Return the tensor-parallel style of each sharded module, by name.
-
-    A module without a style is replicated. These are the modules that the plan omits or replicates, and modules whose
-    outputs are needed on every rank.
-    """
-    config = decoder.config.get_text_config()
-    plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or _EXTRA_PLANS.get(config.model_type, {})
-    names = [name for name, _ in decoder.named_modules()]
-    styles: dict[str, str] = {}
-    for pattern, style in plan.items():
-        # Routed experts are sharded over ep, not over tp.
-        if style in (*_COLUMN_STYLES, *_ROW_STYLES) and "experts." not in pattern.replace("shared_experts.", ""):
-            styles |= {name: style for name in names if fnmatchcase(name, pattern)}
-    summing = {name.rpartition(".")[0] for name, style in styles.items() if style in _ROW_STYLES}
-    styles = {name: style for name, style in styles.items() if name.rpartition(".")[0] in summing}
+    """Return the tensor-parallel style of each sharded module, by name; see `choose_styles`."""
+    styles = choose_styles(decoder)
     if not styles:
         raise ModelError(
             f"{type(decoder).__name__} cannot be sharded over training.parallel.tp: transformers has no plan for it "
@@ -147,15 +123,7 @@ def _choose_styles(decoder: Any) -> dict[str, str]:
 
 
 def _check_sizes(decoder: Any, embeddings: Any, size: int, styles: dict[str, str]) -> None:
-    config = decoder.config.get_text_config()
-    sizes = {
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        "intermediate_size": getattr(config, "intermediate_size", size),
-        "vocabulary": embeddings.weight.shape[0],
-    }
-    if "colwise" not in {style for name, style in styles.items() if name.endswith(("q_proj", "k_proj"))}:
-        del sizes["num_attention_heads"], sizes["num_key_value_heads"]  # attention is not sharded
+    sizes = {**list_sharded_sizes(decoder, styles), "vocabulary": embeddings.weight.shape[0]}
     wrong = {name: count for name, count in sizes.items() if count % size}
     if wrong:
         raise ModelError(
@@ -170,9 +138,9 @@ def _format_divisors(number: int) -> str:
 
 
 def _choose_placement(style: str | None, name: str, parameter: Tensor) -> Placement:
-    if style in _COLUMN_STYLES and ".lora_A." not in name:
+    if style in COLUMN_STYLES and ".lora_A." not in name:
         return Shard(0)
-    if style in _ROW_STYLES and ".lora_B." not in name and parameter.ndim > 1:
+    if style in ROW_STYLES and ".lora_B." not in name and parameter.ndim > 1:
         return Shard(1)
     return Replicate()
 
@@ -244,7 +212,7 @@ def _insert_collectives(decoder: Any, styles: dict[str, str], group: ProcessGrou
     parents: set[str] = set()
     for name, style in styles.items():
         module = decoder.get_submodule(name)
-        if style in _ROW_STYLES:
+        if style in ROW_STYLES:
             module.forward = _build_reduce_scatter_forward(module.forward, group, splits=style == "rowwise_split_input")
         else:
             parents.add(name.rpartition(".")[0])
