@@ -224,7 +224,7 @@ async def test_proxies_judges_searches_sandboxes_and_registries_keep_the_rule(
 def test_proxies_have_one_place_in_each_library() -> None:
     """Whoever adds a client takes a session from `roll.proxies`, or from `roll_sandbox.proxies`."""
     root = Path(__file__).parents[2]
-    own = re.compile(r"aiohttp\.ClientSession\(|urllib\.request\.urlopen|httpx\.|import requests|from requests")
+    own = re.compile(r"aiohttp\.ClientSession\(|urllib\.request\.urlopen|httpx\.|^import requests|^from requests", re.M)
     found = {
         str(path.relative_to(source))
         for source in (root / "src", root / "packages" / "roll-sandbox" / "src")
