@@ -26,7 +26,7 @@ NUM_REQUESTS = 128
 MIN_ROLLOUTS, MIN_ENGINES = 32, 4
 """Minimum numbers of rollouts per step and of engines of a run that is scaled down."""
 MAX_ROUNDING = 0.1
-"""Maximum relative error of a number of engines, trainer devices or prompts that is scaled down."""
+"""Maximum relative error of a number of engines or prompts that is scaled down."""
 SYNC_STEPS = 3
 """Number of simulated steps of a synchronous run."""
 ASYNC_WARMUP, ASYNC_STEPS = 1, 3
@@ -98,7 +98,8 @@ def resolve_sharing(config: SimulationConfig) -> tuple[SimulationConfig, str]:
 def shrink(config: SimulationConfig) -> SimulationConfig:
     """Return a short, scaled-down version of a run."""
     place, prompts, width = config.placement, config.rollout.prompts_per_step, config.engine.width
-    numbers = (config.num_engines, place.training // width, prompts)
+    num_shared = place.training // width
+    numbers = (config.num_engines - num_shared, num_shared, prompts)
     turns = 1 if config.environment is None else config.environment.num_turns
     largest = min(
         turns * config.rollouts_per_step // NUM_REQUESTS,
@@ -108,13 +109,13 @@ def shrink(config: SimulationConfig) -> SimulationConfig:
     if config.device_classes:
         largest = 1  # the devices of each class are given
     divisor = next((d for d in range(largest, 1, -1) if all(_is_accurate(n, d) for n in numbers)), 1)
-    engines, training, prompts = (_divide(number, divisor) for number in numbers)
+    kept, num_shared, prompts = (_divide(number, divisor) for number in numbers)
     ahead = math.ceil(config.rollout.scheduling.async_ratio)
     warmup = ahead + ASYNC_WARMUP if ahead else 0
     return config.with_changes(
         {
-            "placement.generation": engines * width,
-            "placement.training": training * width,
+            "placement.generation": (kept + num_shared) * width,
+            "placement.training": num_shared * width,
             "rollout.prompts_per_step": prompts,
             "num_steps": warmup + (ASYNC_STEPS if ahead else SYNC_STEPS),
             "warmup_steps": warmup,

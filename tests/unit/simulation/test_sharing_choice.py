@@ -62,6 +62,9 @@ def test_sharing_choice_scales_large_runs_down() -> None:
     # A sixteenth and an eighth of 6 devices would be rounded to one, which is 1.33 to 2.67 times as many.
     few = shrink(config.with_changes({"placement.training": 6}))
     assert (few.placement.generation, few.placement.training, few.rollouts_per_step) == (11, 1, 340)
+    # 28 of 32 devices: an eighth would leave the other 4 engines with half an engine, and a quarter with one.
+    most = shrink(config.with_changes({"placement.generation": 32, "placement.training": 28}))
+    assert (most.placement.generation, most.placement.training) == (8, 7)
 
 
 def test_sharing_choice_is_reported() -> None:
