@@ -27,6 +27,7 @@ from typing import Any, TypeAlias
 
 from _report import RESULTS, ROOT, commit, report
 from _sharing_variants import (
+    NUM_SPLITS,
     SWITCH_S,
     Figures,
     build_baselines,
@@ -50,6 +51,8 @@ CHOICE_SEED = 100
 """Seed with which the variant is chosen that is compared with the baseline."""
 NUM_SHARED_SPLITS = 4
 """The trainer of a compared variant uses one, two or three quarters of the devices."""
+SMALL = 10
+"""Number of devices up to which the trainer of a compared variant uses any number of eighths of the devices."""
 LONG_ANSWERS: dict[str, Any] = {
     "answer_tokens.points": [[0.5, 4000], [0.75, 8000], [0.999, 32768]],
     "answer_tokens.max": 32768,
@@ -76,6 +79,11 @@ def load(name: str, async_ratio: float) -> SimulationConfig:
     steps, warmup = FILE_STEPS.get(name, (NUM_STEPS, WARMUP_STEPS))
     config = load_simulation(EXAMPLES / f"{name}.yaml")
     return prepare(config, async_ratio=async_ratio, num_steps=steps, warmup_steps=warmup)
+
+
+def list_trainer_sizes(config: SimulationConfig) -> list[int]:
+    """Return the numbers of training devices of the compared variants."""
+    return list_sizes(config, NUM_SPLITS if config.placement.num_devices <= SMALL else NUM_SHARED_SPLITS)
 
 
 def contest(
@@ -131,7 +139,7 @@ def measure_stream(only: Sequence[str], processes: Executor) -> Iterator[Row]:
     workloads = {"tail-batching-14b": {}, "long answers": LONG_ANSWERS}
     for name, changes in workloads.items():
         config = load("sharing", 0.0).with_changes(changes)
-        sizes = list_sizes(config, NUM_SHARED_SPLITS)
+        sizes = list_trainer_sizes(config)
         before = measure_baselines(config, processes)
         candidates = {
             "separate devices": build_splits(config, sizes, streams=True),
@@ -155,7 +163,7 @@ def measure_missized(only: Sequence[str], processes: Executor) -> Iterator[Row]:
         name = f"half of the {what} devices: {total - size} + {size} instead of {total - best} + {best}"
         before = measure(config, build_splits(config, [size]), SEEDS, processes)
         yield f"{name}, same trainer", contest(config, build_shared(config, "auto", [size]), processes, before)
-        anywhere = build_shared(config, "auto", list_sizes(config, NUM_SHARED_SPLITS))
+        anywhere = build_shared(config, "auto", list_trainer_sizes(config))
         yield f"{name}, trainer as planned", contest(config, anywhere, processes, before)
 
 
@@ -166,7 +174,7 @@ def measure_files(only: Sequence[str], processes: Executor) -> Iterator[Row]:
         if name in ALIASES or name in LEFT_OUT or (only and name not in only):
             continue
         config = load(name, 1.0)
-        yield name, contest(config, build_shared(config, "auto", list_sizes(config, NUM_SHARED_SPLITS)), processes)
+        yield name, contest(config, build_shared(config, "auto", list_trainer_sizes(config)), processes)
 
 
 def measure_tail(only: Sequence[str], processes: Executor) -> Iterator[Row]:
@@ -179,7 +187,7 @@ def measure_tail(only: Sequence[str], processes: Executor) -> Iterator[Row]:
             num_steps=TAIL_STEPS[0],
             warmup_steps=TAIL_STEPS[1],
         )
-        splits = build_splits(config, list_sizes(config, NUM_SHARED_SPLITS))
+        splits = build_splits(config, list_trainer_sizes(config))
         deferred = {f"tail_{name}": changes | tail for name, changes in splits.items()}
         before = measure(config, splits, SEEDS, processes)
         same = {"split_24": before["split_24"]}
