@@ -242,19 +242,29 @@ def measure_published() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as processes:
         for ratio in RATIOS:
-            row: dict[str, Any] = {
-                "source": ratio.source,
-                "what": ratio.what,
-                "published": [ratio.low, ratio.high or ratio.low],
-                "missing": ratio.missing,
-            }
-            if ratio.simulated is not None:
-                found = ratio.simulated(processes)
-                row |= {"simulated": statistics.fmean(found), "lowest": min(found), "highest": max(found)}
-                row["within"] = is_within(row["simulated"], ratio.low, ratio.high or ratio.low)
-                print(f"  {ratio.what}: {row['simulated']:.3f}, published {row['published']}", flush=True)
-            rows.append(row)
+            rows.append(build_row(ratio, ratio.simulated(processes) if ratio.simulated is not None else []))
+            print(f"  {ratio.what}: {rows[-1].get('simulated', 'not simulated')}", flush=True)
     return rows
+
+
+def build_row(ratio: PublishedRatio, found: Sequence[float]) -> dict[str, Any]:
+    """Return the row of a ratio.
+
+    Args:
+        ratio: The published ratio.
+        found: The simulated ratio of each seed; empty if it was not simulated.
+    """
+    row: dict[str, Any] = {
+        "source": ratio.source,
+        "what": ratio.what,
+        "published": [ratio.low, ratio.high or ratio.low],
+        "missing": ratio.missing,
+        "num_seeds": len(found),
+    }
+    if found:
+        row |= {"simulated": statistics.fmean(found), "lowest": min(found), "highest": max(found)}
+        row["within"] = is_within(row["simulated"], ratio.low, ratio.high or ratio.low)
+    return row
 
 
 def is_within(simulated: float, low: float, high: float) -> bool:
@@ -267,8 +277,9 @@ HEAD = """
 
 These ratios are from papers and pages about systems that share devices between generation and training, or move work
 to other devices. Nothing was fitted to them: the workloads are those of this page, `device-classes.yaml` and
-`lending.yaml`, whose constants were chosen before a simulation. Each value is the mean over {num_seeds} seeds (`--parts
-sharing`). The last column names what the source does not give, or what differs from the simulation.
+`lending.yaml`, whose constants were chosen before a simulation. `--parts sharing` simulates all rows that can be
+simulated; rows with – were not simulated. The last column names what the source does not give, or what differs from
+the simulation.
 """
 
 
@@ -276,14 +287,22 @@ def render_published(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the section of the page."""
     if not rows:
         return []
-    head = ("source", "what", "published", "simulated", "range over seeds", "within 15 %", "missing or different")
-    lines = [HEAD.format(num_seeds=len(SEEDS)), f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    head = (
+        "source",
+        "what",
+        "published",
+        "simulated (seeds)",
+        "range over seeds",
+        "within 15 %",
+        "missing or different",
+    )
+    lines = [HEAD, f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for row in rows:
         low, high = row["published"]
         published = f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
         cells = ["–", "–", "–"]
         if "simulated" in row:
             span = f"{row['lowest']:.2f} … {row['highest']:.2f}"
-            cells = [f"{row['simulated']:.2f}", span, "yes" if row["within"] else "no"]
+            cells = [f"{row['simulated']:.2f} ({row['num_seeds']})", span, "yes" if row["within"] else "no"]
         lines.append(f"| {' | '.join((row['source'], row['what'], published, *cells, row['missing']))} |")
     return lines
