@@ -1,4 +1,4 @@
-"""Published ratios of systems that share devices or move work between them, beside simulated ones.
+"""Published ratios of systems that share devices or move work between them, next to simulated ones.
 
 A row has a simulation, or names what is missing for one. No constant was fitted to these ratios.
 """
@@ -195,7 +195,7 @@ RATIOS: tuple[PublishedRatio, ...] = (
     ),
     PublishedRatio(
         source="verl, docs/advance/v1_async_trainer.md",
-        what="trainer GPUs lent to generation, 13.15 h to 11.79 h",
+        what="trainer GPUs that also generate, 13.15 h to 11.79 h",
         low=13.15 / 11.79,
         simulated=_variants("lending", "no_switch", "switch"),
         missing="distribution of lengths, efficiency of the trainer, staleness, time of a switch",
@@ -223,7 +223,7 @@ RATIOS: tuple[PublishedRatio, ...] = (
     ),
     PublishedRatio(
         source="RLBoost, arXiv 2510.19225",
-        what="spot engines beside reserved devices",
+        what="spot engines in addition to reserved devices",
         low=1.51,
         high=1.97,
         missing="not simulated: the number of spot devices over time (the ratio is not at equal cost)",
