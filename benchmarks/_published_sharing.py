@@ -197,7 +197,7 @@ RATIOS: tuple[PublishedRatio, ...] = (
         source="verl, docs/advance/v1_async_trainer.md",
         what="trainer GPUs that also generate, 13.15 h to 11.79 h",
         low=13.15 / 11.79,
-        simulated=_variants("lending", "no_switch", "switch"),
+        simulated=_variants("verl-sharing", "no_switch", "switch"),
         missing="distribution of lengths, efficiency of the trainer, staleness, time of a switch",
     ),
     PublishedRatio(
@@ -277,7 +277,7 @@ HEAD = """
 
 These ratios are from papers and pages about systems that share devices between generation and training, or move work
 to other devices. Nothing was fitted to them: the workloads are those of this page, `device-classes.yaml` and
-`lending.yaml`, whose constants were chosen before a simulation. `--parts sharing` simulates all rows that can be
+`verl-sharing.yaml`, whose constants were chosen before a simulation. `--parts sharing` simulates all rows that can be
 simulated; rows with – were not simulated. The last column names what the source does not give, or what differs from
 the simulation.
 """

@@ -67,7 +67,7 @@ NUM_STEPS, WARMUP_STEPS = 10, 2
 FILE_STEPS: dict[str, tuple[int, int]] = {
     "growing-answers": (24, 2),
     "async-rlvr": (6, 2),
-    "lending": (8, 2),
+    "verl-sharing": (8, 2),
     **dict.fromkeys(("alfworld", "swe", "environment-latency", "environment-ladder"), (6, 2)),
 }
 """Numbers of steps and of warm-up steps of other files than `NUM_STEPS` and `WARMUP_STEPS`."""
