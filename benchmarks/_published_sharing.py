@@ -194,7 +194,7 @@ RATIOS: tuple[PublishedRatio, ...] = (
         missing=_AFFINITY,
     ),
     PublishedRatio(
-        source="verl, docs/advance/v1_async_trainer.md",
+        source="verl, page v1_async_trainer",
         what="trainer GPUs that also generate, 13.15 h to 11.79 h",
         low=13.15 / 11.79,
         simulated=_variants("verl-sharing", "no_switch", "switch"),

@@ -143,8 +143,8 @@ BUGS = (
     Bug(
         "a group does not agree on replayed experts",
         "training/packing/micro_batches.py",
-        "units = [unify_replayed_experts(members) for members in _group_by_unit(samples, every_token)]",
-        "units = _group_by_unit(samples, every_token)",
+        "        units = [unify_replayed_experts(members) for members in units]",
+        "        units = list(units)",
         "training/test_routing.py",
     ),
     Bug(

@@ -280,8 +280,8 @@ BUGS = (
     Bug(
         "spare groups of another domain count as spare",
         "controller.py",
-        "        if not self._quota:\n            return len",
-        "        if True:\n            return len",
+        "return sum(not self._quota or live.run.draw.prompt.domain == domain for live in self.buffer) > num_wanted",
+        "return sum(1 for live in self.buffer) > self._spec.batch_size",
     ),
     Bug(
         "all finished groups go into one batch",

@@ -56,13 +56,13 @@ def test_own_engine_trains_in_the_workers_of_ray(folder: Path, tiny_model: Path)
         (
             {"cluster": {"sharing": "colocated"}},
             "cluster.sharing colocated requires an engine that can free its memory (can_sleep), but "
-            "inference.engine is engines/mine.py:PlainEngine: set inference.engine to hf, or set "
+            "inference.engine is engines/mine.py:PlainEngine: set inference.engine to hf or sglang, or set "
             "cluster.sharing to auto.",
         ),
         (
             {"inference": {"engine": ENGINE, "quantization": "int8"}},
             "inference.quantization int8 requires an engine that can receive 8-bit weights (quantized_sync), but "
-            "inference.engine is engines/mine.py:PlainEngine: set inference.engine to vllm or hf, or set "
+            "inference.engine is engines/mine.py:PlainEngine: set inference.engine to vllm or hf or sglang, or set "
             "inference.quantization to none.",
         ),
     ],

@@ -22,7 +22,7 @@ from roll.training.precision import Precision
 from roll.types import AttentionRange, BatchCounts, Divergence, ForwardOptions, TrainingBatch
 
 DOUBLE = Precision(compute=torch.float64, master=torch.float64)
-LORA = LoRAConfig(rank=2, use_rslora=True, rank_pattern={"q_proj": 3})
+LORA = LoRAConfig(rank=2, use_rslora=True, rank_pattern={"q_proj|q_a_proj": 3})
 FULL = PolicyLoss(correction=Correction(upper=None), entropy_coefficient=0.3, kl_coefficient=0.2, kl_estimator="full")
 BOTH = PolicyAndValueLoss(policy=FULL, value=VALUE_LOSS, coefficient=0.5)
 RANGE = AttentionRange(window=4, horizon=(2, 7))

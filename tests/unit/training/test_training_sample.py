@@ -15,7 +15,7 @@ ALIGNED = sorted(f.name for f in fields(TrainingSample) if "Array" in str(f.type
 
 
 def test_training_sample_arrays_are_known_by_their_type() -> None:
-    assert len(ALIGNED) == 13 and {"loss_mask", "rollout_logprobs", "experts"} <= set(ALIGNED)
+    assert len(ALIGNED) == 14 and {"loss_mask", "rollout_logprobs", "experts"} <= set(ALIGNED)
 
 
 @pytest.mark.parametrize("name", ALIGNED)

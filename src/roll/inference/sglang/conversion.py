@@ -92,7 +92,11 @@ def to_generation(request: GenerationRequest, reply: Mapping[str, Any], engine_i
         versions = _read_versions(meta, len(token_ids))
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise InfraError(f"{name} cannot be read ({type(error).__name__}: {error}): {str(reply)[:200]}") from error
-    if reason not in _FINISH_REASONS or (reason == "abort" and meta["finish_reason"].get("status_code")):
+    if (
+        not isinstance(reason, str)
+        or reason not in _FINISH_REASONS
+        or (reason == "abort" and meta["finish_reason"].get("status_code"))
+    ):
         raise InfraError(f"{name} has the finish reason {meta['finish_reason']}.")
     if sampled != token_ids:
         raise InfraError(f"{name} has {len(token_ids)} tokens, and log-probs of {len(sampled)} that differ from them.")
