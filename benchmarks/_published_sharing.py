@@ -35,7 +35,7 @@ class PublishedRatio:
     high: float | None = None
     simulated: Simulated | None = None
     missing: str = ""
-    """What the source does not give, or what differs from the simulation."""
+    """Constants that the source does not give, and differences from the simulation."""
 
 
 def _measure(config: SimulationConfig, seed: int) -> dict[str, float]:

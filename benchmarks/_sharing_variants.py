@@ -34,7 +34,7 @@ WHOLE_SAMPLES: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """What one variant took, as means over seeds."""
+    """The times of one variant, as means over seeds."""
 
     step_s: float
     by_seed: tuple[float, ...]

@@ -1,4 +1,4 @@
-"""LoRA on vLLM's CPU build: speed of adapters beside merged weights, and bytes and seconds of a sync.
+"""LoRA on vLLM's CPU build: speed of adapters and of merged weights, and bytes and seconds of a sync.
 
     make bench NAME=lora
 

@@ -47,7 +47,7 @@ PREFIX = np.random.default_rng(0).integers(4, 260, 64).astype(np.int32)
 
 
 class Trainer:
-    """A trainer of one adapter, beside peft with the adapter that the trainer exports."""
+    """A trainer of one adapter, compared with peft with the adapter that the trainer exports."""
 
     def __init__(self, model: Path, place: Path, seed: int, lora: LoRAConfig = LORA) -> None:
         self.model, self.place, self.sender, self.num_exports = model, place, SharedMemorySender(), 0

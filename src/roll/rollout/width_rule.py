@@ -40,7 +40,7 @@ class StepLoad:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WidthCapacity:
-    """What all engines of one width can hold together."""
+    """The total capacity of all engines of one width."""
 
     num_slots: int
     """Number of requests."""

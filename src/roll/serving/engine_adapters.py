@@ -28,7 +28,7 @@ __all__ = ["EngineAdapters", "EngineLayers"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineLayers:
-    """What the engine expects of an adapter.
+    """The layers, ranks and shapes that the engine expects of an adapter.
 
     An adapter of a lower rank is sent with rows and columns of 0, and a layer without an adapter with zeros.
     """

@@ -266,7 +266,7 @@ _UNSUPPORTED = {
     "model_path": "is not supported here: create a sampling session",
     "path": "must be a name of at most 128 letters, digits, '.', '_' and '-'",
 }
-"""What to say about a value that the API allows and this server does not, by field."""
+"""Error messages for values that the API allows and this server does not, by field."""
 
 
 def parse_body(kind: type[B], body: bytes) -> B:

@@ -27,7 +27,7 @@ FIRST_SLICE = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingSession:
-    """What the requests of a session sample from."""
+    """The weights that the requests of a session sample from."""
 
     session_id: str
     owner: str

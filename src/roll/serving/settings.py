@@ -18,7 +18,7 @@ KEY_PREFIX = "tml-"
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    """What is served, to whom, and within which limits.
+    """The served model, the keys and the limits of a server.
 
     Raises:
         ConfigError: A value is out of range.

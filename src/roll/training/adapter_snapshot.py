@@ -31,7 +31,7 @@ _MLP_PARTS = frozenset({"mlp", "feed_forward", "ffn", "fc1", "fc2", "block_spars
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterSpec:
-    """What a new adapter is created from."""
+    """The settings of a new adapter."""
 
     rank: int
     alpha: float = 32.0
@@ -39,9 +39,9 @@ class AdapterSpec:
     seed: int = 0
     """The seed of the initial weights."""
     attention: bool = True
-    """Whether the layers of the attention have an adapter."""
+    """True if the attention layers have an adapter."""
     mlp: bool = True
-    """Whether the layers of the MLP have an adapter."""
+    """True if the MLP layers have an adapter."""
 
     @property
     def scale(self) -> float:

@@ -26,7 +26,7 @@ from roll.rollout.engine_widths import EngineWidths
 from roll.types import Generation, Group
 
 LIMIT = 2e-5
-"""Of the difference of log-probs: sums over ranks are rounded in another order."""
+"""Tolerance of log-probs: sums over ranks are rounded in another order."""
 
 
 def assert_equal(found: Sequence[Generation], expected: Sequence[Generation]) -> None:

@@ -1,4 +1,4 @@
-"""What four ranks do in their processes for `test_division.py`: the same steps on whole and on divided batches."""
+"""The program of the four ranks of `test_division.py`: the same steps on whole and on divided batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from roll.types import ForwardOptions, TopLogprobs, TrainingBatch, TrainingSampl
 
 NUM_RANKS = 4
 NUM_LAYERS, NUM_EXPERTS, NUM_CHOSEN = 2, 4, 2
-"""Of the model `qwen3-moe` of `families`."""
+"""Sizes of the model `qwen3-moe` of `families`."""
 TOP = 64
 LAYOUTS: dict[str, dict[str, int]] = {"dp 4": {}, "pp 2, dp 2": {"pp": 2}}
 REPLAY = PolicyLoss(entropy_coefficient=0.3)
