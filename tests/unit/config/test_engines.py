@@ -45,6 +45,7 @@ def test_config_engines_are_described_without_importing_torch_ray_or_vllm() -> N
         "import sys\n"
         "from roll.config.engines import ENGINES, get_engine_capabilities\n"
         "assert get_engine_capabilities('hf').can_sleep and get_engine_capabilities('vllm').tensor_parallel\n"
+        "assert not get_engine_capabilities('sglang').truncates_sampling\n"
         "assert not {'torch', 'ray', 'vllm', 'transformers', 'roll.inference.hf'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

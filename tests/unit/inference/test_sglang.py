@@ -25,8 +25,9 @@ from sglang_server import SGLangServer, serving
 
 from roll.config.engines import get_engine_capabilities, resolve_engine_kind
 from roll.errors import DataError, EngineDiedError, InfraError, ModelError, UnsupportedError, WeightSyncError
-from roll.inference.sglang import SGLangEngine, launch
+from roll.inference.sglang import launch
 from roll.inference.sglang.conversion import build_request, to_generation
+from roll.inference.sglang.engine import SGLangEngine
 from roll.inference.sglang.launch import build_arguments
 from roll.inference.spec import EngineSpec
 from roll.models import load_causal_lm

@@ -6,9 +6,3 @@
 SGLang pins other versions of PyTorch than ROLL, so the server may run in another Python environment
 (`inference.options.python`), or anywhere (`inference.options.url`).
 """
-
-from __future__ import annotations
-
-from roll.inference.sglang.engine import SGLangEngine
-
-__all__ = ["SGLangEngine"]

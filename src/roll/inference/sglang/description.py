@@ -7,7 +7,7 @@ from roll.config.engines import EngineCapabilities, LazyEngine
 __all__ = ["SGLANG_ENGINE"]
 
 SGLANG_ENGINE = LazyEngine(
-    path="roll.inference.sglang:SGLangEngine",
+    path="roll.inference.sglang.engine:SGLangEngine",
     capabilities=EngineCapabilities(
         truncates_sampling=False,
         can_sleep=True,
