@@ -13,6 +13,7 @@ from typing import Any
 
 __all__ = ["BoundedTarInfo"]
 
+_CHECKSUM = slice(148, 156)
 _MAX_BYTES = 2**17
 _MAX_CHAINED_HEADERS = 8
 _MAX_GLOBAL_HEADERS = 64
@@ -28,6 +29,18 @@ class BoundedTarInfo(tarfile.TarInfo):
 
     The file must support seeking back over its last read. A header that exceeds a bound raises `tarfile.ReadError`.
     """
+
+    @classmethod
+    def frombuf(cls, buf: Any, encoding: str, errors: str) -> Any:
+        """Create a member from a block of 512 bytes.
+
+        Raises:
+            tarfile.HeaderError: the block is not a header. `tarfile` reads an empty checksum field as 0, and one in 256
+                blocks of compressed data has this signed sum, so this method refuses an empty field.
+        """
+        if buf.strip(b"\0") and not buf[_CHECKSUM].strip(b"\0 "):
+            raise tarfile.InvalidHeaderError("missing checksum")  # type: ignore[attr-defined]
+        return super().frombuf(buf, encoding, errors)
 
     def _proc_member(self, tarfile: Any) -> Any:
         chained = getattr(tarfile, "chained_headers", 0)
