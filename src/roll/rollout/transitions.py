@@ -248,6 +248,8 @@ class EngineTransitions:
             except UnsupportedError:
                 async with self._pause_lock:
                     await _pause_unless_lost(self._fleet.get_connection(engine_id), "abort")
+                    if released.was_serving:  # a weight sync resumes it with the others, so that it answers the probe
+                        self._fleet.inactive.discard(engine_id)
         await self._fleet.stop_if_lost(engine_id)
 
     async def _reacquire(self, engine_id: str) -> None:

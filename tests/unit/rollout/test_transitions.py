@@ -188,6 +188,11 @@ def test_rollout_transition_released_engine_that_cannot_sleep_is_paused() -> Non
         connection = world.proxy._fleet.get_connection("a")
         assert connection.is_paused and len(world.group.list_awake()) == 2  # a weight sync includes it
         assert {answer.engine_id for answer in await asyncio.gather(*asked)} == {"b"}
+        await world.proxy.suspend("keep")
+        world.sync("ab")
+        await world.proxy.resume()
+        assert not connection.is_paused  # vLLM answers the probe of the weight sync only if it is not paused
+        assert {answer.engine_id for answer in await asyncio.gather(*world.ask(2))} == {"b"}
         await world.serve("a")
         assert not connection.is_paused
         assert {answer.engine_id for answer in await asyncio.gather(*world.ask(2))} == {"a", "b"}
