@@ -246,10 +246,11 @@ class EngineTransitions:
                 await self._sleep_between_syncs(engine_id)
                 released.is_asleep = True
             except UnsupportedError:
+                connection = self._fleet.get_connection(engine_id)
                 async with self._pause_lock:
-                    await _pause_unless_lost(self._fleet.get_connection(engine_id), "abort")
-                    if released.was_serving:  # a weight sync resumes it with the others, so that it answers the probe
-                        self._fleet.inactive.discard(engine_id)
+                    await _pause_unless_lost(connection, "abort")
+                if released.was_serving:  # as a sleeping engine, it gets no weights until `_reacquire`
+                    self._engines.exclude(connection.engine)
         await self._fleet.stop_if_lost(engine_id)
 
     async def _reacquire(self, engine_id: str) -> None:
@@ -257,6 +258,10 @@ class EngineTransitions:
         if released.is_asleep:
             await _apply_unless_lost(self._fleet.get_connection(engine_id), self._engines.wake)
             released.is_asleep = False
+        elif released.was_serving and (connection := self._fleet.get_connection(engine_id)).lost is None:
+            # The sync resumes it with the other engines: a paused engine may not answer the probe.
+            self._engines.include(connection.engine)
+            self._fleet.inactive.discard(engine_id)
 
     async def _serve(self, engine_id: str, synced: bool) -> None:
         was_serving = self._released[engine_id].was_serving
