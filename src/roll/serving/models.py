@@ -25,9 +25,12 @@ from roll.serving.requests import AdamParams, LoraSettings
 from roll.training.adapter_snapshot import AdapterSnapshot, AdapterSpec
 from roll.types import OptimParams
 
-__all__ = ["Model", "ModelTrainer"]
+__all__ = ["MAX_WEIGHT", "Model", "ModelTrainer", "check_weights"]
 
 logger = logging.getLogger(__name__)
+
+MAX_WEIGHT = 1000.0
+"""The largest absolute value of an adapter's weight that is sampled from. Usual values are below 1."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -141,3 +144,20 @@ class ModelTrainer:
                 "The gradient was discarded."
             )
         return {"grad_norm": float(found.grad_norm), "learning_rate": float(found.learning_rate)}
+
+
+def check_weights(snapshot: AdapterSnapshot) -> None:
+    """Check that an engine can compute with a snapshot.
+
+    Weights that are not finite, or so large that logits overflow, would end the engine for the requests of all clients.
+
+    Raises:
+        RequestFailure: A weight is not finite or larger than `MAX_WEIGHT`.
+    """
+    for name, weight in snapshot.weights.items():
+        largest = float(weight.abs().max())
+        if not largest <= MAX_WEIGHT:
+            raise RequestFailure(
+                f"the training has diverged: the largest weight of '{name}' is {largest:g}, and at most {MAX_WEIGHT:g} "
+                "can be sampled from. Load an earlier checkpoint, and lower the learning rate."
+            )

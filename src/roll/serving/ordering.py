@@ -11,7 +11,6 @@ not use its number again.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -51,13 +50,12 @@ class RequestOrder:
         self._closed = ""
         self._task = asyncio.create_task(self._run(), name="requests of a model")
 
-    def submit(self, seq_id: int, body: bytes, work: Work) -> Promise:
+    def submit(self, seq_id: int, digest: bytes, work: Work) -> Promise:
         """Add a request, or return the promise of the same request if it was added before.
 
         Raises:
             ApiError: The sequence ID was used for another request, or the model has been deleted.
         """
-        digest = hashlib.sha256(body).digest()
         if seq_id in self._known:
             earlier, promise = self._known[seq_id]
             if earlier != digest:

@@ -42,6 +42,7 @@ class Promise:
     done: asyncio.Event = field(default_factory=asyncio.Event)
     drop_at: float = float("inf")
     was_read: bool = False
+    can_be_canceled: bool = False
 
     def resolve(self, outcome: Result | RequestFailure, now: float | None = None) -> None:
         """Set the outcome, unless there is one already."""
@@ -73,8 +74,14 @@ class Promises:
         promise = self._promises[request_id] = Promise(request_id=request_id, owner=owner, sequence_ids=ids)
         return promise
 
-    def run(self, promise: Promise, work: Awaitable[Result]) -> None:
-        """Run a coroutine in the background; its result or error becomes the promise's outcome."""
+    def run(self, promise: Promise, work: Awaitable[Result], *, can_be_canceled: bool = True) -> None:
+        """Run a coroutine in the background; its result or error becomes the promise's outcome.
+
+        Args:
+            promise: A promise without an outcome.
+            work: The coroutine.
+            can_be_canceled: Whether `cancel` ends the coroutine.
+        """
 
         async def run() -> None:
             try:
@@ -88,6 +95,7 @@ class Promises:
                 self._tasks.pop(promise.request_id, None)
 
         self._tasks[promise.request_id] = asyncio.create_task(run(), name=f"request {promise.request_id}")
+        promise.can_be_canceled = can_be_canceled
 
     def find(self, request_id: str, owner: str) -> Promise:
         """Return a promise.
@@ -111,8 +119,8 @@ class Promises:
         return promise.outcome
 
     def cancel(self, promise: Promise) -> None:
-        """Cancel the work of a promise that `run` has started."""
-        if task := self._tasks.get(promise.request_id):
+        """Cancel the work of a promise, if `run` has started it and it can be canceled."""
+        if promise.can_be_canceled and (task := self._tasks.get(promise.request_id)):
             task.cancel()
 
     def drop_expired(self) -> None:

@@ -42,6 +42,8 @@ Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,1
 Ttl: TypeAlias = Annotated[int, Field(ge=3600, le=315_360_000)]
 Token: TypeAlias = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
+Beta: TypeAlias = Annotated[Finite, Field(ge=0, le=0.999999)]
+"""The update divides by 1 - beta in float32."""
 UserMetadata: TypeAlias = dict[str, Any] | None
 
 
@@ -109,6 +111,20 @@ class CreateModel(_Body):
     type: Literal["create_model"] = "create_model"
 
 
+class _ModelBody(_Body):
+    """A request that runs in the order of the requests of its model."""
+
+    model_id: Id
+    seq_id: SeqId
+
+
+class _SaveBody(_ModelBody):
+    """A request that saves the weights of its model."""
+
+    ttl_seconds: Ttl | None = None
+    user_metadata: UserMetadata = None
+
+
 class GetInfo(_Body):
     """`get_info`."""
 
@@ -117,47 +133,37 @@ class GetInfo(_Body):
 
 
 class AdamParams(_Body):
-    """`adam_params` of `optim_step`."""
+    """`adam_params` of `optim_step`. Within these limits, the update of a finite gradient is finite in float32."""
 
-    learning_rate: Annotated[Finite, Field(ge=0)] = 1e-4
-    beta1: Annotated[Finite, Field(ge=0, lt=1)] = 0.9
-    beta2: Annotated[Finite, Field(ge=0, lt=1)] = 0.95
-    eps: Annotated[Finite, Field(ge=0)] = 1e-12
+    learning_rate: Annotated[Finite, Field(ge=0, le=100)] = 1e-4
+    beta1: Beta = 0.9
+    beta2: Beta = 0.95
+    eps: Annotated[Finite, Field(ge=1e-30)] = 1e-12
     weight_decay: Annotated[Finite, Field(ge=0)] = 0.0
     grad_clip_norm: Annotated[Finite, Field(ge=0)] = 0.0
 
 
-class OptimStep(_Body):
+class OptimStep(_ModelBody):
     """`optim_step`."""
 
-    model_id: Id
-    seq_id: SeqId
     adam_params: AdamParams
     type: Literal["optim_step"] = "optim_step"
 
 
-class SaveWeights(_Body):
+class SaveWeights(_SaveBody):
     """`save_weights`."""
 
-    model_id: Id
-    seq_id: SeqId
     path: Name
-    ttl_seconds: Ttl | None = None
     overwrite: bool = False
-    user_metadata: UserMetadata = None
     type: Literal["save_weights"] = "save_weights"
 
 
-class SaveWeightsForSampler(_Body):
+class SaveWeightsForSampler(_SaveBody):
     """`save_weights_for_sampler`."""
 
-    model_id: Id
-    seq_id: SeqId
     path: Name | None = None
     sampling_session_seq_id: Index | None = None
     kind: Literal["snapshot"] = "snapshot"
-    ttl_seconds: Ttl | None = None
-    user_metadata: UserMetadata = None
     type: Literal["save_weights_for_sampler"] = "save_weights_for_sampler"
 
 
@@ -206,8 +212,8 @@ class SamplingSettings(_Body):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     seed: int | None = None
     stop: Annotated[str, Field(min_length=1)] | list[Annotated[str, Field(min_length=1)]] | list[Token] | None = None
-    temperature: Annotated[Finite, Field(ge=0)] = 1.0
-    top_k: Annotated[int, Field(ge=-1)] = -1
+    temperature: Annotated[Finite, Field(ge=0, le=1e6)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] = -1
     top_p: Annotated[Finite, Field(gt=0, le=1)] = 1.0
 
 
@@ -301,6 +307,9 @@ def _describe_error(kind: type[BaseModel], error: ValidationError) -> ApiError:
         return ApiError(400, "this field is missing.", field=field)
     if field in _UNSUPPORTED and not (kind in (CreateModel, CreateSamplingSession) and field.startswith("base_model")):
         return ApiError(400, f"{_UNSUPPORTED[field]}; got {shorten(first['input'])}.", field=field)
+    if field.startswith("sampling_params.stop"):
+        problem = f"must be a string, strings, or tokens; got {shorten(first['input'])}."
+        return ApiError(400, problem, field="sampling_params.stop")
     if first["type"] == "extra_forbidden":
         known = f" The fields of the request are: {', '.join(kind.model_fields)}." if len(first["loc"]) == 1 else ""
         return ApiError(400, f"this field is not supported.{known}", field=field)

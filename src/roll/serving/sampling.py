@@ -19,10 +19,13 @@ from roll.serving.promises import Result
 from roll.serving.requests import Sample, SamplingSettings
 from roll.types import FloatArray, GenerationRequest, IntArray, SamplingParams
 
-__all__ = ["FIRST_SLICE", "Sampler", "SamplingSession"]
+__all__ = ["FIRST_SLICE", "MIN_TEMPERATURE", "Sampler", "SamplingSession"]
 
 FIRST_SLICE = 32
 """The number of tokens after which the text is first searched for stop strings; every later slice is twice as long."""
+
+MIN_TEMPERATURE = 1e-4
+"""The lowest temperature other than 0: logits are divided by it in float32, and must not overflow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +89,9 @@ class Sampler:
                 f"the prompt has {len(tokens)} tokens{asked}, but the limit for both together is {self._max_context}."
             )
             raise ApiError(400, problem, field="sampling_params.max_tokens")
+        if 0 < settings.temperature < MIN_TEMPERATURE:
+            problem = f"must be 0 (greedy) or at least {MIN_TEMPERATURE:g}, got {settings.temperature:g}."
+            raise ApiError(400, problem, field="sampling_params.temperature")
         if settings.top_k == 0:
             raise ApiError(400, "must be -1 (no limit) or at least 1, got 0.", field="sampling_params.top_k")
         if isinstance(settings.stop, list) and any(

@@ -10,8 +10,8 @@ import hashlib
 import hmac
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 from aiohttp import web
 
@@ -19,6 +19,7 @@ from roll.errors import one_line_error
 from roll.serving import requests, wire
 from roll.serving.failures import ApiError, RequestFailure
 from roll.serving.promises import Promise
+from roll.serving.routes import ROUTES, Answer, compute_digest
 from roll.serving.service import Service
 
 __all__ = ["MAX_BYTES", "TrainingServer"]
@@ -28,7 +29,6 @@ logger = logging.getLogger(__name__)
 MAX_BYTES = 128 * 2**20
 """The largest size of a body in bytes. Clients split data into bodies of 5 MB, unless a single datum is larger."""
 _PREFIX = "/api/v1/"
-Handler: TypeAlias = Callable[[Service, str, bytes], Awaitable[Mapping[str, Any] | Promise]]
 
 
 class TrainingServer:
@@ -96,8 +96,7 @@ class TrainingServer:
             return await self._retrieve(owner, body)
         if path == "forward_backward":
             return _build_promise(self._forward_backward(owner, request.content_type, body))
-        handler = _find_handler(path)
-        found = await handler(self.service, owner, body)
+        found = await self._post(owner, path, body)
         return _build_promise(found) if isinstance(found, Promise) else web.json_response(found)
 
     def _find_owner(self, key: str) -> str:
@@ -119,10 +118,23 @@ class TrainingServer:
             return service.get_sampler(owner, name)
         raise ApiError(404, f"GET {_PREFIX}{path[:200]} is not supported by this server.")
 
+    async def _post(self, owner: str, path: str, body: bytes) -> Answer:
+        if path == "telemetry":
+            return {"status": "accepted"}  # and dropped
+        if route := ROUTES.get(path):
+            return route.answer(self.service, owner, requests.parse_body(route.body, body), compute_digest(path, body))
+        parts = path.split("/")
+        if len(parts) == 3 and parts[0] == "sessions" and parts[2] == "finish":
+            requests.parse_body(requests.FinishSession, body)
+            await self.service.finish_session(self.service.sessions.find(parts[1], owner))
+            return {}
+        raise ApiError(404, f"POST {_PREFIX}{path[:200]} is not supported by this server.")
+
     def _forward_backward(self, owner: str, content_type: str, body: bytes) -> Promise:
         if content_type != wire.CONTENT_TYPE:
             raise ApiError(415, f"the body must be {wire.CONTENT_TYPE}, got {content_type}: use a newer client.")
-        return self.service.forward_backward(owner, wire.parse_forward_backward(body), body)
+        digest = compute_digest("forward_backward", body)
+        return self.service.forward_backward(owner, wire.parse_forward_backward(body), digest)
 
     async def _retrieve(self, owner: str, body: bytes) -> web.Response:
         """Hold a poll until the promise has an outcome: clients repeat it without a pause."""
@@ -153,108 +165,3 @@ def _build_error(status: int, message: str, field: str = "") -> web.Response:
     return web.Response(
         status=status, text=json.dumps({"error": text, "field": field or None}), content_type="application/json"
     )
-
-
-# ---- routes
-
-
-async def _configure(service: Service, owner: str, body: bytes) -> Mapping[str, Any]:
-    requests.parse_body(requests.ClientConfig, body)
-    return {}  # the clients' defaults
-
-
-async def _create_session(service: Service, owner: str, body: bytes) -> Mapping[str, Any]:
-    requests.parse_body(requests.CreateSession, body)
-    return {"session_id": service.sessions.create(owner).session_id, "type": "create_session"}
-
-
-async def _beat(service: Service, owner: str, body: bytes) -> Mapping[str, Any]:
-    service.sessions.find(requests.parse_body(requests.Heartbeat, body).session_id, owner)
-    return {"type": "session_heartbeat"}
-
-
-async def _create_model(service: Service, owner: str, body: bytes) -> Promise:
-    return service.create_model(owner, requests.parse_body(requests.CreateModel, body), body)
-
-
-async def _load_weights(service: Service, owner: str, body: bytes) -> Promise:
-    return service.load_weights(owner, requests.parse_body(requests.LoadWeights, body), body)
-
-
-async def _get_info(service: Service, owner: str, body: bytes) -> Mapping[str, Any]:
-    return service.get_info(owner, requests.parse_body(requests.GetInfo, body).model_id)
-
-
-async def _optim_step(service: Service, owner: str, body: bytes) -> Promise:
-    return service.optim_step(owner, requests.parse_body(requests.OptimStep, body), body)
-
-
-async def _save_weights(service: Service, owner: str, body: bytes) -> Promise:
-    return service.save_weights(owner, requests.parse_body(requests.SaveWeights, body), body)
-
-
-async def _save_for_sampler(service: Service, owner: str, body: bytes) -> Promise:
-    return service.save_weights_for_sampler(owner, requests.parse_body(requests.SaveWeightsForSampler, body), body)
-
-
-async def _weights_info(service: Service, owner: str, body: bytes) -> Mapping[str, Any]:
-    return service.describe_weights(owner, requests.parse_body(requests.WeightsInfo, body).tinker_path)
-
-
-async def _create_sampling_session(service: Service, owner: str, body: bytes) -> Mapping[str, Any]:
-    name = service.create_sampling_session(owner, requests.parse_body(requests.CreateSamplingSession, body))
-    return {"sampling_session_id": name, "type": "create_sampling_session"}
-
-
-async def _sample(service: Service, owner: str, body: bytes) -> Promise:
-    return service.sample(owner, requests.parse_body(requests.Sample, body), body)
-
-
-async def _cancel_future(service: Service, owner: str, body: bytes) -> Mapping[str, Any]:
-    promise = service.promises.find(requests.parse_body(requests.CancelFuture, body).request_id, owner)
-    service.promises.cancel(promise)
-    return {}
-
-
-async def _accept_telemetry(service: Service, owner: str, body: bytes) -> Mapping[str, Any]:
-    return {"status": "accepted"}  # and dropped
-
-
-_HANDLERS: Mapping[str, Handler] = {
-    "client/config": _configure,
-    "client/dynamic_config": _configure,
-    "create_session": _create_session,
-    "session_heartbeat": _beat,
-    "create_model": _create_model,
-    "load_weights": _load_weights,
-    "get_info": _get_info,
-    "optim_step": _optim_step,
-    "save_weights": _save_weights,
-    "save_weights_for_sampler": _save_for_sampler,
-    "weights_info": _weights_info,
-    "create_sampling_session": _create_sampling_session,
-    "asample": _sample,
-    "cancel_future": _cancel_future,
-    "telemetry": _accept_telemetry,
-}
-
-
-def _find_handler(path: str) -> Handler:
-    """Return the function that answers a POST to a path.
-
-    Raises:
-        ApiError: The server does not support the path.
-    """
-    if path in _HANDLERS:
-        return _HANDLERS[path]
-    parts = path.split("/")
-    if len(parts) == 3 and parts[0] == "sessions" and parts[2] == "finish":
-        session_id = parts[1]
-
-        async def finish(service: Service, owner: str, body: bytes) -> Mapping[str, Any]:
-            requests.parse_body(requests.FinishSession, body)
-            await service.finish_session(service.sessions.find(session_id, owner))
-            return {}
-
-        return finish
-    raise ApiError(404, f"POST {_PREFIX}{path[:200]} is not supported by this server.")

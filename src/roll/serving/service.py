@@ -1,17 +1,21 @@
-"""The requests of the API, independent of HTTP: each method takes the owner of the key and a parsed body."""
+"""The requests of the API, independent of HTTP.
+
+Each method takes the owner of the key and a parsed body. Requests with a promise also have a digest, by which repeated
+requests are recognized.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from roll.serving.bodies import build_spec, check_params, describe_model, describe_weights
 from roll.serving.checkpoints import UNNAMED, Checkpoint, Checkpoints, Kind
 from roll.serving.failures import ApiError, RequestFailure
-from roll.serving.models import Model, ModelTrainer
+from roll.serving.models import Model, ModelTrainer, check_weights
 from roll.serving.ordering import RequestOrder
 from roll.serving.promises import Promise, Promises, Result
 from roll.serving.requests import (
@@ -70,23 +74,23 @@ class Service:
 
     # ---- models
 
-    def create_model(self, owner: str, request: CreateModel, body: bytes) -> Promise:
+    def create_model(self, owner: str, request: CreateModel, digest: bytes) -> Promise:
         """Create a model with a new adapter."""
         session = self.sessions.find(request.session_id, owner)
-        if promise := session.models.find(request.model_seq_id, body):
+        if promise := session.models.find(request.model_seq_id, digest):
             return promise
         self._check_base_model(request.base_model)
         lora = request.lora_config
-        spec = _build_spec(lora, self.settings)
+        spec = build_spec(lora, self.settings)
         model_id = f"{session.session_id}:train:{request.model_seq_id}"
 
         async def create() -> Result:
             await self._add_model(session, model_id, spec, lora, request.user_metadata)
             return _to_json({"model_id": model_id, "type": "create_model"})
 
-        return self._submit_model(session, request.model_seq_id, body, create())
+        return self._submit_model(session, request.model_seq_id, digest, create())
 
-    def load_weights(self, owner: str, request: LoadWeights, body: bytes) -> Promise:
+    def load_weights(self, owner: str, request: LoadWeights, digest: bytes) -> Promise:
         """Load a checkpoint into a model, or into a new one."""
         if (request.model_id is None) == (request.session_id is None):
             raise ApiError(400, "either model_id or session_id must be given, and not both.", field="model_id")
@@ -96,12 +100,12 @@ class Service:
             if request.seq_id is None:
                 raise ApiError(400, "it is needed with model_id.", field="seq_id")
             model = self._find_model(request.model_id, owner)
-            return model.order.submit(request.seq_id, body, lambda: self._load_into(model, request))
+            return model.order.submit(request.seq_id, digest, lambda: self._load_into(model, request))
         assert request.session_id is not None
         if request.model_seq_id is None:
             raise ApiError(400, "it is needed with session_id.", field="model_seq_id")
         session = self.sessions.find(request.session_id, owner)
-        if promise := session.models.find(request.model_seq_id, body):
+        if promise := session.models.find(request.model_seq_id, digest):
             return promise
         model_id = f"{session.session_id}:train:{request.model_seq_id}"
 
@@ -114,31 +118,32 @@ class Service:
             await self._add_model(session, model_id, snapshot, lora, request.user_metadata)
             return _to_json({"path": request.path, "model_id": model_id, "type": "load_weights"})
 
-        return self._submit_model(session, request.model_seq_id, body, create())
+        return self._submit_model(session, request.model_seq_id, digest, create())
 
     def get_info(self, owner: str, model_id: str) -> dict[str, Any]:
         """Return the description of a model."""
-        return _describe_model(self._find_model(model_id, owner), self.settings.model_name, self._tokenizer_id)
+        return describe_model(self._find_model(model_id, owner), self.settings.model_name, self._tokenizer_id)
 
-    def forward_backward(self, owner: str, message: Any, body: bytes) -> Promise:
+    def forward_backward(self, owner: str, message: Any, digest: bytes) -> Promise:
         """Compute a loss, and its gradient unless the request asks for the forward pass only."""
         model = self._find_model(message.model_id, owner)
         if message.seq_id < 1:
             raise ApiError(400, f"must be at least 1, got {message.seq_id}.", field="seq_id")
-        return model.order.submit(message.seq_id, body, lambda: self._trainer.forward_backward(model, message))
+        return model.order.submit(message.seq_id, digest, lambda: self._trainer.forward_backward(model, message))
 
-    def optim_step(self, owner: str, request: OptimStep, body: bytes) -> Promise:
+    def optim_step(self, owner: str, request: OptimStep, digest: bytes) -> Promise:
         """Update a model with its gradient."""
-        model = self._find_model(request.model_id, owner)
+        model, params = self._find_model(request.model_id, owner), request.adam_params
+        check_params(params)
 
         async def step() -> Result:
-            return _to_json({"metrics": await self._trainer.optim_step(model, request.adam_params)})
+            return _to_json({"metrics": await self._trainer.optim_step(model, params)})
 
-        return model.order.submit(request.seq_id, body, step)
+        return model.order.submit(request.seq_id, digest, step)
 
     # ---- checkpoints
 
-    def save_weights(self, owner: str, request: SaveWeights, body: bytes) -> Promise:
+    def save_weights(self, owner: str, request: SaveWeights, digest: bytes) -> Promise:
         """Save a checkpoint to train on."""
         model = self._find_model(request.model_id, owner)
 
@@ -153,9 +158,9 @@ class Service:
             )
             return _to_json({"path": found.path, "type": "save_weights"})
 
-        return model.order.submit(request.seq_id, body, save)
+        return model.order.submit(request.seq_id, digest, save)
 
-    def save_weights_for_sampler(self, owner: str, request: SaveWeightsForSampler, body: bytes) -> Promise:
+    def save_weights_for_sampler(self, owner: str, request: SaveWeightsForSampler, digest: bytes) -> Promise:
         """Save a snapshot to sample from; without a name, a sampling session is created for it."""
         model, number = self._find_model(request.model_id, owner), request.sampling_session_seq_id
         if (request.path is None) == (number is None):
@@ -175,15 +180,19 @@ class Service:
                 return _to_json({"path": found.path, "type": "save_weights_for_sampler"})
             model.num_snapshots += 1
             found = await self._save(model, "sampler_weights", f"{UNNAMED}{model.num_snapshots}")
+            try:
+                name = self.sessions.add_sampling(session, number, found.path)
+            except ApiError:
+                await asyncio.to_thread(self._checkpoints.delete, found)
+                raise
             self._unnamed[found.path] = found
-            name = self.sessions.add_sampling(session, number, found.path)
             return _to_json({"sampling_session_id": name, "type": "save_weights_for_sampler"})
 
-        return model.order.submit(request.seq_id, body, save)
+        return model.order.submit(request.seq_id, digest, save)
 
     def describe_weights(self, owner: str, path: str) -> dict[str, Any]:
         """Return the description of a checkpoint."""
-        return _describe_weights(self._find_checkpoint(path, owner, ("weights", "sampler_weights"), "tinker_path"))
+        return describe_weights(self._find_checkpoint(path, owner, ("weights", "sampler_weights"), "tinker_path"))
 
     def read_snapshot(self, path: str) -> AdapterSnapshot:
         """Return the snapshot of a path. Blocks."""
@@ -197,10 +206,11 @@ class Service:
     def create_sampling_session(self, owner: str, request: CreateSamplingSession) -> str:
         """Create a sampling session for a path or the base model, and return its ID."""
         session = self.sessions.find(request.session_id, owner)
+        if request.base_model is not None:
+            self._check_base_model(request.base_model)
         if request.model_path is None:
             if request.base_model is None:
                 raise ApiError(400, "model_path or base_model must be given.", field="base_model")
-            self._check_base_model(request.base_model)
         else:
             self._find_checkpoint(request.model_path, owner, ("sampler_weights",), "model_path")
         return self.sessions.add_sampling(session, request.sampling_session_seq_id, request.model_path)
@@ -211,15 +221,15 @@ class Service:
         named = found.path if found.path not in self._unnamed else None
         return {"sampler_id": sampling_session_id, "base_model": self.settings.model_name, "model_path": named}
 
-    def sample(self, owner: str, request: Sample, body: bytes) -> Promise:
+    def sample(self, owner: str, request: Sample, digest: bytes) -> Promise:
         """Sample sequences."""
         session, sampling = self.sessions.find_sampling(request.sampling_session_id, owner)
         submissions = session.samples[request.sampling_session_id]
-        if promise := submissions.find(request.seq_id, body):
+        if promise := submissions.find(request.seq_id, digest):
             return promise
         tokens = self._sampler.check(request)
         promise = self.promises.create(owner, num_sequences=request.num_samples)
-        submissions.add(request.seq_id, body, promise)
+        submissions.add(request.seq_id, digest, promise)
         self.promises.run(promise, self._sampler.sample(sampling, request, tokens))
         return promise
 
@@ -252,10 +262,10 @@ class Service:
 
     # ---- parts of requests
 
-    def _submit_model(self, session: Session, number: int, body: bytes, work: Any) -> Promise:
+    def _submit_model(self, session: Session, number: int, digest: bytes, work: Any) -> Promise:
         promise = self.promises.create(session.owner)
-        session.models.add(number, body, promise)
-        self.promises.run(promise, work)
+        session.models.add(number, digest, promise)
+        self.promises.run(promise, work, can_be_canceled=False)
         return promise
 
     async def _add_model(
@@ -267,6 +277,9 @@ class Service:
         user_metadata: Mapping[str, Any] | None,
     ) -> None:
         await self._trainer.put(model_id, content)
+        if session.is_finished:
+            await self._trainer.delete(model_id)
+            raise RequestFailure("the session has ended.")
         spec = content if isinstance(content, AdapterSpec) else content.spec
         model: Model | None = None
 
@@ -304,6 +317,8 @@ class Service:
 
     async def _save(self, model: Model, kind: Kind, name: str, **options: Any) -> Checkpoint:
         snapshot = await self._trainer.read(model)
+        if kind == "sampler_weights":
+            await asyncio.to_thread(check_weights, snapshot)
         return await asyncio.to_thread(
             self._checkpoints.save,
             snapshot,
@@ -334,53 +349,6 @@ class Service:
             raise ApiError(
                 400, f"'{name}' is not served: the base model of this server is '{served}'.", field="base_model"
             )
-
-
-def _build_spec(lora: LoraSettings, settings: ServeSettings) -> AdapterSpec:
-    """Return the spec of a new adapter.
-
-    Raises:
-        ApiError: The server does not support the settings.
-    """
-    if lora.rank > settings.max_rank:
-        problem = f"must be <= {settings.max_rank} (--max-rank of the server), got {lora.rank}."
-        raise ApiError(400, problem, field="lora_config.rank")
-    if not (lora.train_mlp or lora.train_attn):
-        problem = "train_mlp or train_attn must be true: this server does not train the output embedding."
-        raise ApiError(400, problem, field="lora_config")
-    if lora.train_unembed:
-        # True is the clients' default, so it is not an error.
-        logger.info("train_unembed is true, but the output embedding has no adapter here and stays as it is.")
-    return AdapterSpec(
-        rank=lora.rank,
-        alpha=settings.alpha,
-        seed=secrets.randbits(62) if lora.seed is None else lora.seed,
-        attention=lora.train_attn,
-        mlp=lora.train_mlp,
-    )
-
-
-def _describe_model(model: Model, base_model: str, tokenizer_id: str) -> dict[str, Any]:
-    return {
-        "type": "get_info",
-        "model_id": model.model_id,
-        "model_name": base_model,
-        "model_data": {"model_name": base_model, "tokenizer_id": tokenizer_id},
-        "is_lora": True,
-        "lora_rank": model.spec.rank,
-    }
-
-
-def _describe_weights(checkpoint: Checkpoint) -> dict[str, Any]:
-    spec = checkpoint.spec
-    return {
-        "base_model": checkpoint.base_model,
-        "is_lora": True,
-        "lora_rank": spec.rank,
-        "train_unembed": checkpoint.train_unembed,
-        "train_mlp": spec.mlp,
-        "train_attn": spec.attention,
-    }
 
 
 def _to_json(content: Mapping[str, Any]) -> Result:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 import uuid
 from collections.abc import Callable
@@ -22,7 +21,7 @@ class Submissions:
         self._field = field
         self._known: dict[int, tuple[bytes, Promise]] = {}
 
-    def find(self, number: int, body: bytes) -> Promise | None:
+    def find(self, number: int, digest: bytes) -> Promise | None:
         """Return the promise of the same request, if there is one.
 
         Raises:
@@ -30,14 +29,14 @@ class Submissions:
         """
         if number not in self._known:
             return None
-        digest, promise = self._known[number]
-        if digest != hashlib.sha256(body).digest():
+        earlier, promise = self._known[number]
+        if earlier != digest:
             raise ApiError(400, f"{number} was already used for another request.", field=self._field)
         return promise
 
-    def add(self, number: int, body: bytes, promise: Promise) -> None:
+    def add(self, number: int, digest: bytes, promise: Promise) -> None:
         """Record a request."""
-        self._known[number] = hashlib.sha256(body).digest(), promise
+        self._known[number] = digest, promise
 
 
 @dataclass(kw_only=True, slots=True)

@@ -13,6 +13,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 from worlds.agents import Speaker, request_of
+from worlds.schemas import ANYTHING, allowed
 
 from roll.agents import Session
 from roll.agents.openapi import build_description
@@ -24,44 +25,6 @@ from roll.models import load_tokenizer
 SECRET = "what-another-agent-was-told"
 PATHS = [path for path, operations in build_description()["paths"].items() if "post" in operations]
 SCHEMAS = build_description()["components"]["schemas"]
-TEXT = st.text(max_size=12) | st.sampled_from(["<|im_end|>", "<tool_call>", "</think>", "\x00", "\ud7ff", "{}"])
-ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
-    max_leaves=8,
-)
-
-
-def allowed(schema: Any, depth: int = 0) -> st.SearchStrategy[Any]:
-    """What a schema of the description allows, small."""
-    if "$ref" in schema:
-        return allowed(SCHEMAS[schema["$ref"].rpartition("/")[2]], depth)
-    if "const" in schema:
-        return st.just(schema["const"])
-    if "enum" in schema:
-        return st.sampled_from(schema["enum"])
-    if options := schema.get("anyOf") or schema.get("oneOf"):
-        return st.one_of(*(allowed(option, depth) for option in options))
-    match schema.get("type"):
-        case "string":
-            return TEXT.filter(lambda text: len(text) >= schema.get("minLength", 0))
-        case "integer":
-            least = schema.get("minimum", -9)
-            return st.integers(least, min(schema.get("maximum", 9), least + 9))
-        case "number":
-            return st.floats(schema.get("minimum", -9), schema.get("maximum", 9))
-        case "boolean":
-            return st.booleans()
-        case "null":
-            return st.none()
-        case "array":
-            return st.lists(allowed(schema["items"], depth + 1), min_size=schema.get("minItems", 0), max_size=3)
-        case "object" if "properties" in schema:
-            fields = {name: allowed(each, depth + 1) for name, each in schema["properties"].items()}
-            required = {name: fields.pop(name) for name in schema.get("required", ())}
-            return st.fixed_dictionaries(required, optional=fields)
-        case _:
-            return st.dictionaries(TEXT, ANYTHING, max_size=2)
 
 
 @st.composite
@@ -69,7 +32,7 @@ def bodies(draw: st.DrawFn) -> tuple[str, Any]:
     """A path and a body for it: as described, with a part replaced by anything, or nothing of the kind."""
     path = draw(st.sampled_from(PATHS))
     schema = build_description()["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    body = draw(allowed(schema))
+    body = draw(allowed(schema, SCHEMAS))
     if draw(st.booleans()):
         name = draw(st.sampled_from(sorted(body)))
         body = {**body, name: draw(ANYTHING)}

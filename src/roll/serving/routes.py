@@ -1,0 +1,88 @@
+"""The paths of the API: the class of each body, and the function that answers it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from pydantic import BaseModel
+
+from roll.serving import requests
+from roll.serving.promises import Promise
+from roll.serving.service import Service
+
+__all__ = ["ROUTES", "Answer", "Route", "compute_digest"]
+
+Answer: TypeAlias = Mapping[str, Any] | Promise
+"""The content of a response, or a promise of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What a POST to a path expects and does."""
+
+    body: type[BaseModel]
+    answer: Callable[[Service, str, Any, bytes], Answer]
+    """A function of the service, the owner of the key, the parsed body, and the digest of the request."""
+
+
+def compute_digest(path: str, body: bytes) -> bytes:
+    """Return the digest by which a repeated request is recognized.
+
+    The path is part of it, because two paths accept equal bodies, for example those that save weights.
+    """
+    return hashlib.sha256(path.encode() + b"\n" + body).digest()
+
+
+def _configure(service: Service, owner: str, request: requests.ClientConfig, digest: bytes) -> Answer:
+    return {}  # the clients' defaults
+
+
+def _create_session(service: Service, owner: str, request: requests.CreateSession, digest: bytes) -> Answer:
+    return {"session_id": service.sessions.create(owner).session_id, "type": "create_session"}
+
+
+def _beat(service: Service, owner: str, request: requests.Heartbeat, digest: bytes) -> Answer:
+    service.sessions.find(request.session_id, owner)
+    return {"type": "session_heartbeat"}
+
+
+def _get_info(service: Service, owner: str, request: requests.GetInfo, digest: bytes) -> Answer:
+    return service.get_info(owner, request.model_id)
+
+
+def _describe_weights(service: Service, owner: str, request: requests.WeightsInfo, digest: bytes) -> Answer:
+    return service.describe_weights(owner, request.tinker_path)
+
+
+def _create_sampling(service: Service, owner: str, request: requests.CreateSamplingSession, digest: bytes) -> Answer:
+    name = service.create_sampling_session(owner, request)
+    return {"sampling_session_id": name, "type": "create_sampling_session"}
+
+
+def _cancel(service: Service, owner: str, request: requests.CancelFuture, digest: bytes) -> Answer:
+    service.promises.cancel(service.promises.find(request.request_id, owner))
+    return {}
+
+
+ROUTES: Mapping[str, Route] = {
+    "client/config": Route(requests.ClientConfig, _configure),
+    "client/dynamic_config": Route(requests.ClientConfig, _configure),
+    "create_session": Route(requests.CreateSession, _create_session),
+    "session_heartbeat": Route(requests.Heartbeat, _beat),
+    "create_model": Route(requests.CreateModel, Service.create_model),
+    "load_weights": Route(requests.LoadWeights, Service.load_weights),
+    "get_info": Route(requests.GetInfo, _get_info),
+    "optim_step": Route(requests.OptimStep, Service.optim_step),
+    "save_weights": Route(requests.SaveWeights, Service.save_weights),
+    "save_weights_for_sampler": Route(requests.SaveWeightsForSampler, Service.save_weights_for_sampler),
+    "weights_info": Route(requests.WeightsInfo, _describe_weights),
+    "create_sampling_session": Route(requests.CreateSamplingSession, _create_sampling),
+    "asample": Route(requests.Sample, Service.sample),
+    "cancel_future": Route(requests.CancelFuture, _cancel),
+}
+"""The routes of POST, by path, except those that `TrainingServer` answers itself: `forward_backward` has a body in
+protobuf, `retrieve_future` waits, `sessions/<id>/finish` has a part in its path, and `telemetry` is accepted unread.
+"""
