@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import signal
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from roll.errors import ConfigError
 from roll.process_environment import prepare_environment
@@ -18,7 +19,7 @@ __all__ = ["serve"]
 
 
 @click.command()
-@click.argument("model", metavar="MODEL")
+@click.argument("model", metavar="MODEL|FILE")
 @click.option("--name", default="", metavar="NAME", help="Name by which clients select the model. Default: MODEL.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8765, show_default=True, help="Port to listen on; 0 selects a free port.")
@@ -41,6 +42,7 @@ __all__ = ["serve"]
 @click.option("--max-context", type=int, help="Maximum tokens of a sequence. Default: that of MODEL, at most 4096.")
 @click.option("--max-adapters", default=16, show_default=True, help="Number of snapshots that the engine holds.")
 @click.option("--session-timeout", default=3600.0, show_default=True, help="Seconds until a silent session ends.")
+@click.option("--idle-timeout", default=900.0, show_default=True, help="Seconds until an idle model is moved to disk.")
 @click.option("--num-threads", type=int, help="CPU threads of the trainer and of the engine.")
 def serve(
     model: str,
@@ -57,9 +59,12 @@ def serve(
     max_context: int | None,
     max_adapters: int,
     session_timeout: float,
+    idle_timeout: float,
     num_threads: int | None,
 ) -> None:
     """Serve the training of LoRA adapters on MODEL to clients of the Tinker API.
+
+    FILE is the configuration of a run (*.yaml); its sections model, training and inference apply.
 
     \b
     roll serve smollm2-135m-instruct --key tml-my-secret-key
@@ -68,28 +73,44 @@ def serve(
     Each client has its own adapter, gradient and optimizer state; all share the weights of MODEL. Without --key and
     --keys, a new key is created and printed. docs/how-to/serve-a-training-api.md describes what is supported.
     """
-    if model.endswith((".yaml", ".yml", ".json")):
-        raise ConfigError(f"roll serve needs a model, got the file '{model}': configurations are not supported yet.")
+    chosen: dict[str, Any] = {
+        "model": model,
+        "engine": engine,
+        "dtype": dtype,
+        "max_rank": max_rank,
+        "alpha": alpha,
+        "max_context": max_context,
+        "num_threads": num_threads,
+    }
+    if model.endswith((".yaml", ".yml")):
+        chosen |= _read_file(Path(model), set(chosen) - {"model"})
     keys = read_keys(given_keys, keys_file)
     created = "" if keys else create_key()
     settings = ServeSettings(
-        model=model,
         name=name,
         directory=directory,
         host=host,
         port=port,
         keys=keys or {created: "default"},
-        engine=engine,
-        dtype=cast(Literal["bfloat16", "float32"], dtype),
-        max_rank=max_rank,
-        alpha=alpha,
-        max_context=max_context,
         max_adapters=max_adapters,
         session_timeout_s=session_timeout,
-        num_threads=num_threads,
+        idle_timeout_s=idle_timeout,
+        **chosen,
     )
     prepare_environment()
     run_to_end(_serve(settings, created))
+
+
+def _read_file(file: Path, names: set[str]) -> dict[str, Any]:
+    """Return what a run's configuration determines; the options of these names must not be given then."""
+    from roll.serving.run_settings import read_run_settings
+
+    context = click.get_current_context()
+    for name in sorted(names):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} cannot be given with '{file}': change the file, or remove {option}.")
+    return read_run_settings(file)
 
 
 async def _serve(settings: ServeSettings, created_key: str) -> None:

@@ -4,6 +4,8 @@
                                                        ├─► checkpoints (PEFT directories, optimizer states)
                                                        └─► sampling ─► snapshots ─► engine (one adapter per snapshot)
 
+    journal ─► what was accepted and answered ─► recovery, when a server is started again (states: adapters of models)
+
 Requests that take long are answered with a *promise*, a request ID. The result is fetched by a long poll (`promises`).
 """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from typing import Any
 
 from roll.serving.checkpoints import Checkpoint
@@ -18,8 +17,8 @@ __all__ = ["build_spec", "check_params", "describe_model", "describe_weights"]
 logger = logging.getLogger(__name__)
 
 
-def build_spec(lora: LoraSettings, settings: ServeSettings) -> AdapterSpec:
-    """Return the spec of a new adapter.
+def build_spec(lora: LoraSettings, settings: ServeSettings, seed: int) -> AdapterSpec:
+    """Return the spec of a new adapter; `seed` is that of a request without one.
 
     Raises:
         ApiError: The server does not support the settings.
@@ -36,7 +35,7 @@ def build_spec(lora: LoraSettings, settings: ServeSettings) -> AdapterSpec:
     return AdapterSpec(
         rank=lora.rank,
         alpha=settings.alpha,
-        seed=secrets.randbits(62) if lora.seed is None else lora.seed,
+        seed=seed if lora.seed is None else lora.seed,
         attention=lora.train_attn,
         mlp=lora.train_mlp,
     )
@@ -75,7 +74,5 @@ def check_params(params: AdamParams) -> None:
     """
     product = params.learning_rate * params.weight_decay
     if product > 1:
-        problem = (
-            f"learning_rate * weight_decay must be <= 1, because weights are multiplied by 1 - it; got {product:g}."
-        )
+        problem = f"learning_rate * weight_decay must be <= 1, got {product:g}: weights are multiplied by 1 minus it."
         raise ApiError(400, problem, field="adam_params.weight_decay")

@@ -16,7 +16,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -33,7 +33,7 @@ from roll.tracking import atomic
 from roll.training.adapter_snapshot import AdapterSnapshot, AdapterSpec
 from roll.training.checkpoint.export import move_to_final_name, write_adapter
 
-__all__ = ["UNNAMED", "Checkpoint", "Checkpoints", "Kind", "build_path"]
+__all__ = ["STATE", "UNNAMED", "Checkpoint", "Checkpoints", "Kind", "build_path"]
 
 Kind: TypeAlias = Literal["weights", "sampler_weights"]
 
@@ -43,6 +43,8 @@ _PREFIX = "base_model.model."
 _FILE = "checkpoint.json"
 UNNAMED = ".snapshot-"
 """Beginning of the names of snapshots that clients know only by a sampling session; no other name begins so."""
+STATE = ".state"
+"""Name of the state of a model; see `roll.serving.states`."""
 
 
 def build_path(model_id: str, kind: Kind, name: str) -> str:
@@ -64,6 +66,10 @@ class Checkpoint:
     expires_at: float | None = None
     """Unix time in seconds."""
     user_metadata: Mapping[str, Any] | None = None
+    request_id: str = ""
+    """The request that has saved it."""
+    seq_id: int = 0
+    """For the state of a model: the number of the last request that it includes."""
 
 
 class Checkpoints:
@@ -94,8 +100,10 @@ class Checkpoints:
         overwrite: bool = False,
         ttl_s: int | None = None,
         user_metadata: Mapping[str, Any] | None = None,
+        request_id: str = "",
+        seq_id: int = 0,
     ) -> Checkpoint:
-        """Write a checkpoint.
+        """Write a checkpoint. A request that is repeated after the server was killed finds what it has written.
 
         Raises:
             RequestFailure: There is a checkpoint of this name already, or it cannot be written.
@@ -110,9 +118,13 @@ class Checkpoints:
             num_steps=snapshot.num_steps,
             expires_at=None if ttl_s is None else time.time() + ttl_s,
             user_metadata=user_metadata,
+            request_id=request_id,
+            seq_id=seq_id,
         )
         target = self._directory / model_id / kind / name
         with self._lock:
+            if request_id and (found := self.describe(checkpoint.path)) and found.request_id == request_id:
+                return found
             if target.exists() and not overwrite:
                 option = ", or save with overwrite" if kind == "weights" else ""
                 raise RequestFailure(f"path: '{checkpoint.path}' exists already: choose another name{option}.")
@@ -138,7 +150,7 @@ class Checkpoints:
                 f"path: '{path[:200]}' is not a path like tinker://<model_id>/{kinds[0]}/<name>, as returned "
                 "when the checkpoint was saved."
             )
-        found = self._describe(path)
+        found = self.describe(path)
         if found is None or found.owner != owner:
             raise missing
         if found.expires_at is not None and found.expires_at < time.time():
@@ -158,7 +170,7 @@ class Checkpoints:
         Raises:
             RequestFailure: The checkpoint was deleted in the meantime, or is corrupted.
         """
-        found = self._describe(path)
+        found = self.describe(path)
         if found is None:
             raise RequestFailure(f"the checkpoint '{path}' was deleted.")
         return found
@@ -200,10 +212,13 @@ class Checkpoints:
         with self._lock:
             shutil.rmtree(self._directory / checkpoint.path.removeprefix("tinker://"), ignore_errors=True)
 
-    def delete_unnamed(self) -> None:
-        """Delete the snapshots of all sessions, which end with the server."""
-        for directory in self._directory.glob(f"*/*/{UNNAMED}*"):
-            shutil.rmtree(directory, ignore_errors=True)
+    def delete_hidden(self, needed: Collection[str]) -> None:
+        """Delete the snapshots without a name and the states of models, except those of the paths `needed`, and the
+        leftovers of interrupted writes. No other process may use the directory.
+        """
+        for directory in self._directory.glob("*:train:*/*/.*"):
+            if f"tinker://{directory.relative_to(self._directory)}" not in needed:
+                shutil.rmtree(directory, ignore_errors=True)
 
     def delete_expired(self) -> None:
         """Delete all checkpoints whose time to live is over, and the leftovers of interrupted writes."""
@@ -217,7 +232,12 @@ class Checkpoints:
         for directory in self._directory.glob("*/*"):
             atomic.remove_leftovers(directory, min_age_s=3600.0)
 
-    def _describe(self, path: str) -> Checkpoint | None:
+    def describe(self, path: str) -> Checkpoint | None:
+        """Return the description of a checkpoint, whoever owns it; `None` if there is no such checkpoint.
+
+        Raises:
+            RequestFailure: The description is corrupted.
+        """
         file = self._directory / path.removeprefix("tinker://") / _FILE
         try:
             content = json.loads(file.read_text(encoding="utf-8"))

@@ -34,12 +34,14 @@ class RequestFailure(Exception):
     Args:
         message: What is wrong, the value, and what to do.
         category: Whose mistake it is.
+        was_skipped: Whether the request was not run, because it, or an earlier request of its model, arrived too late.
     """
 
-    def __init__(self, message: str, category: Category = "user") -> None:
+    def __init__(self, message: str, category: Category = "user", was_skipped: bool = False) -> None:
         super().__init__(message)
         self.message = message
         self.category: Category = category
+        self.was_skipped = was_skipped
 
 
 def describe_failure(error: BaseException) -> RequestFailure:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +22,8 @@ from roll.serving import wire
 from roll.serving.data import decode_request
 from roll.serving.failures import RequestFailure, describe_failure
 from roll.serving.ordering import RequestOrder
-from roll.serving.promises import Result
 from roll.serving.requests import AdamParams, LoraSettings
+from roll.serving.submissions import Result
 from roll.training.adapter_snapshot import AdapterSnapshot, AdapterSpec
 from roll.types import OptimParams
 
@@ -47,8 +49,15 @@ class Model:
     lost_gradient: str = ""
     """Why the gradient was discarded; empty if it was not."""
     user_metadata: dict[str, Any] = field(default_factory=dict)
-    num_snapshots: int = 0
-    """The number of snapshots without a name."""
+    state_seq: int = 0
+    """The last request that the stored state includes."""
+    num_unstored_steps: int = 0
+    """The number of optimizer steps since then."""
+    has_gradient: bool = False
+    last_use: float = 0.0
+    """The time of the last call of the trainer, of `time.monotonic`."""
+    read_state: Callable[[], Awaitable[AdapterSnapshot]] | None = None
+    """Reads the stored state of a model that is not in the trainer."""
 
     def discard(self, reason: str) -> None:
         """Mark the gradient as lost; the next `optim_step` is rejected."""
@@ -78,7 +87,21 @@ class ModelTrainer:
     async def read(self, model: Model) -> AdapterSnapshot:
         """Return a copy of a model's adapter."""
         async with self._turn:
+            await self._load(model)
             return await self._group.call("read_adapter", model.model_id)
+
+    async def release(self, model: Model, read_state: Callable[[], Awaitable[AdapterSnapshot]]) -> None:
+        """Free the memory of a model until it is used again. It must have no gradient, and its state must be stored."""
+        async with self._turn:
+            await self._group.call("delete_adapter", model.model_id)
+            model.read_state = read_state
+
+    async def _load(self, model: Model) -> None:
+        """Put a model into the trainer that was released. The caller must hold the turn."""
+        model.last_use = time.monotonic()
+        if model.read_state is not None:
+            await self._group.call("put_adapter", model.model_id, await model.read_state())
+            model.read_state = None
 
     async def delete(self, model_id: str) -> None:
         """Delete a model's adapter."""
@@ -92,8 +115,10 @@ class ModelTrainer:
                 decode_request, message, max_tokens=self._max_tokens, vocab_size=self._vocab_size
             )
             async with self._turn:
+                await self._load(model)
                 await self._group.use_adapter(model.model_id)
                 run = self._group.measure if request.forward_only else self._group.forward_backward
+                model.has_gradient |= not request.forward_only
                 found = await run(request.batch, request.loss)
         except BaseException as error:
             if not message.forward_only:
@@ -117,7 +142,9 @@ class ModelTrainer:
                 are unchanged, and there is no gradient afterwards.
         """
         async with self._turn:
+            await self._load(model)
             await self._group.use_adapter(model.model_id)
+            model.has_gradient = False
             if reason := model.lost_gradient:
                 model.lost_gradient = ""
                 await self._group.discard_gradients()

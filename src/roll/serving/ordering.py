@@ -6,20 +6,37 @@ Clients number the requests of a model 1, 2, 3, … They send several at once, t
 a request whose response was lost. A request therefore waits for all earlier ones, and a repeated request gets the
 promise of the first. A request that is invalid takes its place in the order and fails there, because the client does
 not use its number again.
+
+A server that continues the work of an earlier one adds the requests of the journal before `start`. Those that the
+earlier server has answered keep their outcomes, and run again only if they change the model.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from roll.serving.failures import ApiError, RequestFailure, describe_failure
-from roll.serving.promises import Promise, Promises, Result
+from roll.serving.promises import Promise, Promises
+from roll.serving.submissions import Result, Submission
 
 __all__ = ["RequestOrder", "Work"]
 
-Work = Callable[[], Awaitable[Result]]
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What a request does."""
+
+    run: Callable[[], Awaitable[Result]]
+    changes_model: bool = False
+    """True if the weights, the gradient or the optimizer's state depend on the request."""
+    after: Callable[[], Awaitable[None]] | None = None
+    """What follows when the request has succeeded and its result is known, before the next request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +53,43 @@ class RequestOrder:
         owner: The owner of the model.
         gap_timeout_s: The time after which requests fail that wait for an earlier one.
         on_gap: A function that is called with the message when that happens.
+        first: The number of the first request.
     """
 
-    def __init__(self, promises: Promises, owner: str, gap_timeout_s: float, on_gap: Callable[[str], None]) -> None:
+    def __init__(
+        self, promises: Promises, owner: str, gap_timeout_s: float, on_gap: Callable[[str], None], first: int = 1
+    ) -> None:
         self._promises = promises
         self._owner = owner
         self._gap_timeout_s = gap_timeout_s
         self._on_gap = on_gap
-        self._next = 1
+        self._next = first
         self._waiting: dict[int, _Waiting] = {}
         self._known: dict[int, tuple[bytes, Promise]] = {}
         self._changed = asyncio.Event()
         self._closed = ""
-        self._task = asyncio.create_task(self._run(), name="requests of a model")
+        self._interlude: Callable[[int], Awaitable[None]] | None = None
+        self._task: asyncio.Task[None] | None = None
 
-    def submit(self, seq_id: int, digest: bytes, work: Work) -> Promise:
+    def start(self) -> None:
+        """Begin to run requests, unless that was done before."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="requests of a model")
+
+    def run_when_idle(self, work: Callable[[int], Awaitable[None]]) -> None:
+        """Run a function between two requests, when the next one has not arrived.
+
+        Args:
+            work: A function of the number of the last request. Its errors are logged.
+        """
+        self._interlude = work
+        self._changed.set()
+
+    def list_since(self, seq_id: int) -> Iterator[str]:
+        """Return the IDs of the requests with a higher sequence ID."""
+        return (promise.request_id for number, (_, promise) in self._known.items() if number > seq_id)
+
+    def submit(self, seq_id: int, submission: Submission, work: Work) -> Promise:
         """Add a request, or return the promise of the same request if it was added before.
 
         Raises:
@@ -58,15 +97,16 @@ class RequestOrder:
         """
         if seq_id in self._known:
             earlier, promise = self._known[seq_id]
-            if earlier != digest:
+            if earlier != submission.digest:
                 raise ApiError(400, f"{seq_id} was already used for another request of this model.", field="seq_id")
             return promise
         if self._closed:
             raise ApiError(404, self._closed, field="model_id")
-        promise = self._promises.create(self._owner)
-        self._known[seq_id] = digest, promise
+        promise = self._promises.create(self._owner, submission)
+        self._known[seq_id] = submission.digest, promise
         if seq_id < self._next:
-            promise.resolve(RequestFailure(f"request {seq_id} arrived after request {self._next - 1} was processed."))
+            message = f"request {seq_id} arrived after request {self._next - 1} was processed."
+            promise.resolve(RequestFailure(message, was_skipped=True))
         else:
             self._waiting[seq_id] = _Waiting(promise, work)
             self._changed.set()
@@ -75,32 +115,61 @@ class RequestOrder:
     async def close(self, reason: str) -> None:
         """End the running request, and fail all others."""
         self._closed = reason
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await self.stop()
         for each in self._waiting.values():
             each.promise.resolve(RequestFailure(reason))
         self._waiting.clear()
 
+    async def stop(self) -> None:
+        """End the running request, without an outcome."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
     async def _run(self) -> None:
-        while True:
+        while not self._closed:
             if self._next in self._waiting:
                 await self._process(self._waiting.pop(self._next))
                 self._next += 1
+                continue
+            if self._waiting and self._waiting[min(self._waiting)].promise.outcome is not None:
+                self._next = min(self._waiting)  # the earlier server has waited for the missing ones
+                continue
+            if self._interlude is not None:
+                work, self._interlude = self._interlude, None
+                await _run_aside(functools.partial(work, self._next - 1))
                 continue
             self._changed.clear()
             try:
                 await asyncio.wait_for(self._changed.wait(), self._gap_timeout_s if self._waiting else None)
             except TimeoutError:
                 self._skip_gap()
+        for each in self._waiting.values():
+            each.promise.resolve(RequestFailure(self._closed, "server"))
 
     async def _process(self, each: _Waiting) -> None:
+        earlier = each.promise.outcome
+        if isinstance(earlier, RequestFailure) and earlier.was_skipped:
+            self._on_gap(earlier.message)
+            return
+        if earlier is not None and not each.work.changes_model:
+            return
         try:
-            each.promise.resolve(await each.work())
+            each.promise.resolve(await each.work.run())
         except asyncio.CancelledError:
-            each.promise.resolve(RequestFailure(self._closed or "the server was stopped.", "server"))
+            if self._closed:
+                each.promise.resolve(RequestFailure(self._closed, "server"))
             raise
         except Exception as error:
-            each.promise.resolve(describe_failure(error))
+            failure = describe_failure(error)
+            each.promise.resolve(failure)
+            if isinstance(earlier, Result):
+                # The weights would differ from those that the client knows.
+                logger.error("a model could not be restored: %s", failure.message)
+                self._closed = f"the model could not be restored after the server was stopped: {failure.message}"
+            return
+        if each.work.after is not None:
+            await _run_aside(each.work.after)
 
     def _skip_gap(self) -> None:
         """Fail the first waiting request, because an earlier one is missing, and continue after it."""
@@ -109,5 +178,13 @@ class RequestOrder:
         message = f"request {first} failed: request {missing} of this model did not arrive within "
         message += f"{self._gap_timeout_s:g} s."
         self._on_gap(message)
-        self._waiting.pop(first).promise.resolve(RequestFailure(message))
+        self._waiting.pop(first).promise.resolve(RequestFailure(message, was_skipped=True))
         self._next = first + 1
+
+
+async def _run_aside(work: Callable[[], Awaitable[None]]) -> None:
+    """Run a function whose failure must not end the requests of a model."""
+    try:
+        await work()
+    except Exception:
+        logger.exception("the state of a model could not be stored or moved")

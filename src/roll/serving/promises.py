@@ -9,25 +9,21 @@ fetched first, or `KEEP_UNREAD_S` after it was complete.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 from roll.serving.failures import ApiError, RequestFailure, describe_failure
+from roll.serving.journal import Journal
+from roll.serving.submissions import Result, Submission
 
-__all__ = ["Promise", "Promises", "Result"]
+__all__ = ["Promise", "Promises"]
+
+logger = logging.getLogger(__name__)
 
 KEEP_S = 600.0
 KEEP_UNREAD_S = 6 * 3600.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
-    """The result of a request."""
-
-    body: bytes
-    content_type: str = "application/json"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -43,10 +39,16 @@ class Promise:
     drop_at: float = float("inf")
     was_read: bool = False
     can_be_canceled: bool = False
+    journal: Journal | None = None
 
     def resolve(self, outcome: Result | RequestFailure, now: float | None = None) -> None:
-        """Set the outcome, unless there is one already."""
+        """Set the outcome, unless there is one already. It is in the journal before anyone can see it."""
         if self.outcome is None:
+            if self.journal is not None:
+                try:
+                    self.journal.add_outcome(self.request_id, outcome)
+                except OSError:
+                    logger.exception("an outcome could not be recorded; a server that continues computes it again")
             self.outcome = outcome
             self.drop_at = (time.monotonic() if now is None else now) + KEEP_UNREAD_S
             self.done.set()
@@ -57,21 +59,36 @@ class Promises:
 
     Args:
         clock: A function that returns the time in seconds.
+        journal: The journal of the server.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, journal: Journal | None = None) -> None:
+        self._journal = journal
         self._promises: dict[str, Promise] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._clock = clock
+        self._is_closed = False
 
     def __len__(self) -> int:
         return len(self._promises)
 
-    def create(self, owner: str, *, num_sequences: int = 0) -> Promise:
-        """Return a new promise."""
-        request_id = uuid.uuid4().hex
-        ids = tuple(f"{request_id}:{index}" for index in range(num_sequences))
-        promise = self._promises[request_id] = Promise(request_id=request_id, owner=owner, sequence_ids=ids)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._promises)
+
+    def create(self, owner: str, submission: Submission, *, num_sequences: int = 0) -> Promise:
+        """Return a promise for a request that is accepted now.
+
+        A request that an earlier server has answered has the outcome of then.
+        """
+        if self._journal is not None:
+            self._journal.add_request(owner, submission)
+        name = submission.request_id
+        ids = tuple(f"{name}:{index}" for index in range(num_sequences))
+        promise = Promise(request_id=name, owner=owner, sequence_ids=ids)
+        if submission.outcome is not None:
+            promise.resolve(submission.outcome, self._clock())
+        promise.journal = self._journal
+        self._promises[name] = promise
         return promise
 
     def run(self, promise: Promise, work: Awaitable[Result], *, can_be_canceled: bool = True) -> None:
@@ -87,7 +104,8 @@ class Promises:
             try:
                 promise.resolve(await work, self._clock())
             except asyncio.CancelledError:
-                promise.resolve(RequestFailure("the request was canceled."), self._clock())
+                if not self._is_closed:
+                    promise.resolve(RequestFailure("the request was canceled."), self._clock())
                 raise
             except Exception as error:
                 promise.resolve(describe_failure(error), self._clock())
@@ -96,6 +114,11 @@ class Promises:
 
         self._tasks[promise.request_id] = asyncio.create_task(run(), name=f"request {promise.request_id}")
         promise.can_be_canceled = can_be_canceled
+
+    async def join(self, promise: Promise) -> None:
+        """Wait until the work that `run` has started for a promise has ended."""
+        if task := self._tasks.get(promise.request_id):
+            await asyncio.gather(task, return_exceptions=True)
 
     def find(self, request_id: str, owner: str) -> Promise:
         """Return a promise.
@@ -109,7 +132,11 @@ class Promises:
         return promise
 
     async def wait(self, promise: Promise, timeout_s: float) -> Result | RequestFailure | None:
-        """Wait for a promise's outcome; return `None` if there is none after `timeout_s`."""
+        """Wait for a promise's outcome.
+
+        Returns:
+            The outcome; `None` if there is none after `timeout_s`, or if the server stops.
+        """
         try:
             await asyncio.wait_for(promise.done.wait(), timeout_s)
         except TimeoutError:
@@ -131,10 +158,11 @@ class Promises:
             self._promises.pop(name).outcome = RequestFailure("the result has expired.")
 
     async def close(self) -> None:
-        """Cancel all work and end all polls."""
+        """Cancel all work and end all polls. Promises without an outcome stay so: a later server continues them."""
+        self._is_closed = True
+        for promise in self._promises.values():
+            promise.done.set()
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for promise in self._promises.values():
-            promise.resolve(RequestFailure("the server was stopped.", "server"))

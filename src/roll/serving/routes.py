@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from pydantic import BaseModel
 
-from roll.serving import requests
+from roll.serving import requests, wire
+from roll.serving.failures import ApiError
 from roll.serving.promises import Promise
 from roll.serving.service import Service
+from roll.serving.submissions import Submission
 
-__all__ = ["ROUTES", "Answer", "Route", "compute_digest"]
+__all__ = ["ROUTES", "Answer", "Route", "answer"]
 
 Answer: TypeAlias = Mapping[str, Any] | Promise
 """The content of a response, or a promise of it."""
@@ -24,45 +25,39 @@ class Route:
     """What a POST to a path expects and does."""
 
     body: type[BaseModel]
-    answer: Callable[[Service, str, Any, bytes], Answer]
-    """A function of the service, the owner of the key, the parsed body, and the digest of the request."""
+    answer: Callable[[Service, str, Any, Submission], Answer]
+    """A function of the service, the owner of the key, the parsed body, and the request as it was received."""
 
 
-def compute_digest(path: str, body: bytes) -> bytes:
-    """Return the digest by which a repeated request is recognized.
-
-    The path is part of it, because two paths accept equal bodies, for example those that save weights.
-    """
-    return hashlib.sha256(path.encode() + b"\n" + body).digest()
-
-
-def _configure(service: Service, owner: str, request: requests.ClientConfig, digest: bytes) -> Answer:
+def _configure(service: Service, owner: str, request: requests.ClientConfig, submission: Submission) -> Answer:
     return {}  # the clients' defaults
 
 
-def _create_session(service: Service, owner: str, request: requests.CreateSession, digest: bytes) -> Answer:
-    return {"session_id": service.sessions.create(owner).session_id, "type": "create_session"}
+def _create_session(service: Service, owner: str, request: requests.CreateSession, submission: Submission) -> Answer:
+    return {"session_id": service.create_session(owner, submission), "type": "create_session"}
 
 
-def _beat(service: Service, owner: str, request: requests.Heartbeat, digest: bytes) -> Answer:
+def _beat(service: Service, owner: str, request: requests.Heartbeat, submission: Submission) -> Answer:
     service.sessions.find(request.session_id, owner)
     return {"type": "session_heartbeat"}
 
 
-def _get_info(service: Service, owner: str, request: requests.GetInfo, digest: bytes) -> Answer:
+def _get_info(service: Service, owner: str, request: requests.GetInfo, submission: Submission) -> Answer:
     return service.get_info(owner, request.model_id)
 
 
-def _describe_weights(service: Service, owner: str, request: requests.WeightsInfo, digest: bytes) -> Answer:
+def _describe_weights(service: Service, owner: str, request: requests.WeightsInfo, submission: Submission) -> Answer:
     return service.describe_weights(owner, request.tinker_path)
 
 
-def _create_sampling(service: Service, owner: str, request: requests.CreateSamplingSession, digest: bytes) -> Answer:
-    name = service.create_sampling_session(owner, request)
+def _create_sampling(
+    service: Service, owner: str, request: requests.CreateSamplingSession, submission: Submission
+) -> Answer:
+    name = service.create_sampling_session(owner, request, submission)
     return {"sampling_session_id": name, "type": "create_sampling_session"}
 
 
-def _cancel(service: Service, owner: str, request: requests.CancelFuture, digest: bytes) -> Answer:
+def _cancel(service: Service, owner: str, request: requests.CancelFuture, submission: Submission) -> Answer:
     service.promises.cancel(service.promises.find(request.request_id, owner))
     return {}
 
@@ -86,3 +81,18 @@ ROUTES: Mapping[str, Route] = {
 """The routes of POST, by path, except those that `TrainingServer` answers itself: `forward_backward` has a body in
 protobuf, `retrieve_future` waits, `sessions/<id>/finish` has a part in its path, and `telemetry` is accepted unread.
 """
+
+
+def answer(service: Service, owner: str, submission: Submission) -> Answer:
+    """Answer a POST.
+
+    Raises:
+        ApiError: The path is not supported, or the request is rejected.
+    """
+    path, body = submission.path, submission.body
+    if path == "forward_backward":
+        return service.forward_backward(owner, wire.parse_forward_backward(body), submission)
+    if path not in ROUTES:
+        raise ApiError(404, f"POST /api/v1/{path[:200]} is not supported by this server.")
+    route = ROUTES[path]
+    return route.answer(service, owner, requests.parse_body(route.body, body), submission)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -15,8 +14,8 @@ from roll.protocols import InferenceEngine, SupportsAdapterScoring
 from roll.serving import wire
 from roll.serving.engine_adapters import EngineAdapters
 from roll.serving.failures import ApiError, RequestFailure
-from roll.serving.promises import Result
 from roll.serving.requests import Sample, SamplingSettings
+from roll.serving.submissions import Result
 from roll.types import FloatArray, GenerationRequest, IntArray, SamplingParams
 
 __all__ = ["FIRST_SLICE", "MIN_TEMPERATURE", "Sampler", "SamplingSession"]
@@ -106,10 +105,17 @@ class Sampler:
                 raise ApiError(400, problem, field="prompt_logprobs_last_n")
         return tokens
 
-    async def sample(self, session: SamplingSession, request: Sample, tokens: IntArray) -> Result:
-        """Sample the sequences of a request."""
+    async def sample(self, session: SamplingSession, request: Sample, tokens: IntArray, seed: int) -> Result:
+        """Sample the sequences of a request.
+
+        Args:
+            session: The weights to sample from.
+            request: The request.
+            tokens: The tokens of the prompt.
+            seed: The seed of a request without one.
+        """
         settings = request.sampling_params
-        seed = secrets.randbits(63) if settings.seed is None else settings.seed % 2**63
+        seed = seed if settings.seed is None else settings.seed % 2**63
         seeds = np.random.SeedSequence(seed).generate_state(request.num_samples, np.uint64)
         async with self._adapters.use(session.path) as adapter, asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._sample_one(tokens, settings, adapter, int(own) >> 1)) for own in seeds]

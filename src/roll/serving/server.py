@@ -19,8 +19,9 @@ from roll.errors import one_line_error
 from roll.serving import requests, wire
 from roll.serving.failures import ApiError, RequestFailure
 from roll.serving.promises import Promise
-from roll.serving.routes import ROUTES, Answer, compute_digest
+from roll.serving.routes import Answer, answer
 from roll.serving.service import Service
+from roll.serving.submissions import Submission
 
 __all__ = ["MAX_BYTES", "TrainingServer"]
 
@@ -92,11 +93,11 @@ class TrainingServer:
         if request.method != "POST":
             raise ApiError(405, f"{request.method} is not supported: use POST.")
         body = await request.read()
+        if self.service.is_closed:
+            raise ApiError(503, "the server is stopping.")
         if path == "retrieve_future":
             return await self._retrieve(owner, body)
-        if path == "forward_backward":
-            return _build_promise(self._forward_backward(owner, request.content_type, body))
-        found = await self._post(owner, path, body)
+        found = await self._post(owner, path, request.content_type, body)
         return _build_promise(found) if isinstance(found, Promise) else web.json_response(found)
 
     def _find_owner(self, key: str) -> str:
@@ -118,23 +119,17 @@ class TrainingServer:
             return service.get_sampler(owner, name)
         raise ApiError(404, f"GET {_PREFIX}{path[:200]} is not supported by this server.")
 
-    async def _post(self, owner: str, path: str, body: bytes) -> Answer:
+    async def _post(self, owner: str, path: str, content_type: str, body: bytes) -> Answer:
         if path == "telemetry":
             return {"status": "accepted"}  # and dropped
-        if route := ROUTES.get(path):
-            return route.answer(self.service, owner, requests.parse_body(route.body, body), compute_digest(path, body))
+        if path == "forward_backward" and content_type != wire.CONTENT_TYPE:
+            raise ApiError(415, f"the body must be {wire.CONTENT_TYPE}, got {content_type}: use a newer client.")
         parts = path.split("/")
         if len(parts) == 3 and parts[0] == "sessions" and parts[2] == "finish":
             requests.parse_body(requests.FinishSession, body)
             await self.service.finish_session(self.service.sessions.find(parts[1], owner))
             return {}
-        raise ApiError(404, f"POST {_PREFIX}{path[:200]} is not supported by this server.")
-
-    def _forward_backward(self, owner: str, content_type: str, body: bytes) -> Promise:
-        if content_type != wire.CONTENT_TYPE:
-            raise ApiError(415, f"the body must be {wire.CONTENT_TYPE}, got {content_type}: use a newer client.")
-        digest = compute_digest("forward_backward", body)
-        return self.service.forward_backward(owner, wire.parse_forward_backward(body), digest)
+        return answer(self.service, owner, Submission(path=path, body=body))
 
     async def _retrieve(self, owner: str, body: bytes) -> web.Response:
         """Hold a poll until the promise has an outcome: clients repeat it without a pause."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from roll.serving.failures import ApiError
 from roll.serving.promises import Promise
 from roll.serving.sampling import SamplingSession
+from roll.serving.submissions import Submission
 
 __all__ = ["Session", "Sessions", "Submissions"]
 
@@ -21,7 +21,7 @@ class Submissions:
         self._field = field
         self._known: dict[int, tuple[bytes, Promise]] = {}
 
-    def find(self, number: int, digest: bytes) -> Promise | None:
+    def find(self, number: int, submission: Submission) -> Promise | None:
         """Return the promise of the same request, if there is one.
 
         Raises:
@@ -30,13 +30,13 @@ class Submissions:
         if number not in self._known:
             return None
         earlier, promise = self._known[number]
-        if earlier != digest:
+        if earlier != submission.digest:
             raise ApiError(400, f"{number} was already used for another request.", field=self._field)
         return promise
 
-    def add(self, number: int, digest: bytes, promise: Promise) -> None:
+    def add(self, number: int, submission: Submission, promise: Promise) -> None:
         """Record a request."""
-        self._known[number] = digest, promise
+        self._known[number] = submission.digest, promise
 
 
 @dataclass(kw_only=True, slots=True)
@@ -53,6 +53,8 @@ class Session:
     """The sampling sessions, by ID."""
     samples: dict[str, Submissions] = field(default_factory=dict)
     """The requests of each sampling session."""
+    kept: set[str] = field(default_factory=set)
+    """The IDs of requests that the journal keeps until the session ends."""
 
 
 class Sessions:
@@ -68,9 +70,12 @@ class Sessions:
         self._clock = clock
         self._sessions: dict[str, Session] = {}
 
-    def create(self, owner: str) -> Session:
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
+
+    def create(self, owner: str, session_id: str) -> Session:
         """Return a new session."""
-        session = Session(session_id=str(uuid.uuid4()), owner=owner, last_seen=self._clock())
+        session = Session(session_id=session_id, owner=owner, last_seen=self._clock())
         self._sessions[session.session_id] = session
         return session
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from roll.config.inference import EngineOptions
+from roll.config.model import ModelConfig
+from roll.config.training import TrainingConfig
 from roll.errors import ConfigError
 
 __all__ = ["KEY_PREFIX", "ServeSettings", "create_key", "read_keys"]
@@ -48,14 +51,30 @@ class ServeSettings:
     """The number of snapshots that the engine holds at a time; others are read from disk when they are sampled."""
     session_timeout_s: float = 3600.0
     """The time without a request or heartbeat after which a session ends."""
+    idle_timeout_s: float = 900.0
+    """The time without a request after which a model leaves the memory of the trainer, until its next request."""
     gap_timeout_s: float = 300.0
     """The time after which a request fails that waits for an earlier request of its model."""
     poll_s: float = 25.0
     """The time for which a poll for a result is held."""
     num_threads: int | None = None
+    model_config: ModelConfig | None = None
+    """The configuration of the base model with its adapters, from a run's configuration."""
+    training_config: TrainingConfig | None = None
+    """The configuration of the trainer, of which clients replace the optimizer's settings."""
+    engine_options: EngineOptions | None = None
+    """The configuration of the engine."""
 
     def __post_init__(self) -> None:
-        limits = {"max_rank": 1, "max_adapters": 1, "alpha": 0, "session_timeout_s": 0, "gap_timeout_s": 0, "poll_s": 0}
+        limits = {
+            "max_rank": 1,
+            "max_adapters": 1,
+            "alpha": 0,
+            "session_timeout_s": 0,
+            "idle_timeout_s": 0,
+            "gap_timeout_s": 0,
+            "poll_s": 0,
+        }
         for name, lowest in limits.items():
             value = getattr(self, name)
             if not (value >= lowest if lowest else value > 0):

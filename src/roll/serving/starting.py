@@ -11,6 +11,7 @@ import torch
 
 from roll.cluster.local import LocalCluster
 from roll.config.engines import EngineRequirement, check_engine, get_engine_capabilities, resolve_engine_kind
+from roll.config.inference import EngineOptions
 from roll.config.model import LoRAConfig, ModelConfig
 from roll.config.training import TrainingConfig
 from roll.errors import ConfigError
@@ -18,7 +19,9 @@ from roll.inference import EngineSpec, build_engine
 from roll.models import describe_model, find_stop_token_ids, list_adapted_layers, load_tokenizer, resolve_model
 from roll.serving.checkpoints import Checkpoints
 from roll.serving.engine_adapters import EngineAdapters, EngineLayers
+from roll.serving.journal import Journal
 from roll.serving.models import ModelTrainer
+from roll.serving.recovery import restore
 from roll.serving.sampling import Sampler
 from roll.serving.server import TrainingServer
 from roll.serving.service import Service
@@ -41,11 +44,14 @@ async def open_server(settings: ServeSettings) -> AsyncIterator[TrainingServer]:
         ModelError: The model cannot be loaded.
     """
     kind = resolve_engine_kind(settings.engine, "--engine")
-    check_engine(kind, [EngineRequirement(capability="lora", reason="roll serve")], "--engine")
+    needs = [EngineRequirement(capability=name, reason="roll serve") for name in ("lora", "scores_sequences")]
+    check_engine(kind, needs, "--engine")
     path = resolve_model(settings.model)
     description = describe_model(path)
     context = settings.max_context or min(description.context_length, DEFAULT_MAX_CONTEXT)
     async with AsyncExitStack() as stack:
+        journal = Journal(settings.directory / "journal")
+        stack.callback(journal.close)
         cluster = LocalCluster()
         trainer = await cluster.start_trainer(_build_trainer_spec(settings, path), "actor_train")
         stack.push_async_callback(trainer.close)
@@ -53,7 +59,6 @@ async def open_server(settings: ServeSettings) -> AsyncIterator[TrainingServer]:
         await engine.start()
         stack.push_async_callback(engine.close)
         checkpoints = Checkpoints(settings.directory, settings.model_name, str(path))
-        await asyncio.to_thread(checkpoints.delete_unnamed)
         service: Service | None = None
 
         def read(snapshot_path: str) -> AdapterSnapshot:
@@ -81,9 +86,13 @@ async def open_server(settings: ServeSettings) -> AsyncIterator[TrainingServer]:
             ModelTrainer(trainer, context, description.vocab_size),
             sampler,
             checkpoints,
+            journal,
             tokenizer_id=_find_tokenizer_id(settings.model, path),
             max_context=context,
         )
+        await restore(service, journal.records)
+        journal.records.clear()
+        await service.start()
         server = TrainingServer(service, settings.keys, settings.host, settings.port)
         try:
             await stack.enter_async_context(server)
@@ -112,27 +121,32 @@ def _build_lora(settings: ServeSettings) -> LoRAConfig:
 
 
 def _build_engine_spec(settings: ServeSettings, path: Path, kind: str, context: int) -> EngineSpec:
+    options = settings.engine_options or EngineOptions()
+    model = settings.model_config
     return EngineSpec(
         engine_id="sampler",
         kind=kind,
         model_path=str(path),
         dtype=settings.dtype,
         max_context=context,
+        max_num_seqs=options.max_num_seqs,
+        kv_cache_bytes=options.kv_cache_bytes,
+        tensor_parallel=options.tensor_parallel,
         num_threads=settings.num_threads,
         lora=_build_lora(settings),
         max_adapters=settings.max_adapters,
-        options=dict(get_engine_capabilities(kind).sequential_options),
+        trust_remote_code=model is not None and model.trust_remote_code,
+        options={**get_engine_capabilities(kind).sequential_options, **options.options},
     )
 
 
 def _build_trainer_spec(settings: ServeSettings, path: Path) -> TrainerSpec:
     """Return the spec of the trainer. Clients send all settings of the optimizer, so those of the spec are not used."""
+    model = settings.model_config or ModelConfig(path=str(path), dtype=settings.dtype, lora=_build_lora(settings))
+    training = settings.training_config or TrainingConfig(num_steps=1, num_threads=settings.num_threads)
     return TrainerSpec(
         model_path=str(path),
-        model=ModelConfig(
-            path=str(path),
-            dtype=settings.dtype,
-            lora=_build_lora(settings),
-        ),
-        training=TrainingConfig(num_steps=1, max_nonfinite_steps=2**31 - 1, num_threads=settings.num_threads),
+        model=model,
+        # Each client has its own updates, and one that diverges must not end the others.
+        training=training.model_copy(update={"max_nonfinite_steps": 2**31 - 1, "num_steps": training.num_steps or 1}),
     )

@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from api_client import ADAM, OTHER_KEY, ApiFailure, Client, client, datum, decode_outputs, gather, serving
+
+from roll.serving import models
+from roll.serving.failures import RequestFailure
+from roll.serving.models import check_weights
+from roll.serving.requests import LoraSettings
+from roll.training.adapter_snapshot import AdapterSnapshot, AdapterSpec
 
 TOKENS = list(range(10, 30))
 
@@ -198,6 +205,29 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
     "optimizer": ("create_model", {"optimizer_config": {"type": "dimuon"}}, 400, "only 'adamw' is supported"),
     "beta": ("optim_step", {"adam_params": {"beta1": 1.0}}, 400, "adam_params.beta1: "),
     "learning rate": ("optim_step", {"adam_params": {"learning_rate": -1.0}}, 400, "adam_params.learning_rate: "),
+    "learning rate that overflows": ("optim_step", {"adam_params": {"learning_rate": 1e308}}, 400, "learning_rate: "),
+    "beta that is 1 in float32": ("optim_step", {"adam_params": {"beta2": 0.99999999999}}, 400, "adam_params.beta2: "),
+    "eps that is 0 in float32": ("optim_step", {"adam_params": {"eps": 1e-50}}, 400, "adam_params.eps: "),
+    "decay that changes signs": (
+        "optim_step",
+        {"adam_params": {"learning_rate": 10.0, "weight_decay": 0.2}},
+        400,
+        r"adam_params.weight_decay: learning_rate \* weight_decay must be <= 1, got 2",
+    ),
+    "temperature": ("asample", {"sampling_params": {"temperature": 1e-300}}, 400, "temperature: must be 0 .greedy. or"),
+    "top-k": ("asample", {"sampling_params": {"top_k": 2**70}}, 400, "sampling_params.top_k: "),
+    "stop": (
+        "asample",
+        {"sampling_params": {"stop": [1.5]}},
+        400,
+        "sampling_params.stop: must be a string, strings, or",
+    ),
+    "two weights": (
+        "create_sampling_session",
+        {"model_path": "tinker://x/y/z", "base_model": "other"},
+        400,
+        "base_model",
+    ),
     "other parameters": ("optim_step", {"optimizer_params": {"type": "dimuon"}}, 400, "only AdamW is supported"),
     "inflight": ("save_weights_for_sampler", {"kind": "inflight"}, 400, "kind: only 'snapshot' is supported"),
     "name": ("save_weights", {"path": "../x"}, 400, "path: must be a name"),
@@ -217,17 +247,29 @@ TEMPLATES: dict[str, dict[str, Any]] = {
     "save_weights": {"model_id": "M", "seq_id": 1, "path": "x"},
     "save_weights_for_sampler": {"model_id": "M", "seq_id": 1, "path": "x"},
     "create_sampling_session": {"session_id": "S", "sampling_session_seq_id": 0, "base_model": "tiny"},
+    "asample": {
+        "sampling_session_id": "B",
+        "seq_id": 0,
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]},
+        "sampling_params": {},
+    },
 }
 
 
 async def test_serving_bad_bodies_get_one_error_that_names_the_field(tiny_model: Path, tmp_path: Path) -> None:
     async with serving(tiny_model, tmp_path) as server, client(server) as one:
         model = await one.create_model(7)
+        base = {"session_id": one.session_id, "sampling_session_seq_id": 99, "base_model": "tiny"}
+        ids = {
+            "S": one.session_id,
+            "M": model,
+            "B": (await one.send("create_sampling_session", base))["sampling_session_id"],
+        }
         for name, (path, changes, status, message) in BAD.items():
             body = changes
             if isinstance(changes, dict) and path in TEMPLATES and name != "no session":
                 body = {**TEMPLATES[path], **changes}
-                body = {key: {"S": one.session_id, "M": model}.get(str(value), value) for key, value in body.items()}
+                body = {key: ids.get(str(value), value) for key, value in body.items()}
             with pytest.raises(ApiFailure, match=message) as failure:
                 await one.send(path, body)
             assert failure.value.status == status, name
@@ -275,3 +317,52 @@ async def test_serving_bad_data_name_the_datum_and_the_input(tiny_model: Path, t
             assert expected in str(failure.value), message
         with pytest.raises(ApiFailure, match="optim_step was rejected"):
             await one.step(model)
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("-inf"), -1000.5])
+def test_serving_weights_that_an_engine_could_not_compute_with_are_refused(weight: float) -> None:
+    weights = {"a.lora_A.weight": torch.full((2, 3), 1000.0), "a.lora_B.weight": torch.tensor([[0.0, weight]])}
+    with pytest.raises(
+        RequestFailure, match=r"the training has diverged: the largest weight of 'a\.lora_B\.weight' is"
+    ):
+        check_weights(AdapterSnapshot(spec=AdapterSpec(rank=2), weights=weights))
+    del weights["a.lora_B.weight"]
+    check_weights(AdapterSnapshot(spec=AdapterSpec(rank=2), weights=weights))
+
+
+async def test_serving_a_diverged_model_is_not_sampled_from_and_others_are(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tiny_model, tmp_path) as server, client(server) as one, client(server, OTHER_KEY) as two:
+        model, session = await one.create_model(), await two.snapshot(await two.create_model(), 0)
+        await one.forward_backward(model, [simple()])
+        await one.step(model, learning_rate=50.0)  # the first update is as large as the learning rate
+        monkeypatch.setattr(models, "MAX_WEIGHT", 49.0)
+        with pytest.raises(ApiFailure, match=r"the largest weight of '.*' is 50, and at most 49 can be sampled from"):
+            await one.snapshot(model, 0)
+        assert (await two.sample(session, 0, TOKENS)).sequences
+
+
+async def test_serving_requests_of_two_paths_with_equal_bodies_are_two_requests(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    async with serving(tiny_model, tmp_path) as server, client(server) as one:
+        body = {"model_id": await one.create_model(), "seq_id": 1, "path": "mine"}
+        await one.result(await one.send("save_weights", body))
+        with pytest.raises(ApiFailure, match="seq_id: 1 was already used for another request"):
+            await one.send("save_weights_for_sampler", body)
+
+
+async def test_serving_a_model_whose_session_ends_meanwhile_is_not_created(tiny_model: Path, tmp_path: Path) -> None:
+    async with serving(tiny_model, tmp_path) as server, client(server) as one:
+        body = {"session_id": one.session_id, "model_seq_id": 0, "base_model": "tiny", "lora_config": {"rank": 2}}
+        promise = await one.send("create_model", body)
+        await one.send("cancel_future", promise)  # has no effect
+        model_id = (await one.result(promise))["model_id"]
+        assert (await one.send("get_info", {"model_id": model_id}))["lora_rank"] == 2
+        service = server.service
+        session = service.sessions.find(one.session_id, "alice")
+        session.is_finished = True
+        with pytest.raises(RequestFailure, match="the session has ended"):
+            await service._models.add(session, f"{model_id}1", AdapterSpec(rank=2), LoraSettings(rank=2), None)
+        assert [each.model_id for each in service._models] == [model_id]

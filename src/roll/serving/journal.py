@@ -1,0 +1,156 @@
+"""The journal of a server: what it has accepted and answered, so that a server that was killed continues.
+
+    accept a request ─► append its body ─► return its promise      … compute …      append the outcome ─► show it
+
+The file is a sequence of records: a line of JSON, the content, and a line break. A process that is killed leaves at
+most one incomplete record at the end, which is cut off when the file is opened again. Records are written without
+fsync: they survive the end of the process, but not power loss.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roll.errors import ConfigError
+from roll.serving.failures import RequestFailure
+from roll.serving.submissions import Result, Submission
+
+__all__ = ["FINISH", "Journal", "Record"]
+
+FINISH = "finish"
+"""The path in the record of the end of a session."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """A record of the journal."""
+
+    kind: str
+    """`request` or `outcome`."""
+    request_id: str
+    content: bytes
+    owner: str = ""
+    path: str = ""
+    content_type: str = ""
+    failure: dict[str, Any] | None = None
+    """For an outcome that is a failure: the arguments of `RequestFailure`."""
+
+    @property
+    def outcome(self) -> Result | RequestFailure:
+        """The outcome, of a record of this kind."""
+        if self.failure is not None:
+            return RequestFailure(**self.failure)
+        return Result(body=self.content, content_type=self.content_type)
+
+    def encode(self) -> bytes:
+        """Return the bytes of the record."""
+        head = {name: getattr(self, name) for name in Record.__dataclass_fields__ if name != "content"}
+        head |= {"size": len(self.content), "crc": zlib.crc32(self.content)}
+        return json.dumps(head).encode() + b"\n" + self.content + b"\n"
+
+
+class Journal:
+    """The file of a server's journal, which only one process may have open.
+
+    Args:
+        path: The file; it is created if it does not exist.
+
+    Raises:
+        ConfigError: Another process has it open.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._file)
+            raise ConfigError(
+                f"--dir: '{path.parent}' is in use by another server: choose another directory."
+            ) from error
+        self.records = list(self._read())
+        """The records of earlier servers."""
+
+    @property
+    def size(self) -> int:
+        """The size of the file in bytes."""
+        return 0 if self._file < 0 else os.fstat(self._file).st_size
+
+    def add_request(self, owner: str, submission: Submission) -> None:
+        """Record that a request was accepted, unless an earlier server recorded it."""
+        if not submission.is_restored:
+            content, path = submission.body, submission.path
+            self._append(
+                Record(kind="request", request_id=submission.request_id, content=content, owner=owner, path=path)
+            )
+
+    def add_outcome(self, request_id: str, outcome: Result | RequestFailure) -> None:
+        """Record the outcome of a request."""
+        if isinstance(outcome, Result):
+            record = Record(
+                kind="outcome", request_id=request_id, content=outcome.body, content_type=outcome.content_type
+            )
+        else:
+            failure = {"message": outcome.message, "category": outcome.category, "was_skipped": outcome.was_skipped}
+            record = Record(kind="outcome", request_id=request_id, content=b"", failure=failure)
+        self._append(record)
+
+    def finish(self, session_id: str) -> None:
+        """Record the end of a session."""
+        self._append(Record(kind="request", request_id=session_id, content=b"", path=FINISH))
+
+    def compact(self, is_needed: Callable[[Record], bool]) -> None:
+        """Replace the file by one without the records that are not needed. Blocks."""
+        partial = self._path.with_name(f".{self._path.name}.tmp")
+        kept = b"".join(record.encode() for record in self._read() if is_needed(record))
+        partial.write_bytes(kept)
+        file = os.open(partial, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.replace(partial, self._path)
+        os.close(self._file)
+        self._file = file
+
+    def close(self) -> None:
+        """Close the file. What is added afterwards is not recorded."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _append(self, record: Record) -> None:
+        if self._file < 0:
+            return
+        before, content = self.size, memoryview(record.encode())
+        try:
+            while content:
+                content = content[os.write(self._file, content) :]
+        except OSError:
+            os.ftruncate(self._file, before)  # the next record would otherwise continue the incomplete one
+            raise
+
+    def _read(self) -> Iterator[Record]:
+        """Yield all complete records, and cut off an incomplete one at the end."""
+        complete = 0
+        with self._path.open("rb") as file:
+            while line := file.readline():
+                try:
+                    head = json.loads(line)
+                    size, crc = head.pop("size"), head.pop("crc")
+                    content, end = file.read(size), file.read(1)
+                    if end != b"\n" or zlib.crc32(content) != crc:
+                        break
+                    record = Record(content=content, **head)
+                except (ValueError, TypeError, KeyError, AttributeError):
+                    break
+                complete = file.tell()
+                yield record
+        if complete < self.size:
+            os.ftruncate(self._file, complete)
