@@ -5,14 +5,22 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from roll.serving.checkpoints import Checkpoint
-from roll.serving.failures import ApiError
+from roll.serving.checkpoints import Checkpoint, Checkpoints, Kind
+from roll.serving.failures import ApiError, RequestFailure
 from roll.serving.models import Model
 from roll.serving.requests import AdamParams, LoraSettings
 from roll.serving.settings import ServeSettings
 from roll.training.adapter_snapshot import AdapterSpec
 
-__all__ = ["build_spec", "check_params", "describe_model", "describe_weights"]
+__all__ = [
+    "build_lora_settings",
+    "build_spec",
+    "check_base_model",
+    "check_params",
+    "describe_model",
+    "describe_weights",
+    "find_checkpoint",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -76,3 +84,34 @@ def check_params(params: AdamParams) -> None:
     if product > 1:
         problem = f"learning_rate * weight_decay must be <= 1, got {product:g}: weights are multiplied by 1 minus it."
         raise ApiError(400, problem, field="adam_params.weight_decay")
+
+
+def check_base_model(name: str, settings: ServeSettings) -> None:
+    """Check that a name is that of the base model.
+
+    Raises:
+        ApiError: It is another name.
+    """
+    if name != settings.model_name:
+        served = settings.model_name
+        raise ApiError(400, f"'{name}' is not served: the base model of this server is '{served}'.", field="base_model")
+
+
+def build_lora_settings(checkpoint: Checkpoint) -> LoraSettings:
+    """Return the settings with which the model of a checkpoint was created."""
+    spec = checkpoint.spec
+    return LoraSettings(
+        rank=spec.rank, train_mlp=spec.mlp, train_attn=spec.attention, train_unembed=checkpoint.train_unembed
+    )
+
+
+def find_checkpoint(checkpoints: Checkpoints, path: str, owner: str, kinds: tuple[Kind, ...], field: str) -> Checkpoint:
+    """Return a checkpoint that a body names; see `Checkpoints.find`.
+
+    Raises:
+        ApiError: There is no such checkpoint.
+    """
+    try:
+        return checkpoints.find(path, owner, kinds)
+    except RequestFailure as failure:
+        raise ApiError(404, failure.message.removeprefix("path: "), field=field) from failure

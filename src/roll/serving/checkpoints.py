@@ -233,7 +233,7 @@ class Checkpoints:
             atomic.remove_leftovers(directory, min_age_s=3600.0)
 
     def describe(self, path: str) -> Checkpoint | None:
-        """Return the description of a checkpoint, whoever owns it; `None` if there is no such checkpoint.
+        """Return the description of a checkpoint of any owner; `None` if there is no such checkpoint.
 
         Raises:
             RequestFailure: The description is corrupted.

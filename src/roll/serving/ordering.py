@@ -137,7 +137,7 @@ class RequestOrder:
                 continue
             if self._interlude is not None:
                 work, self._interlude = self._interlude, None
-                await _run_aside(functools.partial(work, self._next - 1))
+                await _run_logged(functools.partial(work, self._next - 1))
                 continue
             self._changed.clear()
             try:
@@ -169,7 +169,7 @@ class RequestOrder:
                 self._closed = f"the model could not be restored after the server was stopped: {failure.message}"
             return
         if each.work.after is not None:
-            await _run_aside(each.work.after)
+            await _run_logged(each.work.after)
 
     def _skip_gap(self) -> None:
         """Fail the first waiting request, because an earlier one is missing, and continue after it."""
@@ -182,7 +182,7 @@ class RequestOrder:
         self._next = first + 1
 
 
-async def _run_aside(work: Callable[[], Awaitable[None]]) -> None:
+async def _run_logged(work: Callable[[], Awaitable[None]]) -> None:
     """Run a function whose failure must not end the requests of a model."""
     try:
         await work()

@@ -10,8 +10,16 @@ import asyncio
 import logging
 from typing import Any
 
-from roll.serving.bodies import build_spec, check_params, describe_model, describe_weights
-from roll.serving.checkpoints import UNNAMED, Checkpoint, Checkpoints, Kind, build_path
+from roll.serving.bodies import (
+    build_lora_settings,
+    build_spec,
+    check_base_model,
+    check_params,
+    describe_model,
+    describe_weights,
+    find_checkpoint,
+)
+from roll.serving.checkpoints import UNNAMED, Checkpoint, Checkpoints, build_path
 from roll.serving.failures import ApiError, RequestFailure
 from roll.serving.journal import Journal
 from roll.serving.model_store import ModelStore
@@ -22,7 +30,6 @@ from roll.serving.requests import (
     CreateModel,
     CreateSamplingSession,
     LoadWeights,
-    LoraSettings,
     OptimStep,
     Sample,
     SaveWeights,
@@ -95,7 +102,7 @@ class Service:
         session = self.sessions.find(request.session_id, owner)
         if promise := session.models.find(request.model_seq_id, submission):
             return promise
-        self._check_base_model(request.base_model)
+        check_base_model(request.base_model, self.settings)
         lora = request.lora_config
         spec = build_spec(lora, self.settings, int(submission.request_id[:15], 16))
         model_id = f"{session.session_id}:train:{request.model_seq_id}"
@@ -112,7 +119,7 @@ class Service:
         if (request.model_id is None) == (request.session_id is None):
             raise ApiError(400, "either model_id or session_id must be given, and not both.", field="model_id")
         if request.base_model is not None:
-            self._check_base_model(request.base_model)
+            check_base_model(request.base_model, self.settings)
         if request.model_id is not None:
             if request.seq_id is None:
                 raise ApiError(400, "it is needed with model_id.", field="seq_id")
@@ -137,13 +144,7 @@ class Service:
         async def create() -> Result:
             state = await self._models.states.find(model_id)
             found = state or await self._models.read(request.path, owner, optimizer=request.optimizer)
-            spec = found.checkpoint.spec
-            lora = LoraSettings(
-                rank=spec.rank,
-                train_mlp=spec.mlp,
-                train_attn=spec.attention,
-                train_unembed=found.checkpoint.train_unembed,
-            )
+            lora = build_lora_settings(found.checkpoint)
             model = await self._models.add(session, model_id, found, lora, request.user_metadata)
             if state is None:
                 await self._models.states.keep(model, 0)  # the checkpoint may expire
@@ -242,7 +243,9 @@ class Service:
 
     def describe_weights(self, owner: str, path: str) -> dict[str, Any]:
         """Return the description of a checkpoint."""
-        return describe_weights(self._find_checkpoint(path, owner, ("weights", "sampler_weights"), "tinker_path"))
+        return describe_weights(
+            find_checkpoint(self._checkpoints, path, owner, ("weights", "sampler_weights"), "tinker_path")
+        )
 
     def read_snapshot(self, path: str) -> AdapterSnapshot:
         """Return the snapshot of a path. Blocks."""
@@ -257,12 +260,12 @@ class Service:
         """Create a sampling session for a path or the base model, and return its ID."""
         session = self.sessions.find(request.session_id, owner)
         if request.base_model is not None:
-            self._check_base_model(request.base_model)
+            check_base_model(request.base_model, self.settings)
         if request.model_path is None:
             if request.base_model is None:
                 raise ApiError(400, "model_path or base_model must be given.", field="base_model")
         else:
-            self._find_checkpoint(request.model_path, owner, ("sampler_weights",), "model_path")
+            find_checkpoint(self._checkpoints, request.model_path, owner, ("sampler_weights",), "model_path")
         name = self.sessions.add_sampling(session, request.sampling_session_seq_id, request.model_path)
         self._journal.add_request(owner, submission)
         session.kept.add(submission.request_id)
@@ -347,16 +350,3 @@ class Service:
         else:
             self.promises.run(promise, work, can_be_canceled=False)
         return promise
-
-    def _find_checkpoint(self, path: str, owner: str, kinds: tuple[Kind, ...], name: str) -> Checkpoint:
-        try:
-            return self._checkpoints.find(path, owner, kinds)
-        except RequestFailure as failure:
-            raise ApiError(404, failure.message.removeprefix("path: "), field=name) from failure
-
-    def _check_base_model(self, name: str) -> None:
-        if name != self.settings.model_name:
-            served = self.settings.model_name
-            raise ApiError(
-                400, f"'{name}' is not served: the base model of this server is '{served}'.", field="base_model"
-            )

@@ -17,6 +17,7 @@ from roll.config.training import TrainingConfig
 from roll.errors import ConfigError
 from roll.inference import EngineSpec, build_engine
 from roll.models import describe_model, find_stop_token_ids, list_adapted_layers, load_tokenizer, resolve_model
+from roll.protocols import InferenceEngine
 from roll.serving.checkpoints import Checkpoints
 from roll.serving.engine_adapters import EngineAdapters, EngineLayers
 from roll.serving.journal import Journal
@@ -73,18 +74,10 @@ async def open_server(settings: ServeSettings) -> AsyncIterator[TrainingServer]:
         adapters = EngineAdapters(engine, cluster.choose_transport(kind), layers, settings.max_adapters, read)
         stack.push_async_callback(adapters.close)
         await adapters.start()
-        sampler = Sampler(
-            engine,
-            adapters,
-            max_context=context,
-            vocab_size=description.vocab_size,
-            end_token_ids=find_stop_token_ids(path),
-            tokenizer=load_tokenizer(path),
-        )
         service = Service(
             settings,
             ModelTrainer(trainer, context, description.vocab_size),
-            sampler,
+            _build_sampler(engine, adapters, path, context),
             checkpoints,
             journal,
             tokenizer_id=_find_tokenizer_id(settings.model, path),
@@ -102,6 +95,17 @@ async def open_server(settings: ServeSettings) -> AsyncIterator[TrainingServer]:
         cleaning = asyncio.create_task(_clean_up(service), name="clean up")
         stack.callback(cleaning.cancel)
         yield server
+
+
+def _build_sampler(engine: InferenceEngine, adapters: EngineAdapters, path: Path, context: int) -> Sampler:
+    return Sampler(
+        engine,
+        adapters,
+        max_context=context,
+        vocab_size=describe_model(path).vocab_size,
+        end_token_ids=find_stop_token_ids(path),
+        tokenizer=load_tokenizer(path),
+    )
 
 
 async def _clean_up(service: Service) -> None:
