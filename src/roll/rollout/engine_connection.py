@@ -10,6 +10,7 @@ Invariants:
     - a call belongs to the connection: if its caller is canceled, the call continues and is still tracked;
     - a request occupies its slot until the engine has released it by an answer, or the engine is lost;
     - after `mark_lost`, no caller waits for the engine any more, and its late answers are ignored;
+    - an engine that fails to pause, resume, sleep or wake is lost, because its state is unknown;
     - an engine with pending calls that makes no step within a timeout derived from its recent steps (`HangDetector`) is
       lost. While an engine is paused, its generation requests are not treated as pending.
 """
@@ -45,6 +46,8 @@ class _Call:
     answer: asyncio.Future[Any]
     request_id: str = ""
     """Id of a generation request; an empty string for other calls."""
+    changes_state: bool = False
+    """True for calls after whose failure the engine's state is unknown."""
     on_end: Callable[[], None] | None = None
     released: asyncio.Future[None] | None = None
     """Future of an orphan (a request whose caller was canceled); done when the engine has released the request."""
@@ -131,20 +134,33 @@ class EngineConnection:
         await self._wait_for_release([call for call in self._orphans if call.request_id == request_id])
 
     async def abort(self, request_ids: Collection[str]) -> None:
-        """Abort requests immediately; like all calls, raise `EngineDiedError` if the engine is lost."""
-        await self._begin(self.engine.abort(request_ids)).answer
+        """Abort requests immediately. If the engine cannot abort them, they run to their end.
+
+        Raises:
+            EngineDiedError: The engine is lost.
+        """
+        try:
+            await self._begin(self.engine.abort(request_ids)).answer
+        except EngineDiedError:
+            raise
+        except InfraError as error:
+            self._log_failed_abort(error)
 
     async def pause(self, mode: PauseMode) -> None:
         """Pause the engine; see `InferenceEngine.pause`."""
-        await self._begin(self._run_serially(lambda: self.engine.pause(mode), paused=True)).answer
+        await self.call(self._run_serially(lambda: self.engine.pause(mode), paused=True))
 
     async def resume(self) -> None:
         """Resume the engine; see `InferenceEngine.resume`."""
-        await self._begin(self._run_serially(self.engine.resume, paused=False)).answer
+        await self.call(self._run_serially(self.engine.resume, paused=False))
 
     async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Await a call to any other method of the engine; raise `EngineDiedError` if the engine is lost."""
-        return await self._begin(coroutine).answer
+        """Await a call that changes the engine's state, such as `sleep` or `wake`.
+
+        Raises:
+            EngineDiedError: The engine is lost, also because this call ended with an `InfraError`.
+        """
+        return await self._begin(coroutine, changes_state=True).answer
 
     @property
     def is_paused(self) -> bool:
@@ -181,7 +197,12 @@ class EngineConnection:
         self._stop_timers()
 
     def _begin(
-        self, coroutine: Coroutine[Any, Any, T], request_id: str = "", on_end: Callable[[], None] | None = None
+        self,
+        coroutine: Coroutine[Any, Any, T],
+        request_id: str = "",
+        on_end: Callable[[], None] | None = None,
+        *,
+        changes_state: bool = False,
     ) -> _Call:
         if self.lost is not None:
             coroutine.close()
@@ -189,7 +210,7 @@ class EngineConnection:
         self._advance_activity()
         loop = asyncio.get_running_loop()
         task = loop.create_task(coroutine)
-        call = self._calls[task] = _Call(task, loop.create_future(), request_id, on_end)
+        call = self._calls[task] = _Call(task, loop.create_future(), request_id, changes_state, on_end)
         self._num_requests += bool(request_id)
         task.add_done_callback(self._on_reply)
         self._start_watching()
@@ -200,6 +221,8 @@ class EngineConnection:
         error = None if task.cancelled() else task.exception()
         if call is None:  # `mark_lost` has already answered the caller
             return
+        if call.changes_state and isinstance(error, InfraError) and not isinstance(error, EngineDiedError):
+            error = EngineDiedError(self.engine.engine_id, one_line_error(error))
         if not call.answer.done():
             if task.cancelled():
                 error = InfraError(f"engine '{self.engine.engine_id}' canceled a call that its caller did not cancel")
@@ -269,9 +292,12 @@ class EngineConnection:
         if answer.cancelled() or self.lost is not None:
             return
         if (error := answer.exception()) is not None:
-            logger.warning("engine %s could not abort requests: %s", self.engine.engine_id, one_line_error(error))
+            self._log_failed_abort(error)
         if self._orphans and self._abort_timer is None:
             self._abort_timer = asyncio.get_running_loop().call_later(ABORT_RETRY_S, self._abort_orphans)
+
+    def _log_failed_abort(self, error: BaseException) -> None:
+        logger.warning("engine %s could not abort requests: %s", self.engine.engine_id, one_line_error(error))
 
     @staticmethod
     async def _wait_for_release(calls: Collection[_Call]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from roll.errors import EngineDiedError, WeightSyncError
+from roll.errors import EngineDiedError, InfraError, WeightSyncError, one_line_error
 from roll.protocols import InferenceEngine, SupportsPrefetch
 from roll.types import WeightReceipt, WeightUpdate
 from roll.weights.broadcast import build_engine_update
@@ -125,7 +125,8 @@ async def call_with_timeout(timeout_s: float, engine: InferenceEngine, call: Cor
         action: The action of the engine, for the message "it did not <action> within 60 s".
 
     Raises:
-        EngineDiedError: the engine did not answer in time.
+        EngineDiedError: the engine did not answer in time, or the call ended with an `InfraError`. After such an error
+            the engine's weights are unknown, so the engine must be replaced like a dead one.
     """
     task = asyncio.ensure_future(call)
     try:
@@ -135,4 +136,9 @@ async def call_with_timeout(timeout_s: float, engine: InferenceEngine, call: Cor
     finally:
         if not task.done():
             task.cancel()
-    return task.result()
+    try:
+        return task.result()
+    except EngineDiedError:
+        raise
+    except InfraError as error:
+        raise EngineDiedError(engine.engine_id, f"it could not {action}: {one_line_error(error)}") from error
