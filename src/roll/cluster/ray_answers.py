@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ray.exceptions import ActorUnschedulableError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnschedulableError, NodeDiedError, ObjectLostError, RayActorError, RayTaskError
 
 __all__ = ["await_result"]
+
+_DEATHS = (RayActorError, NodeDiedError, ActorUnschedulableError, ObjectLostError)
+"""Errors of calls to actors that are gone. `ActorUnschedulableError`: the actor's node has left the cluster.
+`ObjectLostError`: the node left before its answer, which was larger than 100 KB, was fetched."""
 
 
 async def await_result(reference: Any, build_death_error: Callable[[], Exception]) -> Any:
@@ -19,7 +23,7 @@ async def await_result(reference: Any, build_death_error: Callable[[], Exception
     """
     try:
         return await reference
-    except (RayActorError, ActorUnschedulableError) as error:  # the latter if the actor's node has left the cluster
+    except _DEATHS as error:
         raise build_death_error() from error
     except RayTaskError as error:
         # Ray wraps the error of a call, but callers distinguish errors by type, as with a trainer in this process.

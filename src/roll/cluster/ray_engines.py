@@ -85,7 +85,8 @@ class RayEngine:
         self.pid: int | None = None
         self._spec = spec
         self._running = 0
-        self._reported = EngineLoad(num_running=0, num_waiting=0, kv_used=0.0, capacity=spec.max_num_seqs)
+        # No steps instead of an unknown number, so that an actor that never reports is detected as hanging.
+        self._reported = EngineLoad(num_running=0, num_waiting=0, kv_used=0.0, capacity=spec.max_num_seqs, num_steps=0)
         self._reports: asyncio.Task[None] | None = None
         # Only the controller may know a registered name, but an import path is valid in every process.
         named = replace(spec, kind=ENGINES.path(resolve_engine_kind(spec.kind)))
@@ -158,7 +159,7 @@ class RayEngine:
             kv_used=self._reported.kv_used if self._running else 0.0,
             capacity=capacity,
             kv_capacity=self._reported.kv_capacity,
-            num_steps=self._reported.num_steps or 0,
+            num_steps=self._reported.num_steps,
             num_preempted=self._reported.num_preempted,
         )
 

@@ -13,6 +13,7 @@ pytest.importorskip("ray")
 from roll.cluster import ray_engines
 from roll.cluster.ray_engines import RayEngine
 from roll.inference import EngineSpec
+from roll.types import EngineLoad
 
 
 async def test_ray_engine_an_engine_whose_close_is_cancelled_is_ended_all_the_same(
@@ -41,3 +42,12 @@ async def test_ray_engine_an_engine_that_has_not_started_is_ended_without_asking
     monkeypatch.setattr(ray_engines.ray, "kill", lambda actor, no_restart: ended.append(actor))
     await RayEngine(EngineSpec(engine_id="engine-0", kind="hf", model_path="", max_context=8), {}).close()
     assert ended == [actor]
+
+
+async def test_ray_engine_reports_no_steps_if_its_engine_does_not_count_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _: SimpleNamespace()))
+    monkeypatch.setattr(ray_engines.ray, "remote", lambda _: options)
+    engine = RayEngine(EngineSpec(engine_id="engine-0", kind="hf", model_path="", max_context=8), {})
+    assert engine.load().num_steps == 0  # an actor that never reports hangs
+    engine._reported = EngineLoad(num_running=1, num_waiting=0, kv_used=0.0, capacity=1)
+    assert engine.load().num_steps is None  # with 0, the engine would be replaced after 10 minutes of requests

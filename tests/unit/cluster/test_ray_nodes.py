@@ -10,7 +10,13 @@ import pytest
 
 pytest.importorskip("ray")
 
-from ray.exceptions import ActorUnschedulableError
+from ray.exceptions import (
+    ActorUnschedulableError,
+    NodeDiedError,
+    ObjectLostError,
+    ObjectReconstructionFailedError,
+    OwnerDiedError,
+)
 
 from roll.cluster import ray_nodes
 from roll.cluster.ray_answers import await_result
@@ -118,9 +124,19 @@ async def test_ray_nodes_a_head_that_does_not_answer_is_an_infrastructure_error(
         await nodes().list_nodes()
 
 
-async def test_ray_nodes_an_actor_whose_node_is_gone_is_a_dead_engine() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        ActorUnschedulableError("the node does not exist any more"),
+        NodeDiedError("the node died"),
+        ObjectLostError("00ff", None, "call site"),
+        ObjectReconstructionFailedError("00ff"),
+        OwnerDiedError("00ff", None, "call site"),
+    ],
+)
+async def test_ray_nodes_an_actor_whose_node_is_gone_is_a_dead_engine(error: Exception) -> None:
     async def answer() -> None:
-        raise ActorUnschedulableError("the node does not exist any more")
+        raise error
 
     with pytest.raises(EngineDiedError):
         await await_result(answer(), lambda: EngineDiedError("engine-1", "its process ended"))
