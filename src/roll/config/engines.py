@@ -87,6 +87,9 @@ class EngineCapabilities:
     """Host memory that the engine uses on a CPU in addition to weights and KV cache."""
     kv_block_tokens: int = 32
     """Tokens of the KV cache blocks that requests with a common prefix share."""
+    address_option: str = ""
+    """Key of `EngineSpec.options` with the address of a server that already runs and then serves this one engine; empty
+    if the engine has no such option."""
     sequential_options: Mapping[str, Any] = field(default_factory=dict)
     """`EngineSpec.options` for requests that arrive one at a time, so that they do not wait for each other."""
     missing_reasons: Mapping[str, str] = field(default_factory=dict)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from roll.config.engines import check_engine
+from roll.config.engines import check_engine, get_engine_capabilities
 from roll.config.rollout_run import RolloutRunConfig
+from roll.errors import ConfigError
 
 __all__ = ["check_engines"]
 
@@ -13,8 +14,23 @@ def check_engines(config: RolloutRunConfig) -> None:
 
     Raises:
         ConfigError: An engine is unknown or not installed, or lacks a capability; the message names the capability and
-            the engines that have it.
+            the engines that have it. Several engines would use the same server.
     """
     check_engine(config.inference.engine, config.required_engine_capabilities)
+    _check_address(config)
     if config.judge is not None:
         check_engine(config.judge.engine, config.judge.required_engine_capabilities, "judge.engine")
+
+
+def _check_address(config: RolloutRunConfig) -> None:
+    """Check that a server that already runs serves only one engine, because each engine replaces its weights."""
+    option = get_engine_capabilities(config.inference.engine).address_option
+    address = config.inference.options.get(option) if option else None
+    if not address or (config.num_engines == 1 and config.cluster.elastic is None):
+        return
+    several = f"has {config.num_engines} engines" if config.num_engines > 1 else "has cluster.elastic"
+    raise ConfigError(
+        f"inference.options.{option} {address} is one server, but the run {several}: map one engine "
+        f"(cluster.device_mapping.actor_infer) and remove cluster.elastic, or remove inference.options.{option}, so "
+        "that ROLL starts a server for each engine."
+    )

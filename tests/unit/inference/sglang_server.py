@@ -45,10 +45,11 @@ class SGLangServer:
         return await getattr(self, request.path.strip("/"))(body)
 
     async def health_generate(self, body: dict[str, Any]) -> web.Response:
-        return web.Response()
+        return web.Response(status=503 if self.engine._paused else 200)
 
     async def server_info(self, body: dict[str, Any]) -> web.Response:
-        return web.json_response({"model_path": str(self.model), "skip_tokenizer_init": True})
+        info = {"model_path": str(self.model), "skip_tokenizer_init": True, "max_total_num_tokens": 4096}
+        return web.json_response(info)
 
     async def generate(self, body: dict[str, Any]) -> web.Response:
         params, tokens = body["sampling_params"], np.asarray(body["input_ids"], np.int32)
@@ -87,7 +88,10 @@ class SGLangServer:
         return web.json_response({"output_ids": made.token_ids.tolist(), "meta_info": meta})
 
     async def abort_request(self, body: dict[str, Any]) -> web.Response:
-        await self.engine.abort([body["rid"]])
+        # As SGLang does: every request whose id begins with this one, if a request has exactly this id.
+        names = list(self.engine._futures)
+        if body["rid"] in names:
+            await self.engine.abort([name for name in names if name.startswith(body["rid"])])
         return web.Response()
 
     async def pause_generation(self, body: dict[str, Any]) -> web.Response:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -24,14 +24,28 @@ from hypothesis import strategies as st
 from sglang_server import SGLangServer, serving
 
 from roll.config.engines import get_engine_capabilities, resolve_engine_kind
-from roll.errors import DataError, EngineDiedError, InfraError, ModelError, UnsupportedError, WeightSyncError
+from roll.config.load import load_config
+from roll.config.rollout_run import RolloutRunConfig
+from roll.errors import (
+    ConfigError,
+    DataError,
+    EngineDiedError,
+    InfraError,
+    ModelError,
+    UnsupportedError,
+    WeightSyncError,
+)
+from roll.inference.sglang import engine as sglang_engine
 from roll.inference.sglang import launch
 from roll.inference.sglang.conversion import build_request, to_generation
 from roll.inference.sglang.engine import SGLangEngine
 from roll.inference.sglang.launch import build_arguments
 from roll.inference.spec import EngineSpec
 from roll.models import load_causal_lm
-from roll.protocols import InferenceEngine
+from roll.pipelines.engine_checks import check_engines
+from roll.protocols import InferenceEngine, SupportsPrefetch
+from roll.types import WeightStore, WeightUpdate
+from roll.weights import Sender, send_weights
 
 
 def spec_of(model: Path, **options: Any) -> EngineSpec:
@@ -76,6 +90,7 @@ def test_sglang_answers_are_those_of_the_engine_behind_it(tiny_model: Path) -> N
 def test_sglang_weight_sync_pauses_running_requests_which_continue_with_the_new_version(tiny_model: Path) -> None:
     async def main() -> None:
         async with running(tiny_model) as (server, engine):
+            server.calls.clear()
             answer = asyncio.create_task(engine.generate(request("long", max_new_tokens=60)))
             await has_generated(server.engine, 3)
             receipt = await send(engine, Weights(changed_weights(tiny_model, 0.01)), 7, "shared_memory")
@@ -333,3 +348,104 @@ def test_sglang_server_of_another_model_is_refused(tiny_model: Path, info: dict[
 def test_sglang_is_never_chosen_by_auto() -> None:
     assert resolve_engine_kind("auto") != "sglang" and resolve_engine_kind("sglang") == "sglang"
     assert not get_engine_capabilities("sglang").lora
+
+
+def test_sglang_abort_ends_no_request_whose_id_only_begins_with_the_given_one(tiny_model: Path) -> None:
+    async def main() -> None:
+        async with running(tiny_model) as (server, engine):
+            names = ["train-1.1", "train-1.10", "train-1.1.t1"]
+            answers = [asyncio.create_task(engine.generate(request(name, max_new_tokens=40))) for name in names]
+            await has_generated(server.engine, 2)
+            await engine.abort(["train-1.1"])
+            found = await asyncio.gather(*answers)
+            assert [answer.finish_reason for answer in found] == ["abort", "length", "length"]
+            assert [answer.request_id for answer in found] == names
+
+    asyncio.run(main())
+
+
+def test_sglang_start_continues_a_server_that_an_earlier_run_left_paused(tiny_model: Path) -> None:
+    async def main() -> None:
+        async with serving(tiny_model) as server:
+            await server.engine.pause("keep")
+            engine = SGLangEngine(spec_of(tiny_model, url=server.url))
+            async with asyncio.timeout(60):
+                await engine.start()
+                assert len((await engine.generate(request("a"))).token_ids) == 16
+            await engine.close()
+
+    asyncio.run(main())
+
+
+def test_sglang_start_ends_if_a_server_that_runs_is_never_ready(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with serving(tiny_model) as server:
+            server.failures["/health_generate"] = web.Response(status=503)
+            await SGLangEngine(spec_of(tiny_model, url=server.url)).start()
+
+    monkeypatch.setattr(sglang_engine, "START_TIMEOUT_S", 0.0)
+    with pytest.raises(ModelError, match=r"no SGLang server is ready at http://.* \(HTTP 503\): start it"):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("size", [None, "4096", 0])
+def test_sglang_reports_the_capacity_of_its_kv_cache_if_the_server_does(tiny_model: Path, size: Any) -> None:
+    async def main() -> None:
+        async with running(tiny_model) as (server, engine):
+            assert engine.load().kv_capacity == 4096
+            info = {"model_path": str(tiny_model), "skip_tokenizer_init": True, "max_total_num_tokens": size}
+            server.failures["/server_info"] = web.json_response(info)
+            other = SGLangEngine(spec_of(tiny_model, url=server.url))
+            await other.start()
+            assert other.load().kv_capacity is None
+            await other.close()
+
+    asyncio.run(main())
+
+
+def test_sglang_fetches_weights_of_a_store_before_it_is_paused(tiny_model: Path, tmp_path: Path) -> None:
+    async def main() -> None:
+        store = WeightStore(url=str(tmp_path / "store"), session="run-1", local_dir=str(tmp_path))
+        async with running(tiny_model) as (server, engine):
+            assert isinstance(engine, SupportsPrefetch)
+
+            async def deliver(update: WeightUpdate) -> None:
+                await engine.prefetch_weights(update)
+                assert "/pause_generation" not in [path for path, _ in server.calls]
+                (tmp_path / "store").rename(tmp_path / "away")
+                await engine.update_weights(update)
+                (tmp_path / "away").rename(tmp_path / "store")
+
+            sender = Sender()
+            weights = Weights(changed_weights(tiny_model, 0.01))
+            await send_weights(weights, 4, "store", deliver, sender=sender, store=store)
+            sender.close()
+            assert {*(await engine.generate(request("a"))).policy_versions.tolist()} == {4}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words"),
+    [
+        (
+            {"type": "ray", "device_mapping": {"actor_train": "0", "actor_infer": "1-2"}},
+            "the run has 2 engines: map one",
+        ),
+        ({"type": "ray", "address": "auto", "elastic": {"max_engines": 2}}, "the run has cluster.elastic: map one"),
+    ],
+)
+def test_sglang_one_server_for_several_engines_is_refused(cluster: dict[str, Any], words: str) -> None:
+    config = {
+        "pipeline": "rlvr",
+        "name": "run",
+        "model": "tiny",
+        "data": [{"source": "arithmetic", "reward": "math"}],
+        "training": {"num_steps": 1},
+        "inference": {"engine": "sglang", "options": {"url": "http://host:30000"}},
+    }
+    check_engines(cast(RolloutRunConfig, load_config(config)))
+    with pytest.raises(ConfigError, match=rf"inference\.options\.url http://host:30000 is one server, but {words}"):
+        check_engines(cast(RolloutRunConfig, load_config(config | {"cluster": cluster})))

@@ -15,11 +15,20 @@ import numpy as np
 from roll.errors import DataError, InfraError, UnsupportedError
 from roll.types import FinishReason, FloatArray, Generation, GenerationRequest, IntArray
 
-__all__ = ["INITIAL_VERSION", "build_request", "build_scoring_request", "to_generation", "to_logprobs"]
+__all__ = ["INITIAL_VERSION", "build_request", "build_scoring_request", "to_generation", "to_logprobs", "to_server_id"]
 
 INITIAL_VERSION = 0
 """The policy version of the weights that the server loads at its start, which SGLang calls `default`."""
 _FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+def to_server_id(request_id: str) -> str:
+    """Return a request's ID at the server, which is not a prefix of the ID of another request.
+
+    SGLang aborts every request whose ID begins with the given one: without the suffix, an abort of `train-1.1` would
+    also abort `train-1.10`.
+    """
+    return f"{request_id}|"
 
 
 def build_request(request: GenerationRequest, max_context: int) -> dict[str, Any]:
@@ -59,7 +68,7 @@ def build_request(request: GenerationRequest, max_context: int) -> dict[str, Any
     if sampling.seed is not None:
         params["sampling_seed"] = sampling.seed % 2**63
     return {
-        "rid": request.request_id,
+        "rid": to_server_id(request.request_id),
         "input_ids": request.token_ids.tolist(),
         "sampling_params": params,
         "return_logprob": True,
@@ -70,7 +79,7 @@ def build_request(request: GenerationRequest, max_context: int) -> dict[str, Any
 def build_scoring_request(name: str, sequence: IntArray) -> dict[str, Any]:
     """Return the body of `/generate` that computes the log-probs of a sequence at temperature 1."""
     return {
-        "rid": name,
+        "rid": to_server_id(name),
         "input_ids": sequence.tolist(),
         "sampling_params": {"max_new_tokens": 1, "temperature": 0.0, "ignore_eos": True},
         "return_logprob": True,

@@ -14,6 +14,7 @@ SGLANG_ENGINE = LazyEngine(
         tensor_parallel=True,
         quantization=True,
         reserves_kv_cache=True,
+        address_option="url",
         missing_reasons={
             "truncates_sampling": "its server returns log-probs of the distribution before truncation",
             "restricts_choices": "its server has no option that restricts sampling to given tokens",

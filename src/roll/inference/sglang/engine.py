@@ -20,7 +20,14 @@ import aiohttp
 import torch
 
 from roll.errors import DataError, EngineDiedError, InfraError, ModelError, UnsupportedError, WeightSyncError
-from roll.inference.sglang.conversion import build_request, build_scoring_request, to_generation, to_logprobs
+from roll.inference.prefetching import PrefetchMixin
+from roll.inference.sglang.conversion import (
+    build_request,
+    build_scoring_request,
+    to_generation,
+    to_logprobs,
+    to_server_id,
+)
 from roll.inference.sglang.launch import Server
 from roll.inference.sglang.weights import create_weights_dir, write_weights
 from roll.inference.spec import EngineSpec
@@ -42,6 +49,8 @@ __all__ = ["SGLangEngine"]
 logger = logging.getLogger(__name__)
 
 READY_POLL_S = 0.2
+READY_TIMEOUT_S = 60.0
+"""Timeout of one check whether a server is ready; SGLang itself gives up after 20 s."""
 DRAIN_POLL_S = 0.05
 START_TIMEOUT_S = 1800.0
 """Time for a server that already runs to become ready; a server that this engine starts may take any time."""
@@ -49,7 +58,7 @@ CONTROL_TIMEOUT_S = 600.0
 """Timeout of calls other than `/generate`; loading weights from a slow disk takes minutes."""
 
 
-class SGLangEngine:
+class SGLangEngine(PrefetchMixin):
     """The `sglang` engine; implements `InferenceEngine`."""
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -60,6 +69,7 @@ class SGLangEngine:
         self._client: aiohttp.ClientSession | None = None
         self._weights_dir: Path | None = None
         self._num_requests = 0
+        self._kv_capacity: int | None = None
         self._paused = self._closed = self._asleep = False
         self._unusable = ""
         """Why the engine has no usable weights; empty if it has."""
@@ -84,7 +94,10 @@ class SGLangEngine:
         self._client = make_client_session(self._url, timeout=no_limit, connector=aiohttp.TCPConnector(limit=0))
         try:
             await self._wait_until_ready()
-            await self._check_model()
+            info = await self._fetch_info()
+            self._check_model(info)
+            size = info.get("max_total_num_tokens")
+            self._kv_capacity = size if isinstance(size, int) and size > 0 else None
         except BaseException:  # a canceled start must not leave a server
             await self.close()
             raise
@@ -113,7 +126,7 @@ class SGLangEngine:
 
     async def abort(self, request_ids: Collection[str]) -> None:
         """Abort requests immediately; unknown ids are ignored."""
-        await asyncio.gather(*(self._call("/abort_request", {"rid": request_id}) for request_id in request_ids))
+        await asyncio.gather(*(self._call("/abort_request", {"rid": to_server_id(name)}) for name in request_ids))
 
     async def pause(self, mode: PauseMode) -> None:
         """Pause decoding and queue new requests. `PauseMode` defines what happens to running requests."""
@@ -211,6 +224,7 @@ class SGLangEngine:
             num_waiting=self._num_requests - running,
             kv_used=0.0,
             capacity=self._spec.max_num_seqs,
+            kv_capacity=self._kv_capacity,
         )
 
     async def close(self) -> None:
@@ -222,6 +236,7 @@ class SGLangEngine:
             if self._client is not None:
                 await self._client.close()
         finally:
+            self.delete_local_weights()
             if self._server is not None:
                 await asyncio.to_thread(self._server.close)
             if self._weights_dir is not None:
@@ -229,17 +244,24 @@ class SGLangEngine:
 
     async def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
+        timeout = aiohttp.ClientTimeout(total=READY_TIMEOUT_S)
         while True:
             try:
-                async with self._session.get(f"{self._url}/health_generate") as response:
+                if self._server is None:
+                    # An earlier run may have ended while the server was paused, and a paused server is never ready.
+                    async with self._session.post(f"{self._url}/continue_generation", json={}, timeout=timeout):
+                        pass
+                async with self._session.get(f"{self._url}/health_generate", timeout=timeout) as response:
                     if response.status == 200:
                         return
-            except aiohttp.ClientError as error:
-                if self._server is None and time.monotonic() > deadline:
-                    raise ModelError(
-                        f"engine '{self.engine_id}': no SGLang server answers at {self._url} ({error}): start it, or "
-                        "correct inference.options.url."
-                    ) from error
+                    problem = f"HTTP {response.status}"
+            except (aiohttp.ClientError, TimeoutError) as error:
+                problem = str(error) or type(error).__name__
+            if self._server is None and time.monotonic() > deadline:
+                raise ModelError(
+                    f"engine '{self.engine_id}': no SGLang server is ready at {self._url} ({problem}): start it, or "
+                    "correct inference.options.url."
+                )
             if self._server is not None and (cause := self._server.find_cause_of_death()):
                 raise ModelError(
                     f"engine '{self.engine_id}': {cause}. If SGLang is not installed there, set "
@@ -247,10 +269,18 @@ class SGLangEngine:
                 )
             await asyncio.sleep(READY_POLL_S)
 
-    async def _check_model(self) -> None:
+    async def _fetch_info(self) -> dict[str, Any]:
+        """Return the server's description of itself."""
+        timeout = aiohttp.ClientTimeout(total=CONTROL_TIMEOUT_S)
+        try:
+            async with self._session.get(f"{self._url}/server_info", timeout=timeout) as response:
+                info = await response.json(content_type=None)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise EngineDiedError(self.engine_id, f"{self._url}/server_info cannot be read ({error})") from error
+        return info if isinstance(info, dict) else {}
+
+    def _check_model(self, info: dict[str, Any]) -> None:
         """Check that a server that already ran serves this run's model without a tokenizer."""
-        async with self._session.get(f"{self._url}/server_info") as response:
-            info = await response.json()
         served = str(info.get("model_path", ""))
         if Path(served).name != Path(self._spec.model_path).name:
             raise ModelError(
@@ -273,7 +303,7 @@ class SGLangEngine:
         message = reply.get("error", reply)
         text = message.get("message", message) if isinstance(message, dict) else message
         kind = DataError if 400 <= status < 500 else InfraError
-        raise kind(f"engine '{self.engine_id}': SGLang rejected request {body['rid']} (HTTP {status}): {text}")
+        raise kind(f"engine '{self.engine_id}': SGLang rejected request '{body['rid']}' (HTTP {status}): {text}")
 
     async def _call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Make a call that must succeed."""
