@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +25,8 @@ __all__ = ["UNFINISHED", "Component", "WeightedReward"]
 
 logger = logging.getLogger(__name__)
 
+MAX_VALUE = 1e9
+"""Maximum absolute value of a judgement: larger values could overflow, or make the loss infinite."""
 UNFINISHED = "unfinished"
 """Verdict on an answer that was truncated, and therefore not verified."""
 
@@ -92,11 +93,16 @@ class Component:
 
 
 def _check_judgement(judgement: Judgement) -> Judgement:
-    """Return the judgement unchanged; raise a `RewardInfraError` if its value or one of its parts is not finite."""
+    """Return the judgement unchanged; raise a `RewardInfraError` if its value or one of its parts is not finite or too
+    large.
+    """
     values = {"value": judgement.value, **judgement.parts}
-    wrong = {name: value for name, value in values.items() if not math.isfinite(value)}
+    wrong = {name: value for name, value in values.items() if not abs(value) <= MAX_VALUE}
     if wrong:
-        raise RewardInfraError(f"its values must be finite numbers, got {wrong}")
+        name, value = next(iter(wrong.items()))
+        raise RewardInfraError(
+            f"its values must be numbers between -{MAX_VALUE:g} and {MAX_VALUE:g}, got {name} {value}"
+        )
     return judgement
 
 
@@ -161,6 +167,11 @@ class WeightedReward:
         components = {c.name: j.value for c, j in judgements}
         components |= {f"{c.name}/{part}": value for c, j in judgements for part, value in j.parts.items()}
         value = sum(c.config.weight * j.value for c, j in judgements)
+        if not abs(value) <= MAX_VALUE:
+            raise RewardInfraError(
+                f"the weighted sum of the rewards must be between -{MAX_VALUE:g} and {MAX_VALUE:g}, got {value:g}: "
+                "lower the `weight` of the rewards"
+            )
         verdict = next((j.verdict for c, j in judgements if c is self._verdict_component), "")
         correct = all(counted) if counted else None
         if failed_gate is not None:

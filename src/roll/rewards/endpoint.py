@@ -17,12 +17,14 @@ import aiohttp
 
 from roll.errors import ConfigError
 from roll.proxies import describe_proxy, make_client_session
+from roll.tracking.escape import escape_controls
 
 __all__ = ["MAX_WAIT_S", "Endpoint", "RejectedRequestError", "RequestFailure", "compute_wait_s", "read_api_key"]
 
 MAX_WAIT_S = 60.0
 """Maximum wait before a retry."""
 MAX_REPLY_BYTES = 2**20
+MAX_REASON_BYTES = 2**16
 _RETRIED_STATUSES = {408, 409, 425, 429}
 
 
@@ -99,7 +101,9 @@ class Endpoint:
             raise RequestFailure(self._redact_key(cause), has_reply=False) from None
         if status == 200:
             return raw
-        reason = f"status {status}: {self._redact_key(raw[:300].decode(errors='replace').strip())}"
+        # The key is removed first, because it could be cut or contain the characters that are replaced.
+        text = self._redact_key(raw[:MAX_REASON_BYTES].decode(errors="replace"))[:300]
+        reason = f"status {status}: {escape_controls(' '.join(text.split()))}"
         if status in _RETRIED_STATUSES or status >= 500:
             wait_note = f" (Retry-After: {wait_s:.0f} s)" if wait_s > MAX_WAIT_S else ""
             raise RequestFailure(reason + wait_note, wait_s)

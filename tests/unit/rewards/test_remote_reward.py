@@ -20,6 +20,7 @@ from roll.errors import ConfigError, MalformedPromptError, RewardInfraError, Uns
 from roll.rewards.base import Verifier
 from roll.rewards.compose import Component, WeightedReward
 from roll.rewards.remote import RemoteScorer
+from roll.rewards.reply_cache import ReplyCache
 from roll.types import Rollout
 
 MakeRollout = Callable[..., Rollout]
@@ -384,8 +385,66 @@ async def test_remote_reward_the_number_of_metrics_is_bounded(service: RewardSer
     scorer = make_scorer(service)
     for n in range(1, 5):
         assert len((await scorer.judge(rollout("x" * n))).parts) == 64
-    with pytest.raises(RewardInfraError, match="more than 256 distinct names"):
-        await scorer.judge(rollout("xxxxx"))
+    for n in range(5, 9):
+        with pytest.raises(RewardInfraError, match="more than 256 distinct names"):
+            await scorer.judge(rollout("x" * n))
+    assert len(scorer._part_names) == 256
+    scorer._cache = ReplyCache(0)
+    assert len((await scorer.judge(rollout("x"))).parts) == 64  # the names that are known are still accepted
+    await scorer.close()
+
+
+@pytest.mark.parametrize("status", [401, 404, 302])
+async def test_remote_reward_an_address_that_has_worked_is_tried_again(
+    service: RewardService, rollout: MakeRollout, status: int
+) -> None:
+    scorer = make_scorer(service, max_attempts=3)
+    await scorer.judge(rollout("first"))
+    replies = [send_raw("starting", status), score_length]
+    service.reply = lambda body: replies.pop(0)(body)
+    assert (await scorer.judge(rollout("second"))).value == 6.0
+    service.reply = send_raw("starting", status)
+    with pytest.raises(RewardInfraError, match=rf"failed 3 consecutive times; the last error: status {status}: start"):
+        await scorer.judge(rollout("third one"))
+    await scorer.close()
+
+
+@pytest.mark.parametrize("value", [1e300, -1.1e9, 1e10])
+async def test_remote_reward_a_value_that_would_overflow_is_an_infrastructure_error(
+    service: RewardService, rollout: MakeRollout, value: float
+) -> None:
+    service.reply = send_raw(json.dumps({"results": [{"value": value, "correct": True}]}))
+    reward = make_reward(service)
+    with pytest.raises(RewardInfraError, match=r"must be numbers between -1e\+09 and 1e\+09, got value"):
+        await reward(rollout("a"))
+    await reward.close()
+
+
+async def test_remote_reward_messages_about_replies_are_short_single_lines(
+    service: RewardService, rollout: MakeRollout
+) -> None:
+    scorer = make_scorer(service, max_attempts=1)
+    parts = {"x\n" * 100_000: 1.0}
+    service.reply = send_raw(json.dumps({"results": [{"value": 1.0, "correct": True, "parts": parts}]}))
+    with pytest.raises(RewardInfraError) as caught:
+        await scorer.judge(rollout("a"))
+    assert len(str(caught.value)) < 500 and str(caught.value).isprintable()
+    service.reply = send_raw("line one\n\x1b[31mline two\r\n" * 1000, 500)
+    with pytest.raises(RewardInfraError) as caught:
+        await scorer.judge(rollout("a"))
+    assert "status 500: line one" in str(caught.value)
+    assert len(str(caught.value)) < 700 and str(caught.value).isprintable()
+    await scorer.close()
+
+
+async def test_remote_reward_the_cache_holds_only_the_beginning_of_a_verdict(
+    service: RewardService, rollout: MakeRollout
+) -> None:
+    service.reply = send_raw(json.dumps({"results": [{"value": 1.0, "correct": True, "verdict": "v" * 500_000}]}))
+    scorer = make_scorer(service)
+    first = await scorer.judge(rollout("a"))
+    assert await scorer.judge(rollout("a")) == first and first.verdict == "v" * 200 and len(service.bodies) == 1
+    assert sum(map(len, scorer._cache._memory.values())) < 1000
     await scorer.close()
 
 

@@ -5,7 +5,8 @@
                                └────────────── the last attempt sends each answer alone
 
 Invariants: every answer gets its own result or an infrastructure error; a failure between ROLL and the service is never
-converted to a reward; an answer that waits for a retry uses no slot; at most `max_concurrent` requests run.
+converted to a reward; an answer that waits for a retry uses no slot; at most `max_concurrent` requests run; the memory
+that a reply takes is bounded, whatever the service sends.
 """
 
 from __future__ import annotations
@@ -114,6 +115,8 @@ class RemoteScorer:
         self._pending: dict[str, asyncio.Task[ItemResult]] = {}
         self._part_names: set[str] = set()
         self._logged_failure = False
+        self._has_result = False
+        """True if the service has returned a valid reply, so that its address and the token are correct."""
 
     async def judge(self, rollout: Rollout) -> Judgement:
         """Score one answer.
@@ -153,7 +156,8 @@ class RemoteScorer:
         result = task.result()
         # Errors and timeouts may depend on the load of the service, so only values are cached.
         if result.error is None and not result.timed_out:
-            self._cache.put(key, result.model_dump_json(exclude_defaults=True))
+            short = result.model_copy(update={"verdict": result.verdict[:MAX_VERDICT_CHARS]})
+            self._cache.put(key, short.model_dump_json(exclude_defaults=True))
 
     async def _request(self, item: bytes) -> ItemResult:
         """Request the result of one item, with retries."""
@@ -184,18 +188,25 @@ class RemoteScorer:
         try:
             async with self._slots:
                 reply = await self._endpoint.post("/score", build_request(request_id, items))
-            return _parse_reply(reply, request_id, len(items))
+            results = _parse_reply(reply, request_id, len(items))
+            self._has_result = True
+            return results
         except RequestFailure as failure:
-            self._log_failure(failure)
-            retry = _Retry(
-                cause=failure.cause, jitter=self._jitter(), required_s=failure.wait_s, has_reply=failure.has_reply
-            )
-            return [retry] * len(items)
+            return [self._build_retry(failure)] * len(items)
         except RejectedRequestError as rejection:
+            if self._has_result and (rejection.status in _USER_ERRORS or 300 <= rejection.status < 400):
+                # The settings have worked before: a proxy replies this way while the service restarts.
+                return [self._build_retry(RequestFailure(rejection.reason))] * len(items)
             if len(items) > 1 and rejection.status in _ITEM_STATUSES:
                 middle = len(items) // 2
                 return [*await self._send(items[:middle]), *await self._send(items[middle:])]
             return [self._build_rejection(rejection)] * len(items)
+
+    def _build_retry(self, failure: RequestFailure) -> _Retry:
+        self._log_failure(failure)
+        return _Retry(
+            cause=failure.cause, jitter=self._jitter(), required_s=failure.wait_s, has_reply=failure.has_reply
+        )
 
     def _build_rejection(self, rejection: RejectedRequestError) -> Exception:
         status, reason = rejection.status, rejection.reason
@@ -246,12 +257,13 @@ class RemoteScorer:
                     "the reward at or above which a task is solved, or `decides: false` if the service does not "
                     "decide this."
                 )
-        self._part_names.update(result.parts)
-        if len(self._part_names) > MAX_PART_NAMES:
+        new_names = result.parts.keys() - self._part_names
+        if len(self._part_names) + len(new_names) > MAX_PART_NAMES:
             raise RewardInfraError(
                 f"{self._service} returned more than {MAX_PART_NAMES} distinct names in `parts`: return a fixed set "
                 "of names, because each one becomes a metric"
             )
+        self._part_names |= new_names
         verdict = result.verdict[:MAX_VERDICT_CHARS] or f"{result.value:g}"
         return Judgement(
             value=result.value, verdict=verdict, correct=correct, parts=result.parts, timed_out=result.timed_out

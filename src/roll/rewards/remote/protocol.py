@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from roll.errors import MalformedPromptError
+from roll.errors import MalformedPromptError, shorten
 from roll.types import Message, Prompt, Rollout
 
 __all__ = [
@@ -179,5 +179,7 @@ def build_rollout(item: ScoreItem) -> Rollout:
 def describe_invalid(error: ValidationError) -> str:
     """Return the first problem of invalid JSON as one line, with the path of the field."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    path = ".".join(map(str, first["loc"]))
+    path = ".".join(
+        name if len(name) <= 60 and name.isprintable() else shorten(name) for name in map(str, first["loc"])
+    )
     return f"{path}: {first['msg']}" if path else str(first["msg"])
