@@ -333,6 +333,22 @@ def test_store_transport_corrupted_local_copy_is_fetched_again(
     receive(engine, stage(sender, tensors, 1, store), tensors)
 
 
+@pytest.mark.parametrize("content", [b"", b"short", None])
+def test_store_transport_local_copy_of_another_size_is_fetched_again(
+    sender: Sender, engine: WeightPrefetcher, store: WeightStore, content: bytes | None
+):
+    tensors = build_tensors()
+    update = stage(sender, tensors, 0, store)
+    receive(engine, update, tensors)
+    (held,) = Path(store.local_dir or "").glob("*/*/*.weights")
+    longer = held.read_bytes() + b"more"
+    held.write_bytes(longer if content is None else content)
+    receive(engine, update, tensors)
+    held.write_bytes(longer if content is None else content)
+    change_tensors(tensors, 12, 1)
+    receive(engine, stage(sender, tensors, 1, store), tensors)
+
+
 def test_store_transport_version_without_manifest_is_ignored_and_deleted(
     sender: Sender, engine: WeightPrefetcher, store: WeightStore, monkeypatch: pytest.MonkeyPatch
 ):

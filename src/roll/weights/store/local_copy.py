@@ -38,7 +38,7 @@ USERS_LOCK = "users.lock"
 
 
 class _CorruptedCopyError(WeightSyncError):
-    """A reconstructed tensor has an incorrect checksum."""
+    """A local copy has an incorrect size, or a reconstructed tensor an incorrect checksum."""
 
 
 def find_local_file(handle: StoreHandle) -> Path:
@@ -89,12 +89,14 @@ class LocalCopy:
                 f"local copy '{self._directory}': another process did not finish fetching the weights within "
                 f"{timeout_s:.0f} s: check the connection of this host to the weight store '{handle.url}'."
             ) from error
+        build = _CopyBuilder(handle, manifest, StoreFiles(handle.url, is_cancelled), self._directory)
         with acquired, _convert_disk_errors(self._directory):
             if path.exists():
-                return path
+                if path.stat().st_size == build.num_bytes:
+                    return path
+                path.unlink()  # another program has changed it
             held = {file.stem for file in self._directory.glob("*.weights")}
             base = next((version for version in reversed(handle.chain) if version.name in held), None)
-            build = _CopyBuilder(handle, manifest, StoreFiles(handle.url, is_cancelled), self._directory)
             try:
                 build(base, path)
             except _CorruptedCopyError:
@@ -125,7 +127,8 @@ class _CopyBuilder:
         self._directory = directory
         buckets = plan_buckets(manifest, bucket_bytes=2**63)
         self._slots = {slot.spec.name: slot for bucket in buckets for slot in bucket.slots}
-        self._num_bytes = sum(bucket.num_bytes for bucket in buckets)
+        self.num_bytes = sum(bucket.num_bytes for bucket in buckets)
+        """Size of the file."""
 
     def __call__(self, base: StoredVersion | None, path: Path) -> None:
         """Build the newest version from a local version `base`, or from the full copy in the store."""
@@ -134,12 +137,16 @@ class _CopyBuilder:
         temporary = self._directory / "building"
         if base is not None:
             shutil.copyfile(self._directory / f"{base.name}.weights", temporary)
-        elif self._num_bytes:
+            if (size := temporary.stat().st_size) != self.num_bytes:
+                raise _CorruptedCopyError(
+                    f"local copy '{self._directory}/{base.name}.weights' has {size} bytes, expected {self.num_bytes}."
+                )
+        elif self.num_bytes:
             with temporary.open("wb") as file:  # reserves the space: writing to a mapped file on a full disk is fatal
-                os.posix_fallocate(file.fileno(), 0, self._num_bytes)
+                os.posix_fallocate(file.fileno(), 0, self.num_bytes)
         else:
             temporary.touch()
-        target = np.memmap(temporary, np.uint8, "r+") if self._num_bytes else np.empty(0, np.uint8)
+        target = np.memmap(temporary, np.uint8, "r+") if self.num_bytes else np.empty(0, np.uint8)
         *_, manifest = [self._apply(version, target) for version in missing]
         for tensor in manifest.tensors:
             if compute_checksum(torch.from_numpy(self._get_bytes(target, self._slots[tensor.name]))) != tensor.checksum:
