@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal, Self
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
-from roll.config.base import Section, option, path_option
+from roll.config.base import Section, expand_path, option, path_option
 
 __all__ = ["CheckpointConfig", "TrackingConfig", "WeightSyncConfig"]
 
@@ -76,6 +77,28 @@ class WeightSyncConfig(Section):
         "Maximum mean absolute difference of log-probs; by default three times the difference after the first sync.",
         gt=0,
     )
+
+    @field_validator("store")
+    @classmethod
+    def _expand_store(cls, value: str | None) -> str | None:
+        if not value:
+            return value
+        scheme, _, path = value.partition(":")
+        if "://" not in value:
+            if re.fullmatch(r"[a-z][a-z0-9+.-]+", scheme) and path.startswith("/"):
+                raise ValueError(f"'{value}' lacks a slash after its scheme: write {scheme}:/{path}")
+            return str(expand_path(value))
+        if not scheme or not path.strip("/") or (scheme == "file" and not path.startswith("///")):
+            raise ValueError(
+                f"'{value}' does not name a directory: set it to one such as /mnt/shared/weights, or to a URL such as "
+                "s3://bucket/path"
+            )
+        if scheme == "memory":
+            raise ValueError(
+                f"'{value}' is in the memory of the trainer's process, where engines cannot read it: set it to a "
+                "directory that trainer and engines share"
+            )
+        return value
 
     @model_validator(mode="after")
     def _check_store(self) -> Self:

@@ -304,9 +304,23 @@ async def test_store_sync_that_is_canceled_is_followed_by_a_full_copy(
             {"store": "/mnt/x"},
             "store is supported only with transport store, got transport auto: set transport to store, or remove store",
         ),
+        ({"transport": "store", "store": "s3:/bucket/x"}, "'s3:/bucket/x' lacks a slash .*: write s3://bucket/x"),
+        ({"transport": "store", "store": "file://"}, "'file://' does not name a directory: set it to one such as /mnt"),
+        ({"transport": "store", "store": "file://mnt/x"}, "'file://mnt/x' does not name a directory"),
+        ({"transport": "store", "store": "s3://"}, "'s3://' does not name a directory"),
+        ({"transport": "store", "store": "://x"}, "'://x' does not name a directory"),
+        ({"transport": "store", "store": "memory://x"}, "in the memory of the trainer's process, where engines cannot"),
+        ({"transport": "store", "store": "$NO_SUCH_VARIABLE/x"}, "NO_SUCH_VARIABLE"),
         ({"transport": "store", "store": "/mnt/x", "full_copy_every_num_syncs": 0}, "greater than or equal to 1"),
     ],
 )
 def test_store_sync_configuration_is_checked(settings: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         WeightSyncConfig(**settings)
+
+
+def test_store_sync_configuration_expands_the_home_directory_but_no_url(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert WeightSyncConfig(transport="store", store="~/weights").store == "/home/me/weights"
+    for url in ("file:///mnt/x", "s3://bucket/~x", "/mnt/x"):
+        assert WeightSyncConfig(transport="store", store=url).store == url
