@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from roll.errors import InfraError
 from roll.rollout.elastic import ElasticNode
 from worlds.engines import TickingEngine, TickingEngines
 
@@ -22,8 +21,8 @@ class MovingNodes:
         self.live: dict[str, ElasticNode] = {}
         self.homes: dict[str, str] = {}
         """Node of every engine that was built, by the engine's id."""
-        self.fails = False
-        """Whether the cluster does not answer."""
+        self.fails: Exception | None = None
+        """The error with which the cluster answers, if any."""
         self.violations: list[str] = []
         self.victims: set[str] = set()
         """Requests whose engine vanished under them, without a notice."""
@@ -36,8 +35,8 @@ class MovingNodes:
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
 
     async def list_nodes(self) -> Sequence[ElasticNode]:
-        if self.fails:
-            raise InfraError("the cluster does not answer")
+        if self.fails is not None:
+            raise self.fails
         return list(self.live.values())
 
     def build_engine(self, engine_id: str, node_id: str) -> TickingEngine:

@@ -150,9 +150,10 @@ class ClusterConfig(Section):
                 f"{needs} cluster.type is {self.type}: set cluster.type to ray and cluster.address to the address of a "
                 "cluster, or remove cluster.elastic"
             )
-        if self.address is None or self.address == "local":
+        if not self.address or self.address == "local":
+            shown = "null" if self.address is None else self.address or "empty"
             return (
-                f"{needs} cluster.address is {self.address or 'null'}, which starts a private cluster: start one with "
+                f"{needs} cluster.address is {shown}, which starts a private cluster: start one with "
                 "`ray start --head` and set cluster.address to its address (`auto` on its nodes), or remove "
                 "cluster.elastic"
             )

@@ -10,6 +10,7 @@ Invariants:
     - an engine id is never used twice;
     - an engine that still starts when its node leaves is canceled;
     - an engine that fails to start is retried after a backoff, `MAX_START_FAILURES` times per node;
+    - no error of a node or of an engine ends the observation of the nodes;
     - a message that stays true is logged once.
 """
 
@@ -22,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from roll.errors import InfraError, one_line_error
+from roll.errors import one_line_error
 from roll.protocols import InferenceEngine
 from roll.rollout.elastic import (
     AddEngine,
@@ -178,7 +179,7 @@ class ElasticEngines:
         while True:
             try:
                 nodes = await self._nodes.list_nodes()
-            except InfraError as error:
+            except Exception as error:  # of any kind: a run must not go on without noticing that nodes come and go
                 if not self._is_silent:
                     logger.warning("cannot list the nodes of the cluster: %s", one_line_error(error))
                 self._is_silent = True
@@ -327,7 +328,7 @@ class ElasticEngines:
     async def _retire(self, engine_id: str) -> None:
         try:
             await self._transitions.retire(engine_id)
-        except InfraError as error:
+        except Exception as error:  # of any kind: the run has others
             logger.warning("engine %s did not close properly: %s", engine_id, one_line_error(error))
         finally:
             self._members.pop(engine_id, None)

@@ -46,6 +46,10 @@ RAY = {"type": "ray", "address": "auto"}
             "cluster.elastic requires a Ray cluster that nodes can join, but cluster.address is local, which starts a",
         ),
         (
+            RLVR | {"cluster": {"type": "ray", "address": "", "elastic": {"max_engines": 2}}},
+            "cluster.elastic requires a Ray cluster that nodes can join, but cluster.address is empty, which starts a",
+        ),
+        (
             RLVR | {"cluster": {"type": "ray", "address": "ray://head:10001", "elastic": {"max_engines": 2}}},
             "cluster.elastic is not supported with Ray Client (cluster.address ray://head:10001): run",
         ),

@@ -17,7 +17,7 @@ import pytest
 from worlds.engines import Fault, TickingEngine, TickingEngines
 from worlds.nodes import MovingNodes
 
-from roll.errors import RollError, WeightSyncError
+from roll.errors import InfraError, RollError, WeightSyncError
 from roll.rollout import LLMProxy, elastic, elastic_engines
 from roll.rollout.elastic_engines import MAX_START_FAILURES, ElasticEngines
 from roll.simulation.clock import run
@@ -303,16 +303,19 @@ def test_elastic_a_node_on_which_engines_do_not_start_is_given_up(caplog: pytest
     )
 
 
-def test_elastic_a_cluster_that_does_not_answer_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [InfraError("the cluster does not answer"), KeyError("Labels")])
+def test_elastic_a_cluster_that_does_not_answer_changes_nothing(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     async def main() -> None:
         world = World()
         world.elastic.start()
         world.nodes.join("a")
         await asyncio.sleep(5.0)
-        world.nodes.fails = True
+        world.nodes.fails = error
         await asyncio.sleep(30.0)
         assert len(world.serving) == 2
-        world.nodes.fails = False
+        world.nodes.fails = None
         world.nodes.kill("a")
         await asyncio.sleep(5.0)
         assert len(world.serving) == 1
