@@ -12,6 +12,7 @@ the switches; `ServedPolicy` calls it.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Literal, Protocol, TypeAlias
@@ -32,6 +33,8 @@ __all__ = [
     "list_released_engines",
     "resolve_sharing_rule",
 ]
+
+logger = logging.getLogger(__name__)
 
 Phase: TypeAlias = Literal["generation", "training"]
 ALL_STATE_KINDS: tuple[StateKind, ...] = ("parameters", "optimizer")
@@ -139,6 +142,7 @@ class SharedDevices:
         """Duration of the last switch to training, in seconds, and of the switch back as far as it is done."""
         self._num_finished = 0
         self._stream_start = StreamStart()
+        self._has_warned = False
 
     def attach(
         self,
@@ -217,9 +221,22 @@ class SharedDevices:
             return num_groups >= compute_overlap_start(self.overlap.ratio, size, compute_part_size(size))
         if self.rule != "stream_training":
             return False
-        capacities = [engine.load().kv_capacity for engine in self.list_kept_engines()]
-        capacity = sum(size or 0 for size in capacities) if all(capacities) else None
-        return self._stream_start.is_due(measure_round(self._buffer), capacity)
+        return self._stream_start.is_due(measure_round(self._buffer), self._measure_kept_capacity())
+
+    def _measure_kept_capacity(self) -> int | None:
+        """Return the number of tokens that fit into the KV caches of the other engines; `None` if unknown."""
+        sizes = {engine.engine_id: engine.load().kv_capacity for engine in self.list_kept_engines()}
+        known = [size for size in sizes.values() if size is not None]
+        if len(known) == len(sizes):
+            return sum(known)
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "cluster.sharing stream_training releases the devices only when a batch is complete, because engine %s "
+                "does not report the size of its KV cache",
+                next(engine_id for engine_id, size in sizes.items() if size is None),
+            )
+        return None
 
     def record_stream(self, batch: Batch, *, wait_s: float, step_s: float) -> None:
         """Record a batch that could be trained on before it was complete; see `ServedPolicy.record_stream`."""
