@@ -72,11 +72,14 @@ class EngineGroup(ABC):
         self._excluded_engines[:] = [each for each in self._excluded_engines if each is not engine]
 
     async def sleep(self, engine: InferenceEngine) -> None:
-        """Put a member to sleep, which frees its device memory; weight syncs skip it from now on.
+        """Put a member to sleep, which frees its device memory; weight syncs skip it from now on. A sleeping member
+        stays asleep.
 
         Raises:
             UnsupportedError: The engine does not support sleep here; it stays awake.
         """
+        if _contains(self._sleeping_engines, engine):
+            return
         # Marked before the call, so that no weight sync starts while the engine frees its weights. Engines that were
         # replaced are dropped.
         self._sleeping_engines[:] = [

@@ -74,6 +74,8 @@ class EngineFleet:
         self._preemptible_ids: set[str] = set()
         self.withheld_ids: frozenset[str] = frozenset()
         """Engines that return only after the next batch, so requests must not wait for them."""
+        self.asleep_ids: set[str] = set()
+        """Engines that were put to sleep individually, so requests must not wait for them either."""
         self.inactive: set[str] = set()
         """Engines that were put to sleep or suspended individually; pausing or resuming all engines skips them."""
         self.starts = EngineStarts(engines, prepare, self._detached_ids)
@@ -330,10 +332,8 @@ class EngineFleet:
             )
 
     def _fail_if_none_left(self) -> bool:
-        """Set `error` if all engines but the withheld ones were given up, and return whether it was set; ignore a group
-        without engines.
-        """
-        needed = (self._connections.keys() - self.withheld_ids) or self._connections.keys()
+        """Set `error` if all engines that requests may wait for were given up, and return whether it was set."""
+        needed = (self._connections.keys() - self.withheld_ids - self.asleep_ids) or self._connections.keys()
         if not needed or not self._given_up.keys() >= needed:
             return False
         engine_id, error = list(self._given_up.items())[-1]

@@ -90,8 +90,6 @@ class EngineTransitions:
         self._served_again = asyncio.Event()
         self._release_lock = asyncio.Lock()
         """Lock that is held while the devices of engines are released or returned."""
-        self._asleep: set[str] = set()
-        """Engines that were put to sleep individually."""
         self._unsynced: set[str] = set()
         """Detached engines that have received no weights since they slept."""
 
@@ -241,7 +239,7 @@ class EngineTransitions:
         if released.was_serving:
             await self._fleet.detach(engine_id)
         await self._drain(engine_id, "abort")  # an engine that is suspended may also have requests
-        if not released.is_asleep and engine_id not in self._asleep:
+        if not released.is_asleep and engine_id not in self._fleet.asleep_ids:
             try:
                 await self._sleep_between_syncs(engine_id)
                 released.is_asleep = True
@@ -286,7 +284,7 @@ class EngineTransitions:
     async def _sleep(self, engine_id: str, request_handling: RequestHandling) -> None:
         await self._fleet.detach(engine_id)
         await self._drain(engine_id, request_handling)
-        self._asleep.add(engine_id)
+        self._fleet.asleep_ids.add(engine_id)
         self._unsynced.add(engine_id)
         try:
             await self._sleep_between_syncs(engine_id)
@@ -294,6 +292,7 @@ class EngineTransitions:
             self._clear_sleep(engine_id)
             await self._reattach(self._fleet.get_connection(engine_id))
             raise
+        await self._fleet.stop_if_lost(engine_id)
 
     async def _sleep_between_syncs(self, engine_id: str) -> None:
         """Put an engine without requests to sleep, but not during a weight sync or while all engines pause or resume.
@@ -316,9 +315,9 @@ class EngineTransitions:
     async def _return_to_service(self, engine_id: str) -> None:
         connection = self._fleet.get_connection(engine_id)
         try:
-            if engine_id in self._asleep:
+            if engine_id in self._fleet.asleep_ids:
                 await connection.call(self._engines.wake(connection.engine))
-                self._asleep.discard(engine_id)
+                self._fleet.asleep_ids.discard(engine_id)
         except EngineDiedError as error:
             connection.mark_lost(error)
         await self._sync_and_reattach(connection)
@@ -335,7 +334,7 @@ class EngineTransitions:
         await self._reattach(connection)
 
     def _clear_sleep(self, engine_id: str) -> None:
-        self._asleep.discard(engine_id)
+        self._fleet.asleep_ids.discard(engine_id)
         self._unsynced.discard(engine_id)
 
     async def _reattach(self, connection: EngineConnection) -> None:

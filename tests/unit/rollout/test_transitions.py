@@ -412,6 +412,47 @@ def test_rollout_transition_engine_group_of_engines_that_were_all_given_up_says_
     within(main)
 
 
+def test_rollout_transition_requests_do_not_wait_for_an_engine_that_sleeps() -> None:
+    async def main() -> None:
+        world = World("a", "b")
+        await world.move.sleep("b")
+        world.group._fault = lambda engine_id: Fault(call="start", hangs=False)
+        world.group.engines[0].die()
+        world.proxy.replace(world.group.engines[0])
+        with pytest.raises(NoEngineError, match="no inference engine is left: a failed 6 consecutive times"):
+            await world.ask(1)[0]
+        await world.move.wake("b")
+        assert (await world.ask(1)[0]).engine_id == "b"
+
+    within(main)
+
+
+def test_rollout_transition_engine_that_sleeps_is_not_put_to_sleep_again() -> None:
+    async def main() -> None:
+        world = World("a", "b")
+        first = world.group.engines[0]
+        await world.group.sleep(first)  # as engines that start asleep
+        first.sleep = world.ask  # type: ignore[method-assign]  # may not be called
+        await world.move.sleep("a")
+        assert {(await each).engine_id for each in world.ask(2)} == {"b"}
+        await world.move.wake("a")
+        assert world.heard[-1] == "a gets weights"
+
+    within(main)
+
+
+def test_rollout_transition_engine_that_hangs_and_is_put_to_sleep_frees_its_devices() -> None:
+    async def main() -> None:
+        world = World("a", "b")
+        first = world.group.engines[0]
+        first.fault = Fault(call="sleep", hangs=True)
+        await world.move.sleep("a")
+        assert not first.holds_memory
+        assert {(await each).engine_id for each in world.ask(2)} == {"b"}
+
+    within(main)
+
+
 async def given_up(step: Coroutine[Any, Any, None], after_s: float) -> None:
     """Cancel the caller of a step in its midst."""
     with pytest.raises(TimeoutError):
