@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -40,8 +40,17 @@ class Cluster(Protocol):
         """
         ...
 
-    async def start_engines(self, specs: Sequence[EngineSpec], role: str) -> EngineGroup:
-        """Start one engine per spec on the role's devices."""
+    async def start_engines(
+        self, specs: Sequence[EngineSpec], role: str, asleep: Sequence[Collection[str]] = ()
+    ) -> EngineGroup:
+        """Start one engine per spec on the role's devices.
+
+        Args:
+            specs: The specs, in the order of the role's placement slots.
+            role: The role.
+            asleep: Ids of engines that use the devices of other engines in turns. Each collection starts, then sleeps,
+                before the next one starts; engines in no collection start last, and stay awake.
+        """
         ...
 
     def open_elastic_nodes(self, spec: EngineSpec, role: str) -> ElasticNodes | None:

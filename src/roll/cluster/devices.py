@@ -56,9 +56,8 @@ def resolve_placement(cluster: ClusterConfig, roles: Mapping[str, RoleDevices], 
                 f"{devices_per_node} devices are numbered 0-{total - 1}: change the mapping, cluster.num_nodes or "
                 "cluster.devices_per_node."
             )
-        width = role.tensor_parallel
-        parts = [role.devices[i : i + width] for i in range(0, len(role.devices), width)]
-        slots[name] = tuple(_build_slot(part, devices_per_node, f"{role.section}.tensor_parallel") for part in parts)
+        key = f"{role.section}.tensor_parallel"
+        slots[name] = tuple(_build_slot(part, devices_per_node, key) for part in role.list_parts())
     return Placement(num_nodes=cluster.num_nodes, devices_per_node=devices_per_node, slots=slots)
 
 

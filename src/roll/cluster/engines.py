@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from roll.errors import ConfigError
 from roll.protocols import InferenceEngine
@@ -25,20 +25,40 @@ class ManagedEngineGroup(EngineGroup):
 
     @classmethod
     async def start(
-        cls, factories: Mapping[str, Callable[[], InferenceEngine]], *, concurrently: bool = False
+        cls,
+        factories: Mapping[str, Callable[[], InferenceEngine]],
+        *,
+        concurrently: bool = False,
+        asleep: Sequence[Collection[str]] = (),
     ) -> ManagedEngineGroup:
-        """Create and start all engines, concurrently or one after the other."""
+        """Create and start all engines, concurrently or one after the other.
+
+        Args:
+            factories: See `ManagedEngineGroup`.
+            concurrently: Whether engines start concurrently.
+            asleep: See `Cluster.start_engines`.
+
+        Raises:
+            UnsupportedError: An engine in `asleep` does not support sleep.
+        """
         group = cls(factories)
         try:
-            if concurrently:
-                await asyncio.gather(*(engine.start() for engine in group.engines))
-            else:
-                for engine in group.engines:
-                    await engine.start()
+            for names in asleep:
+                await group._start_members(names, concurrently=concurrently)
+                await asyncio.gather(*(group.sleep(group._engines[name]) for name in names))
+            others = set(factories).difference(*asleep)
+            await group._start_members([name for name in factories if name in others], concurrently=concurrently)
         except BaseException:
             await group.close()
             raise
         return group
+
+    async def _start_members(self, engine_ids: Collection[str], *, concurrently: bool) -> None:
+        if concurrently:
+            await asyncio.gather(*(self._engines[engine_id].start() for engine_id in engine_ids))
+            return
+        for engine_id in engine_ids:
+            await self._engines[engine_id].start()
 
     @property
     def engines(self) -> Sequence[InferenceEngine]:

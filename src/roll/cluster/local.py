@@ -6,7 +6,7 @@ Each trainer runs in its own thread, so that it does not block the controller's 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -95,10 +95,11 @@ class LocalCluster:
         """See `Cluster.start_trainer`."""
         return await LocalTrainerGroup.start(set_media_dir(spec, self.media_dir))
 
-    async def start_engines(self, specs: Sequence[EngineSpec], role: str) -> ManagedEngineGroup:
-        return await ManagedEngineGroup.start(
-            {spec.engine_id: partial(build_engine, set_media_dir(spec, self.media_dir)) for spec in specs}
-        )
+    async def start_engines(
+        self, specs: Sequence[EngineSpec], role: str, asleep: Sequence[Collection[str]] = ()
+    ) -> ManagedEngineGroup:
+        factories = {spec.engine_id: partial(build_engine, set_media_dir(spec, self.media_dir)) for spec in specs}
+        return await ManagedEngineGroup.start(factories, asleep=asleep)
 
     def open_elastic_nodes(self, spec: EngineSpec, role: str) -> None:
         """Return `None`, because no node can join this cluster."""

@@ -18,7 +18,7 @@ import socket
 import tempfile
 import threading
 import urllib.parse
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -220,7 +220,7 @@ class RayCluster:
         """CPU threads per actor: the cores divided by the number of actors that share them; `None` with GPUs."""
         if self.devices is not None:
             return None
-        sharing = max(map(len, self.placement.slots.values()))
+        sharing = max(role.count for role in self.roles.values())
         return max(1, (os.cpu_count() or 1) // min(sharing, self.placement.num_workers_on_first_node or 1))
 
     def _build_options(self, slot: PlacementSlot, threads: int | None, role: str, index: int) -> dict[str, Any]:
@@ -256,7 +256,9 @@ class RayCluster:
         ]
         return await RayTrainerGroup.start(set_media_dir(replace(spec, training=training), self.media_dir), slots)
 
-    async def start_engines(self, specs: Sequence[EngineSpec], role: str) -> ManagedEngineGroup:
+    async def start_engines(
+        self, specs: Sequence[EngineSpec], role: str, asleep: Sequence[Collection[str]] = ()
+    ) -> ManagedEngineGroup:
         factories = {}
         name = f"{self.roles[role].log_name}_actor"
         for index, (spec, slot) in enumerate(zip(specs, self.placement.slots[role], strict=True)):
@@ -264,7 +266,7 @@ class RayCluster:
             options = self._build_options(slot, threads, name, index)
             own = set_media_dir(replace(spec, num_threads=threads), self.media_dir)
             factories[spec.engine_id] = partial(RayEngine, own, options)
-        return await ManagedEngineGroup.start(factories, concurrently=True)
+        return await ManagedEngineGroup.start(factories, concurrently=True, asleep=asleep)
 
     def open_elastic_nodes(self, spec: EngineSpec, role: str) -> RayNodes | None:
         """See `Cluster.open_elastic_nodes`."""

@@ -24,6 +24,8 @@ class RoleDevices:
     """`trainer`: one rank on each device. `engine`: one engine on every `tensor_parallel` devices."""
     devices: Sequence[int]
     tensor_parallel: int = 1
+    wider: tuple[int, ...] = ()
+    """Larger values of `tensor_parallel` that other engines of the role have, which use the same devices in turns."""
     section: str = ""
     """Name of the configuration section that has the role's `tensor_parallel`."""
     log_name: str = ""
@@ -31,8 +33,19 @@ class RoleDevices:
 
     @property
     def count(self) -> int:
-        """Number of ranks or engines."""
+        """Number of ranks or engines that run at once, at the start."""
         return len(self.devices) // self.tensor_parallel
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """All values of `tensor_parallel`."""
+        return (self.tensor_parallel, *self.wider)
+
+    def list_parts(self) -> list[Sequence[int]]:
+        """List the devices of every rank or engine: those of the first width, then those of each larger one."""
+        return [
+            self.devices[first : first + width] for width in self.widths for first in range(0, len(self.devices), width)
+        ]
 
 
 class DeviceMapping(Section):

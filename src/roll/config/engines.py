@@ -69,6 +69,8 @@ class EngineCapabilities:
     """True if `sleep` frees the device memory."""
     tensor_parallel: bool = False
     """True if one engine can use several devices."""
+    only_on_one_device: frozenset[str] = frozenset()
+    """Names of capabilities that the engine does not have on several devices."""
     quantization: bool = False
     """True if the engine supports checkpoints with quantized weights."""
     lora: bool = False
@@ -269,9 +271,16 @@ def check_engine(kind: str, requirements: Iterable[EngineRequirement], key: str 
     capabilities = get_engine_capabilities(kind)
     if kind not in ENGINES.built_in_names:
         _check_user_engine(kind, key)
+    requirements = list(requirements)
+    sharded = next((each for each in requirements if each.capability == "tensor_parallel"), None)
     for requirement in requirements:
         if not getattr(capabilities, requirement.capability):
             raise ConfigError(_describe_missing_capability(kind, capabilities, requirement, key))
+        if sharded is not None and requirement.capability in capabilities.only_on_one_device:
+            raise ConfigError(
+                f"{requirement.reason} is not supported by engine '{kind}' with {sharded.reason}: "
+                f"{sharded.alternative}, use another engine ({key}), or {requirement.alternative}."
+            )
 
 
 def _check_user_engine(kind: str, key: str) -> None:

@@ -372,6 +372,7 @@ def estimate_engine_bytes(
     section: EngineOptions,
     sizes: ModelSizes,
     *,
+    width: int,
     num_requests: int,
     kind: str,
     max_context: int,
@@ -380,7 +381,8 @@ def estimate_engine_bytes(
 ) -> dict[str, int]:
     """Estimate the memory of an engine on all its devices, in bytes by content.
 
-    `kind` is a name in `ENGINES`; the engine serves `num_requests` concurrent requests of `max_context` tokens.
+    `kind` is a name in `ENGINES`; the engine has `width` devices, and serves `num_requests` concurrent requests of
+    `max_context` tokens.
     """
     capabilities = get_engine_capabilities(kind)
     cache = section.kv_cache_bytes
@@ -389,7 +391,7 @@ def estimate_engine_bytes(
         cache = running * max_context * 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * element_bytes
         if not on_accelerator:
             cache = DEFAULT_CPU_KV_BYTES if capabilities.reserves_kv_cache else min(cache, DEFAULT_CPU_KV_BYTES)
-    parts = {"weights": sizes.num_parameters * element_bytes, "KV cache": cache * section.tensor_parallel}
+    parts = {"weights": sizes.num_parameters * element_bytes, "KV cache": cache * width}
     if capabilities.host_bytes and not on_accelerator:
         parts["engine"] = capabilities.host_bytes
     return parts

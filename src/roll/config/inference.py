@@ -8,6 +8,7 @@ from pydantic import field_validator
 
 from roll.config.base import EXTENSION_PATTERN, Section, option, path_option
 from roll.config.engines import ENGINES
+from roll.config.widths import TensorParallel, find_widths_problem, list_widths
 
 __all__ = ["EngineOptions", "InferenceConfig", "Quantization"]
 
@@ -25,7 +26,6 @@ class EngineOptions(Section):
         examples=["hf"],
         pattern=EXTENSION_PATTERN,
     )
-    tensor_parallel: int = option(1, "Number of devices of one engine.", ge=1)
     max_num_seqs: int = option(64, "Maximum number of concurrent requests of one engine; further requests wait.", ge=1)
     kv_cache_bytes: int | None = option(
         None,
@@ -45,6 +45,12 @@ class EngineOptions(Section):
 class InferenceConfig(EngineOptions):
     """The engines that generate answers."""
 
+    tensor_parallel: TensorParallel = option(
+        1,
+        "Number of devices of one engine. A list such as `[1, 2]`: engines of each of these sizes use the same devices "
+        "in turns, and the run chooses the size from step to step by preemptions and context lengths.",
+        examples=[[1, 2]],
+    )
     max_context: int | None = option(
         None,
         "Maximum length of prompt plus answer; by default, it is computed from the prompts and `max_new_tokens`.",
@@ -56,3 +62,20 @@ class InferenceConfig(EngineOptions):
         "Format in which a weight sync sends linear weights. `int8` and `fp8` (e4m3) have one "
         "scale per output channel. The engines compute with the dequantized weights.",
     )
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Numbers of devices of an engine; the first one is used first."""
+        return list_widths(self.tensor_parallel)
+
+    @property
+    def width(self) -> int:
+        """Number of devices of an engine at the start of the run."""
+        return self.widths[0]
+
+    @field_validator("tensor_parallel")
+    @classmethod
+    def _check_widths(cls, value: TensorParallel) -> TensorParallel:
+        if problem := find_widths_problem(value):
+            raise ValueError(problem)
+        return value

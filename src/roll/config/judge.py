@@ -28,6 +28,7 @@ class JudgeConfig(EngineOptions):
         "smollm2-135m-instruct", "A name from the catalog, a Hugging Face directory, or a hub id.", min_length=1
     )
     dtype: Literal["bfloat16", "float32"] = option("bfloat16", "Compute dtype.")
+    tensor_parallel: int = option(1, "Number of devices of one engine.", ge=1)
     num_engines: int | None = option(
         None,
         "Number of engines; by default one, or as many as the devices of `cluster.device_mapping.judge` allow.",

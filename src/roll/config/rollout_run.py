@@ -22,6 +22,7 @@ from roll.config.sandbox import SandboxConfig
 from roll.config.sharing import find_sharing_problem
 from roll.config.sources import validate_unique_names
 from roll.config.training import TrainingConfig
+from roll.config.widths import find_widths_conflict
 
 __all__ = ["PromptRunConfig", "RolloutRunConfig"]
 
@@ -56,6 +57,14 @@ class RolloutRunConfig(RunConfig):
                 "`algorithm`: remove the key, or use the pipeline rlvr or agentic"
             )
         self._check_sharing()
+        conflict = find_widths_conflict(
+            self.inference.widths,
+            sharing=self.cluster.sharing,
+            is_elastic=self.cluster.elastic is not None,
+            has_classes=bool(self.cluster.device_classes),
+        )
+        if conflict:
+            raise ValueError(conflict)
         if self.cluster.device_classes or any(entry.device_class for entry in self.data):
             self._check_device_classes()
         transport = self.weight_sync.transport
@@ -149,9 +158,12 @@ class RolloutRunConfig(RunConfig):
         roles = self.roles
         engines = roles["actor_infer"]
         trained = {device for name in self.find_colocated_trainers("actor_infer") for device in roles[name].devices}
-        width = engines.tensor_parallel
-        slots = [engines.devices[first : first + width] for first in range(0, len(engines.devices), width)]
-        return [index for index, devices in enumerate(slots) if trained & set(devices)]
+        return [index for index, devices in enumerate(engines.list_parts()) if trained & set(devices)]
+
+    def with_first_width(self) -> Self:
+        """Return the configuration with engines of the first width only, for a policy that is not trained."""
+        inference = self.inference.model_copy(update={"tensor_parallel": self.inference.width})
+        return self.model_copy(update={"inference": inference})
 
     @property
     def stream_training_key(self) -> str:
@@ -185,9 +197,14 @@ class RolloutRunConfig(RunConfig):
     @property
     def roles(self) -> dict[str, RoleDevices]:
         """The roles of this run by name: the trainer, the engines and the judge."""
-        mapping, roles, width = self.cluster.device_mapping, super().roles, self.inference.tensor_parallel
+        mapping, roles, widths = self.cluster.device_mapping, super().roles, self.inference.widths
         roles["actor_infer"] = RoleDevices(
-            kind="engine", devices=mapping.actor_infer, tensor_parallel=width, section="inference", log_name="engine"
+            kind="engine",
+            devices=mapping.actor_infer,
+            tensor_parallel=widths[0],
+            wider=widths[1:],
+            section="inference",
+            log_name="engine",
         )
         if self.judge is not None:
             devices, width = self.judge_devices, self.judge.tensor_parallel
@@ -200,18 +217,15 @@ class RolloutRunConfig(RunConfig):
     def required_engine_capabilities(self) -> list[EngineRequirement]:
         """Capabilities that the run requires from the engines in `inference`; a pipeline may add requirements."""
         inference, sync, replay = self.inference, self.weight_sync, self.training.router_replay
+        parallel, switches = f"inference.tensor_parallel {inference.tensor_parallel}", len(inference.widths) > 1
         required = {
             "updates_weights": (True, "a policy that is trained", ""),
             "can_sleep": (
-                self.cluster.sharing == "colocated",
-                "cluster.sharing colocated",
-                "set cluster.sharing to auto",
+                self.cluster.sharing == "colocated" or switches,
+                parallel if switches else "cluster.sharing colocated",
+                "set inference.tensor_parallel to one number" if switches else "set cluster.sharing to auto",
             ),
-            "tensor_parallel": (
-                inference.tensor_parallel > 1,
-                f"inference.tensor_parallel {inference.tensor_parallel}",
-                "set inference.tensor_parallel to 1",
-            ),
+            "tensor_parallel": (inference.widths[-1] > 1, parallel, "set inference.tensor_parallel to 1"),
             "quantized_sync": (
                 inference.quantization != "none",
                 f"inference.quantization {inference.quantization}",
@@ -267,7 +281,7 @@ class RolloutRunConfig(RunConfig):
 
     @property
     def num_engines(self) -> int:
-        """Number of inference engines."""
+        """Number of inference engines that generate at once, at the start."""
         return self.roles["actor_infer"].count
 
     @property

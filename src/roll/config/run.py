@@ -51,10 +51,15 @@ class RunConfig(Section):
             if role is None:
                 if devices != usual:
                     raise ValueError(f"cluster.device_mapping.{name} is set, but {self.describe_missing_role(name)}")
-            elif devices and len(devices) % role.tensor_parallel:
+            elif role.wider and local:
+                raise ValueError(
+                    f"{role.section}.tensor_parallel {list(role.widths)} requires several engines, but cluster.type "
+                    "local has one: set cluster.type=ray, or set tensor_parallel to one number"
+                )
+            elif devices and len(devices) % role.widths[-1]:
                 raise ValueError(
                     f"cluster.device_mapping.{name} has {len(devices)} devices, but the number must be divisible by "
-                    f"{role.section}.tensor_parallel {role.tensor_parallel}"
+                    f"{role.section}.tensor_parallel {role.widths[-1]}"
                 )
             elif role.kind == "trainer" and (problem := self._find_layout_problem(role)):
                 raise ValueError(f"cluster.device_mapping.{name}: {problem}")

@@ -93,6 +93,16 @@ class AnswersConfig(Section):
     inference: InferenceConfig = option(InferenceConfig(), "The engines that generate the answers.")
     sandbox: SandboxConfig = option(SandboxConfig(), "Sandboxes in which the model's programs run.")
 
+    @field_validator("inference")
+    @classmethod
+    def _check_widths(cls, value: InferenceConfig) -> InferenceConfig:
+        if len(value.widths) > 1:
+            raise ValueError(
+                f"tensor_parallel {value.tensor_parallel} is for engines that generate rollouts to train on: set "
+                f"tensor_parallel to one number, such as {value.width}"
+            )
+        return value
+
 
 class HeldOutConfig(Section):
     """Evaluation of the loss on examples that are not trained on."""
@@ -128,7 +138,7 @@ class SupervisedConfig(RunConfig):
             roles["actor_infer"] = RoleDevices(
                 kind="engine",
                 devices=self.cluster.device_mapping.actor_infer,
-                tensor_parallel=answers.inference.tensor_parallel,
+                tensor_parallel=answers.inference.width,
                 section="evaluation.answers.inference",
                 log_name="engine",
             )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
-__all__ = ["TensorParallel", "find_widths_problem", "list_widths"]
+__all__ = ["TensorParallel", "find_widths_conflict", "find_widths_problem", "list_widths"]
 
 TensorParallel: TypeAlias = int | list[int]
 """The number of devices of one engine, or several numbers, of which the run uses one at a time."""
@@ -23,9 +24,38 @@ def find_widths_problem(value: TensorParallel) -> str:
         return "must be a number of devices or a list of numbers, got []: set it to 1"
     if any(width < 1 for width in widths):
         return f"must be at least 1, got {value}"
+    if isinstance(value, list) and len(widths) == 1:
+        return f"must be a number, or a list of at least two numbers, got {value}: set it to {widths[0]}"
     if any(wide <= narrow or wide % narrow for narrow, wide in pairwise(widths)):
         return (
             f"must be ascending, and each width a multiple of the previous one, got {value}: use widths such as [1, 2] "
             "or [2, 4, 8]"
+        )
+    return ""
+
+
+def find_widths_conflict(widths: Sequence[int], *, sharing: str, is_elastic: bool, has_classes: bool) -> str:
+    """Return the reason why a run cannot switch between widths, and a remedy; empty if it can.
+
+    Args:
+        widths: Widths of the run's engines.
+        sharing: Value of `cluster.sharing`.
+        is_elastic: Whether the run has engines that join and leave.
+        has_classes: Whether the run has device classes.
+    """
+    if len(widths) == 1:
+        return ""
+    key, one = f"inference.tensor_parallel {list(widths)}", "set tensor_parallel to one number"
+    if sharing not in ("auto", "disaggregated", "colocated"):
+        return (
+            f"{key} cannot be combined with cluster.sharing {sharing}, which releases only some engines: {one}, or set "
+            "sharing to colocated or disaggregated"
+        )
+    if is_elastic:
+        return f"{key} cannot be combined with cluster.elastic, whose engines have one width: {one}, or remove elastic"
+    if has_classes:
+        return (
+            f"{key} cannot be combined with cluster.device_classes, because engines of different widths may belong to "
+            f"different classes: {one}, or remove device_classes"
         )
     return ""

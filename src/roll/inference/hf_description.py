@@ -15,6 +15,7 @@ HF_ENGINE = LazyEngine(
         continues_sampling=True,
         can_sleep=True,
         tensor_parallel=True,
+        only_on_one_device=frozenset({"lora", "records_experts"}),
         lora=True,
         multimodal_lora=True,
         moe_lora=True,

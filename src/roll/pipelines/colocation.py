@@ -58,6 +58,8 @@ def resolve_sharing_rule(config: RolloutRunConfig, *, accelerated: bool) -> Shar
         return "disaggregated"
     if config.rollout.scheduling.async_ratio == 0:
         return "colocated"
+    if len(config.inference.widths) > 1:
+        return "disaggregated"
     return "elastic_overlap" if num_shared < config.num_engines else "disaggregated"
 
 
@@ -80,6 +82,8 @@ def explain_sharing_rule(config: RolloutRunConfig, *, accelerated: bool) -> str:
         why = "because rollout.scheduling.stream_training trains while engines generate"
     elif rule == "colocated":
         why = "because the run is synchronous (rollout.scheduling.async_ratio 0)"
+    elif len(config.inference.widths) > 1:
+        why = "because the run is asynchronous, and its engines have several widths (inference.tensor_parallel)"
     elif rule == "disaggregated":
         why = "because every engine of this asynchronous run shares devices with a trainer"
     else:
@@ -91,7 +95,8 @@ def list_released_engines(config: RolloutRunConfig, rule: SharingRule) -> list[i
     """Return the indices of the engines that release their devices under a rule."""
     if rule == "disaggregated":
         return []
-    return list(range(config.num_engines)) if rule == "colocated" else config.find_shared_engines()
+    num_engines = len(config.roles["actor_infer"].list_parts())
+    return list(range(num_engines)) if rule == "colocated" else config.find_shared_engines()
 
 
 class OffloadableTrainer(Protocol):

@@ -121,6 +121,7 @@ async def measure(config: RolloutRunConfig) -> dict[str, float]:
     Raises:
         DataError: No source has held-out prompts.
     """
+    config = config.with_first_width()
     async with AsyncExitStack() as stack:
         media_dir = stack.enter_context(open_media_dir(config))
         return await _measure_with_media(config, prepare(config, media_dir), media_dir, stack)

@@ -23,7 +23,7 @@ from roll.envs.timing import watch_activity
 from roll.inference import resolve_engine_kind
 from roll.pipelines.judge import JudgeRole, start_judge
 from roll.pipelines.learning.failures import RetryCounter
-from roll.pipelines.preparation import PreparedRun, build_engine_specs
+from roll.pipelines.preparation import PreparedRun, build_engine_specs, list_engine_ids_by_width
 from roll.pipelines.start_notes import StartProgress
 from roll.protocols import InferenceEngine, Reward, WorkerPool
 from roll.rewards.compose import WeightedReward
@@ -32,6 +32,7 @@ from roll.rollout import LLMProxy, RolloutScheduler, Router
 from roll.rollout.device_classes import DeviceClasses
 from roll.rollout.elastic_engines import ElasticEngines, ElasticNodes
 from roll.rollout.engine_group import EngineGroup
+from roll.rollout.engine_widths import EngineWidths
 from roll.rollout.episode_start import EpisodePlan
 from roll.rollout.lifecycle import FINAL_STATES
 from roll.rollout.loops import RolloutLoop, load_user_loop
@@ -58,6 +59,8 @@ class StartedRoles:
     judge: JudgeRole | None
     max_context: int
     """Context length of the engines."""
+    engine_ids: Mapping[int, Sequence[str]]
+    """Ids of the engines by width (`inference.tensor_parallel`); those of the first width are awake."""
     elastic_nodes: ElasticNodes | None = None
     """Nodes for further engines that join and leave during the run."""
 
@@ -96,8 +99,10 @@ async def start_roles(
     training = [progress.await_start(f"trainer ({role})", start) for role, start in trainers]
     before = await start_concurrently(stack, *training) if released_engines else []
     specs = build_engine_specs(config, prepared, run, released=released_engines, is_trained=bool(trainers))
+    engine_ids = list_engine_ids_by_width(specs)
+    asleep = [ids for width, ids in engine_ids.items() if width != specs[0].tensor_parallel]
     starting = [
-        progress.await_start(f"engines ({kind})", cluster.start_engines(specs, "actor_infer")),
+        progress.await_start(f"engines ({kind})", cluster.start_engines(specs, "actor_infer", asleep)),
         cluster.start_pool(config.rollout.reward_workers),
         *([] if released_engines else training),
     ]
@@ -110,6 +115,7 @@ async def start_roles(
         pool=pool,
         judge=judge,
         max_context=prepared.max_context,
+        engine_ids=engine_ids,
         elastic_nodes=cluster.open_elastic_nodes(replace(specs[0], sleeps=False), "actor_infer"),
     )
     return roles, before or others
@@ -131,6 +137,8 @@ class GenerationParts:
     """The run's judge, if rewards use one."""
     renderer: ChatRenderer
     wait_phases: WaitPhases
+    widths: EngineWidths | None = None
+    """Switch between engines of several widths; `None` if all engines have the same width."""
     elastic_engines: ElasticEngines | None = None
     """Engines on nodes that join and leave; `None` if the run uses no such nodes."""
     retries: RetryCounter = field(default_factory=RetryCounter)
@@ -179,8 +187,7 @@ async def open_generation(
     stack.push_async_callback(proxy.close)
     judge = roles.judge.model if roles.judge else None
     rewards = await stack.enter_async_context(open_rewards(config.data, config.sandbox, roles.pool, judge))
-    inputs = renderer.media_inputs
-    images = None if inputs is None else ImageStorage(inputs, roles.pool)
+    images = None if (inputs := renderer.media_inputs) is None else ImageStorage(inputs, roles.pool)
     scheduler = RolloutScheduler(
         proxy,
         {domain: wrap_reward(reward) for domain, reward in rewards.items()},
@@ -201,6 +208,7 @@ async def open_generation(
         judge=roles.judge,
         renderer=renderer,
         wait_phases=WaitPhases(tracker.spans if tracker else Spans()),
+        widths=await _open_widths(config, roles, proxy),
         elastic_engines=_build_elastic_engines(config, roles, proxy, stack, tracker),
     )
     if tracker is not None:
@@ -247,9 +255,19 @@ def _build_elastic_engines(
     return engines
 
 
+async def _open_widths(config: RolloutRunConfig, roles: StartedRoles, proxy: LLMProxy) -> EngineWidths | None:
+    """Return the switch between engines of several widths, of which those of the first width are awake; `None` if all
+    engines have the same width."""
+    if len(roles.engine_ids) == 1:
+        return None
+    widths = EngineWidths(proxy, roles.engine_ids, num_requests=config.rollout.count_running_rollouts())
+    await widths.start()
+    return widths
+
+
 def build_device_classes(config: RolloutRunConfig) -> DeviceClasses | None:
     """Return the device classes of the engines and the preferences of the sources; `None` without device classes."""
-    names, width = config.engine_classes, config.inference.tensor_parallel
+    names, width = config.engine_classes, config.inference.width
     if not names:
         return None
     classes = config.cluster.device_classes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +41,7 @@ __all__ = [
     "PreparedRun",
     "build_engine_specs",
     "build_sampling_plans",
+    "list_engine_ids_by_width",
     "open_media_dir",
     "prepare",
     "prestart_first_engine",
@@ -191,7 +192,7 @@ def build_engine_specs(
     released: Collection[int] = (),
     is_trained: bool = False,
 ) -> list[EngineSpec]:
-    """Return one spec per engine of the device mapping.
+    """Return one spec per engine of the device mapping, for every width of `inference.tensor_parallel`.
 
     Args:
         config: Configuration of the run.
@@ -200,7 +201,7 @@ def build_engine_specs(
         released: Indices of the engines that free their memory while trainers compute, if they support it.
         is_trained: Whether a trainer syncs its weights to the engines.
     """
-    can_sleep = get_engine_capabilities(config.inference.engine).can_sleep
+    can_sleep, devices = get_engine_capabilities(config.inference.engine).can_sleep, config.roles["actor_infer"]
     return [
         EngineSpec(
             engine_id=f"engine-{index}",
@@ -210,18 +211,26 @@ def build_engine_specs(
             max_context=prepared.max_context,
             max_num_seqs=config.inference.max_num_seqs,
             kv_cache_bytes=config.inference.kv_cache_bytes,
-            tensor_parallel=config.inference.tensor_parallel,
+            tensor_parallel=len(part),
             seed=config.seed,
             num_threads=config.training.num_threads,
-            sleeps=can_sleep and index in released,
+            sleeps=can_sleep and (index in released or len(devices.widths) > 1),
             lora=config.synced_adapter if is_trained else None,
             records_experts=config.training.router_replay == "engine",
             trust_remote_code=config.model.trust_remote_code,
             options=config.inference.options,
             log_path=run.get_log_path("engine", index) if run else None,
         )
-        for index in range(config.num_engines)
+        for index, part in enumerate(devices.list_parts())
     ]
+
+
+def list_engine_ids_by_width(specs: Sequence[EngineSpec]) -> dict[int, list[str]]:
+    """List the ids of the engines with each number of devices, in the order of the specs."""
+    found: dict[int, list[str]] = {}
+    for spec in specs:
+        found.setdefault(spec.tensor_parallel, []).append(spec.engine_id)
+    return found
 
 
 def select_probe_draws(data: PromptData) -> list[PromptDraw]:

@@ -48,6 +48,8 @@ class ServedPolicy:
     def __post_init__(self) -> None:
         """Attach the engines to the shared devices; allow individual engines to sleep only between weight syncs."""
         self.generation.proxy.transitions.between_syncs = self.weights.pause_pushes
+        if self.controller is not None and self.generation.widths is not None:
+            self.controller.round_listener = self.generation.widths
         if self.devices is not None:
             buffer = self.controller.buffer if self.controller is not None else None
             self.devices.attach(self.generation.proxy, buffer, self.weights.pause_pushes)
@@ -159,6 +161,8 @@ class ServedPolicy:
         counters = self.generation.proxy.get_counters()
         if (elastic := self.generation.elastic_engines) is not None:
             counters |= {"serving": self.generation.proxy.num_serving_engines, **elastic.get_counters()}
+        if (widths := self.generation.widths) is not None:
+            counters |= widths.get_counters()
         return counters
 
     def collect_metrics(self) -> dict[str, float]:

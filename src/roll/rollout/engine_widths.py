@@ -48,6 +48,9 @@ class EngineWidths:
         self.width = next(iter(engine_ids))
         """Width of the engines that are awake."""
         self.num_switches = 0
+        self._used_width = self.width
+        """Width of the engines that were awake when the last batch was complete."""
+        self._num_preempted_in_step = 0
         self._proxy = proxy
         self._engine_ids = {width: tuple(ids) for width, ids in engine_ids.items()}
         self._num_requests = num_requests
@@ -60,7 +63,11 @@ class EngineWidths:
         """Number of preemptions of all engines until the previous batch."""
 
     async def start(self) -> None:
-        """Put all engines to sleep except those of the first width; must be called before the first request."""
+        """Put all engines to sleep except those of the first width; must be called before the first request.
+
+        Raises:
+            UnsupportedError: An engine does not support sleep.
+        """
         self._read_capacities()
         for width, ids in self._engine_ids.items():
             if width != self.width:
@@ -75,6 +82,7 @@ class EngineWidths:
         total = sum(engine.load().num_preempted or 0 for engine in self._proxy.engines)
         # The counters of an engine that was replaced start again.
         num_preempted, self._num_preempted = max(0, total - self._num_preempted), total
+        self._used_width, self._num_preempted_in_step = self.width, num_preempted
         if not contexts:
             return
         load = StepLoad(
@@ -97,8 +105,22 @@ class EngineWidths:
         await asyncio.gather(*map(transitions.wake, self._engine_ids[state.width]))
         self.width = state.width
         self.num_switches += 1
-        logger.info("engines of %d devices generate now instead of engines of %d", self.width, before)
+        logger.info(
+            "engines of width %d replace engines of width %d%s: %s",
+            self.width,
+            before,
+            f" for a {kind} round" if kind else "",
+            state.reason or "the last such round used this width",
+        )
         self._on_change(before, self.width)
+
+    def get_counters(self) -> dict[str, int]:
+        """Return the width and the preemptions of the last step, and the number of switches in the run so far."""
+        return {
+            "width": self._used_width,
+            "width_switches": self.num_switches,
+            "preempted": self._num_preempted_in_step,
+        }
 
     def _read_capacities(self) -> None:
         for engine in self._proxy.engines:

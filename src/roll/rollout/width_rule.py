@@ -66,6 +66,8 @@ class WidthState:
     """Number of preemptions in the previous step; `None` before the first step."""
     num_clean: int = 0
     """Number of steps without preemptions since the width changed or a request was preempted."""
+    reason: str = ""
+    """The measurement for which the width changed last; empty if it has not changed."""
 
     def record_step(self, load: StepLoad, widths: Sequence[int], capacities: Mapping[int, WidthCapacity]) -> WidthState:
         """Return the state after a step at this width.
@@ -80,8 +82,17 @@ class WidthState:
         grows = self.num_preempted is not None and load.num_preempted > GROWTH * self.num_preempted
         num_clean = 0 if load.num_preempted else self.num_clean + 1
         state = replace(self, num_preempted=load.num_preempted, num_clean=num_clean)
-        if wider and (grows or not fits(load, capacities.get(self.width))):
-            return replace(state, width=wider[0], num_clean=0)
+        if wider and grows:
+            reason = f"a step had {load.num_preempted:,} preemptions, the previous one {self.num_preempted:,}"
+            return replace(state, width=wider[0], num_clean=0, reason=reason)
+        if wider and not fits(load, capacity := capacities.get(self.width)):
+            assert capacity is not None, "an unknown capacity fits"
+            reason = (
+                f"{min(load.num_requests, capacity.num_slots):,} requests of {load.mean_context:,.0f} tokens on "
+                f"average do not fit into KV caches of {capacity.kv_tokens:,} tokens"
+            )
+            return replace(state, width=wider[0], num_clean=0, reason=reason)
         if narrower and num_clean >= NUM_CLEAN_STEPS and fits(load, capacities.get(narrower[0])):
-            return replace(state, width=narrower[0], num_clean=0)
+            reason = f"{num_clean} consecutive steps had no preemption"
+            return replace(state, width=narrower[0], num_clean=0, reason=reason)
         return state

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from roll.config.inference import EngineOptions
+from roll.config.inference import InferenceConfig
 from roll.config.load import load_config
 from roll.config.model import LoRAConfig
 from roll.config.run import RunConfig
@@ -52,7 +52,7 @@ def read_run_settings(file: Path) -> dict[str, Any]:
         "model_config": config.model.model_copy(update={"lora": lora}),
         "training_config": training,
     }
-    if isinstance(inference, EngineOptions):
+    if isinstance(inference, InferenceConfig):
         settings |= {"engine": inference.engine, "engine_options": inference}
         settings["max_context"] = getattr(inference, "max_context", None)
     return settings

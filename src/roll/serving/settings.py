@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from roll.config.inference import EngineOptions
+from roll.config.inference import InferenceConfig
 from roll.config.model import ModelConfig
 from roll.config.training import TrainingConfig
 from roll.errors import ConfigError
@@ -62,7 +62,7 @@ class ServeSettings:
     """The configuration of the base model with its adapters, from a run's configuration."""
     training_config: TrainingConfig | None = None
     """The configuration of the trainer, of which clients replace the optimizer's settings."""
-    engine_options: EngineOptions | None = None
+    engine_options: InferenceConfig | None = None
     """The configuration of the engine."""
 
     def __post_init__(self) -> None:

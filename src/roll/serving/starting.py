@@ -11,7 +11,7 @@ import torch
 
 from roll.cluster.local import LocalCluster
 from roll.config.engines import EngineRequirement, check_engine, get_engine_capabilities, resolve_engine_kind
-from roll.config.inference import EngineOptions
+from roll.config.inference import InferenceConfig
 from roll.config.model import LoRAConfig, ModelConfig
 from roll.config.training import TrainingConfig
 from roll.errors import ConfigError
@@ -125,7 +125,7 @@ def _build_lora(settings: ServeSettings) -> LoRAConfig:
 
 
 def _build_engine_spec(settings: ServeSettings, path: Path, kind: str, context: int) -> EngineSpec:
-    options = settings.engine_options or EngineOptions()
+    options = settings.engine_options or InferenceConfig()
     model = settings.model_config
     return EngineSpec(
         engine_id="sampler",
@@ -135,7 +135,7 @@ def _build_engine_spec(settings: ServeSettings, path: Path, kind: str, context: 
         max_context=context,
         max_num_seqs=options.max_num_seqs,
         kv_cache_bytes=options.kv_cache_bytes,
-        tensor_parallel=options.tensor_parallel,
+        tensor_parallel=options.width,
         num_threads=settings.num_threads,
         lora=_build_lora(settings),
         max_adapters=settings.max_adapters,

@@ -139,9 +139,7 @@ def calibrate(run_path: str | Path, *, base: str = "cpu") -> Calibration:
         target = run.path / "calibration"
     model = _build_model(config)
     fit = fit_engine(spans)
-    found = build_measured_device(
-        load_device(base), model, config.get_section("inference", InferenceConfig).tensor_parallel, fit
-    )
+    found = build_measured_device(load_device(base), model, config.get_section("inference", InferenceConfig).width, fit)
     found, error = _fit_trainer(found, model, steps)
     target.mkdir(exist_ok=True)
     paths = _write_files(target, config, model, found, rollouts, steps)
@@ -306,7 +304,7 @@ def _build_workload(
         solved[each.draw_id].append(float(each.reward > 0))
     rollout, inference = config.get_section("rollout", RolloutConfig), config.get_section("inference", InferenceConfig)
     overlaps = rollout.scheduling.async_ratio > 0
-    width = inference.tensor_parallel
+    width = inference.width
     capacity = inference.kv_cache_bytes
     engine = {
         "tensor_parallel": width,

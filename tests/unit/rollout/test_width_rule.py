@@ -57,6 +57,20 @@ def test_width_rule_widens_when_contexts_of_the_mean_length_do_not_fit_although_
     assert state.record_step(shorter, [1, 2], capacities).width == 1
 
 
+def test_width_rule_says_why_the_width_changes() -> None:
+    capacities = {1: WidthCapacity(num_slots=16, kv_tokens=20_000), 2: WidthCapacity(num_slots=16, kv_tokens=44_000)}
+    state = WidthState(width=1).record_step(load(1_000), [1, 2], capacities)
+    assert (state.width, state.reason) == (1, "")
+    wider = state.record_step(load(1_051), [1, 2], capacities)
+    assert (wider.width, wider.reason) == (2, "a step had 1,051 preemptions, the previous one 1,000")
+    wider = state.record_step(load(0, context=1250.4), [1, 2], capacities)  # 16 x 1,250.4 = 20,006
+    assert wider.reason == "16 requests of 1,250 tokens on average do not fit into KV caches of 20,000 tokens"
+    for _ in range(4):
+        assert wider.width == 2
+        wider = wider.record_step(load(0), [1, 2], capacities)
+    assert (wider.width, wider.reason) == (1, "4 consecutive steps had no preemption")
+
+
 def test_width_rule_counts_only_requests_that_have_a_slot() -> None:
     few = WidthCapacity(num_slots=8, kv_tokens=8_000)
     assert fits(load(0), few)

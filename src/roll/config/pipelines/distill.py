@@ -54,7 +54,7 @@ class DistillConfig(DistillationBase, OnlineConfig):
                 f"teacher.backend engine requires rollout.temperature 1, got {self.rollout.temperature:g}: set "
                 "rollout.temperature to 1, or teacher.backend to trainer"
             )
-        needed, width = len(self.teacher), self.inference.tensor_parallel
+        needed, width = len(self.teacher), self.inference.width
         if "engine" in backends and self.cluster.type == "ray" and self.roles["teacher"].count != needed:
             found = len(self.roles["teacher"].devices)
             raise ValueError(
@@ -94,7 +94,7 @@ class DistillConfig(DistillationBase, OnlineConfig):
     @property
     def roles(self) -> dict[str, RoleDevices]:
         """The roles of this run by name, including the teachers if they are a separate role."""
-        mapping, roles, width = self.cluster.device_mapping, super().roles, self.inference.tensor_parallel
+        mapping, roles, width = self.cluster.device_mapping, super().roles, self.inference.width
         if self.trainer_loads_teachers:
             return roles
         if self.teacher[0].backend == "trainer":

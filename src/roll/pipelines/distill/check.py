@@ -62,6 +62,7 @@ def _estimate_engine_memory(report: Report, config: DistillConfig, sizes: ModelS
     parts = estimate_engine_bytes(
         config.inference,
         sizes,
+        width=config.inference.width,
         num_requests=config.rollouts_per_step,
         kind=report.engine_kind or "hf",
         max_context=(report.longest_prompt or 0) + config.max_answer_tokens,

@@ -25,7 +25,7 @@ def build_teacher_specs(
     config: DistillConfig, prepared: PreparedRun, paths: Sequence[Path], run: RunDirectory
 ) -> list[EngineSpec]:
     """Return one engine spec per teacher, with the settings of the student's engines."""
-    like = build_engine_specs(config, prepared, run)[0]
+    like = replace(build_engine_specs(config, prepared, run)[0], sleeps=False)
     return [
         replace(like, engine_id=f"teacher-{i}", model_path=str(path), log_path=run.get_log_path("teacher", i))
         for i, path in enumerate(paths)

@@ -260,6 +260,8 @@ def build_facts(
     """
     kind = "" if config.inference.engine == "auto" else f"{config.inference.engine} "
     engines = engines or _format_count(config.num_engines, f"{kind}engine")
+    if len(widths := config.inference.widths) > 1:
+        engines += f" (width {widths[0]} of {', '.join(map(str, widths))})"
     ranks = ranks or _format_count(config.num_ranks, "trainer rank")
     return RunFacts(
         method=method,

@@ -75,6 +75,7 @@ async def open_rollout_replay(config: RLVRConfig, session: Session) -> AsyncIter
     Raises:
         UserError: The run cannot be replayed; the message gives the reason.
     """
+    config = config.with_first_width()  # no trainer could send the weights to an engine that wakes
     assert config.replay is not None, "this is a replay"
     recording = await run_in_thread(open_recording, config)
     await run_in_thread(copy_media, recording, session.directory)

@@ -237,6 +237,7 @@ def _estimate_engine_memory(report: Report, config: SupervisedConfig) -> list[Ro
     parts = estimate_engine_bytes(
         answering.inference,
         sizes,
+        width=answering.inference.width,
         num_requests=math.ceil(evaluation.num_prompts * evaluation.samples_per_prompt / count),
         kind=report.engine_kind,
         max_context=prepare_prompts(answering).max_context,

@@ -170,6 +170,7 @@ def estimate_memory_by_role(
     engine = estimate_engine_bytes(
         config.inference,
         sizes,
+        width=config.inference.width,  # the narrowest engines, which need the most memory together
         num_requests=math.ceil(max(config.rollouts_per_step, batch.evaluation_samples) / number),
         kind=engine_kind,
         max_context=max_context,
@@ -254,6 +255,7 @@ def _estimate_judge_memory(
     parts = estimate_engine_bytes(
         section,
         judge.sizes,
+        width=section.tensor_parallel,
         num_requests=math.ceil(config.rollouts_per_step / config.num_judges),
         kind=judge.kind,
         max_context=judge.max_context,

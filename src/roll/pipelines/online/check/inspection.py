@@ -102,6 +102,11 @@ def _check_roles(report: Report, config: RolloutRunConfig) -> None:
     rule = resolve_sharing_rule(config, accelerated=report.machine.has_accelerators)
     if explanation := explain_sharing_rule(config, accelerated=report.machine.has_accelerators):
         report.notes.append(f"{explanation}.")
+    if len(widths := config.inference.widths) > 1:
+        report.notes.append(
+            f"engines of {' and '.join(map(str, widths))} devices use the same devices: those of one width generate, "
+            "and the others sleep."
+        )
     report.is_colocated = rule != "disaggregated" and get_engine_capabilities(config.inference.engine).can_sleep
 
 
