@@ -1,24 +1,28 @@
-"""Weight sync through a file store over a slow link: size of deltas, and how long engines are paused.
+"""Weight sync through a file store over a slow link, and devices that engines and the trainer share in real runs.
 
-A real AdamW step of SmolLM2-135M-Instruct in bfloat16 changes the weights before each sync. The store is a local
-directory behind a file system of fsspec that limits the sum of all transfers to `--mbit-per-s`.
+`--parts store`: a real AdamW step of SmolLM2-135M-Instruct in bfloat16 changes the weights before each sync. The store
+is a local directory behind a file system of fsspec that limits the sum of all transfers to `--mbit-per-s`.
+`--parts sharing`: `_elastic_runs` (about 20 minutes on two cores, which nothing else should use).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import statistics
 import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import fsspec
 import numpy as np
-from _report import report
+from _elastic_runs import measure_sharing
+from _report import RESULTS, report
 from fsspec.implementations.local import LocalFileSystem
 
 from roll.algorithms.losses import PolicyLoss
@@ -157,14 +161,20 @@ async def main() -> None:
     """Measure all learning rates."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mbit-per-s", type=float, default=100.0, help="bandwidth of the link")
+    parser.add_argument("--parts", nargs="+", choices=["store", "sharing"], default=["store", "sharing"])
     arguments = parser.parse_args()
     ThrottledFileSystem.bytes_per_s = arguments.mbit_per_s * 1e6 / 8
     fsspec.register_implementation("throttled", ThrottledFileSystem)
     model_path = str(resolve_model(MODEL))
-    figures: dict[str, Any] = {"mbit_per_s": arguments.mbit_per_s}
-    for learning_rate in LEARNING_RATES:
+    figures = json.loads((RESULTS / "elastic.json").read_text())["figures"]
+    if "store" in arguments.parts:
+        figures["mbit_per_s"] = arguments.mbit_per_s
+        for learning_rate in LEARNING_RATES:
+            with tempfile.TemporaryDirectory() as directory:
+                figures[f"learning rate {learning_rate:g}"] = await measure_syncs(model_path, learning_rate, directory)
+    if "sharing" in arguments.parts:
         with tempfile.TemporaryDirectory() as directory:
-            figures[f"learning rate {learning_rate:g}"] = await measure_syncs(model_path, learning_rate, directory)
+            figures["sharing"] = await asyncio.to_thread(measure_sharing, Path(directory), MODEL)
     report("elastic", figures)
 
 

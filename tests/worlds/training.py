@@ -601,7 +601,7 @@ class World:
                 else:
                     await move.suspend(name, chance.choice(["keep", "abort"]))
                     await self._leave_alone(name, chance.uniform(0, 20))
-                    await move.resume(name)
+                    await move.wake(name)
         except EngineDiedError:
             return  # one that joined died at once
         except WeightSyncError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,9 +21,11 @@ from roll.cluster.actor_log import redirect_to_run_log
 from roll.cluster.ray_answers import await_result
 from roll.errors import EngineDiedError
 from roll.inference import ENGINES, EngineSpec, build_engine, resolve_engine_kind
+from roll.inference.step_log import MAX_SPANS
 from roll.protocols import PauseMode, SupportsPrefetch, SupportsReadback
 from roll.types import (
     EngineLoad,
+    EngineStepSpan,
     FloatArray,
     Generation,
     GenerationRequest,
@@ -55,9 +58,11 @@ class EngineActor:
         await self._engine.start()
         return os.getpid()
 
-    async def generate(self, request: GenerationRequest) -> tuple[Generation, EngineLoad]:
-        """Run a request, and return the generation and the engine's load after it."""
-        return await self._engine.generate(request), self._engine.load()
+    async def generate(self, request: GenerationRequest) -> tuple[Generation, EngineLoad, list[EngineStepSpan]]:
+        """Run a request; return the generation, the engine's load after it, and the steps since the last request."""
+        generation = await self._engine.generate(request)
+        steps: list[EngineStepSpan] = self._engine.take_steps() if hasattr(self._engine, "take_steps") else []
+        return generation, self._engine.load(), steps
 
     async def load(self) -> EngineLoad:
         """Return the engine's load."""
@@ -88,6 +93,7 @@ class RayEngine:
         # No steps instead of an unknown number, so that an actor that never reports is detected as hanging.
         self._reported = EngineLoad(num_running=0, num_waiting=0, kv_used=0.0, capacity=spec.max_num_seqs, num_steps=0)
         self._reports: asyncio.Task[None] | None = None
+        self._steps: deque[EngineStepSpan] = deque(maxlen=MAX_SPANS)
         # Only the controller may know a registered name, but an import path is valid in every process.
         named = replace(spec, kind=ENGINES.path(resolve_engine_kind(spec.kind)))
         actor: Any = ray.remote(EngineActor).options(max_restarts=0, max_concurrency=4096, **options)
@@ -106,7 +112,8 @@ class RayEngine:
         if self._reports is None or self._reports.done():
             self._reports = asyncio.create_task(self._poll_load(), name=f"load-{self.engine_id}")
         try:
-            generation, self._reported = await self._await(self._actor.generate.remote(request))
+            generation, self._reported, steps = await self._await(self._actor.generate.remote(request))
+            self._steps.extend(steps)
             return generation
         finally:
             self._running -= 1
@@ -162,6 +169,12 @@ class RayEngine:
             num_steps=self._reported.num_steps,
             num_preempted=self._reported.num_preempted,
         )
+
+    def take_steps(self) -> list[EngineStepSpan]:
+        """Return the spans of the engine's steps since the last call, up to the end of the latest request."""
+        taken = list(self._steps)
+        self._steps.clear()
+        return taken
 
     async def close(self) -> None:
         """Close the engine if it has started, then kill its process and the processes that it started."""

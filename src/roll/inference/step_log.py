@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from roll.types import EngineStepSpan
 
-__all__ = ["StepLog"]
+__all__ = ["MAX_SPANS", "StepLog"]
 
 MAX_SPANS = 100_000
 """Maximum number of spans stored between two calls to `take`; the oldest are dropped."""

@@ -130,27 +130,21 @@ class EngineTransitions:
     async def sleep(self, engine_id: str, request_handling: RequestHandling = "abort") -> None:
         """Put an engine to sleep until `wake`, after its requests have left it; this frees its device memory.
 
-        If the engine dies while asleep, it is replaced by `wake`.
-
         Raises:
             UnsupportedError: The engine does not support sleep here; it continues to serve.
         """
         await _wait_shielded(self._begin(engine_id, lambda: self._sleep(engine_id, request_handling)))
 
     async def wake(self, engine_id: str) -> None:
-        """Wake an engine and sync the current weights to it; then it serves."""
+        """Wake or resume an engine, and sync the current weights to it if it slept; an engine that died is replaced.
+
+        If all engines are paused, it resumes with them.
+        """
         await _wait_shielded(self._begin(engine_id, lambda: self._return_to_service(engine_id)))
 
     async def suspend(self, engine_id: str, mode: PauseMode) -> None:
-        """Pause one engine until `resume`; it gets no requests while it is paused.
-
-        The engine keeps its device memory unless it is released.
-        """
+        """Pause one engine until `wake`; it gets no requests, and keeps its device memory unless it is released."""
         await _wait_shielded(self._begin(engine_id, lambda: self._suspend(engine_id, mode)))
-
-    async def resume(self, engine_id: str) -> None:
-        """Resume one engine; if all engines are paused, it resumes with them."""
-        await _wait_shielded(self._begin(engine_id, lambda: self._return_to_service(engine_id)))
 
     async def release(self, engine_ids: Collection[str], *, until_batch: bool = False) -> None:
         """Release the devices of engines to trainers until `serve`; their requests continue on other engines, or wait.
@@ -245,7 +239,9 @@ class EngineTransitions:
                 released.is_asleep = True
             except UnsupportedError:
                 async with self._pause_lock:
-                    await _pause_unless_lost(self._fleet.get_connection(engine_id), "abort")
+                    await _pause_unless_lost(connection := self._fleet.get_connection(engine_id), "abort")
+                if released.was_serving:  # as a sleeping engine, it gets no weights until `_reacquire`
+                    self._engines.exclude(connection.engine)
         await self._fleet.stop_if_lost(engine_id)
 
     async def _reacquire(self, engine_id: str) -> None:
@@ -253,6 +249,9 @@ class EngineTransitions:
         if released.is_asleep:
             await _apply_unless_lost(self._fleet.get_connection(engine_id), self._engines.wake)
             released.is_asleep = False
+        elif released.was_serving and (connection := self._fleet.get_connection(engine_id)).lost is None:
+            self._engines.include(connection.engine)
+            self._fleet.inactive.discard(engine_id)  # resumed by the weight sync, so that it answers the probe
 
     async def _serve(self, engine_id: str, synced: bool) -> None:
         was_serving = self._released[engine_id].was_serving

@@ -107,7 +107,7 @@ def trace_engine_steps(engines: Iterable[Any], emit: Callable[..., None]) -> Non
     """Emit trace events for the spans of engine steps that engines have recorded since the last call.
 
     Args:
-        engines: The engines; engines in other processes, which have no method `take_steps`, are skipped.
+        engines: The engines; those that record no steps, which have no method `take_steps`, are skipped.
         emit: Called with the fields of an event.
     """
     for lane, engine in enumerate(engines):

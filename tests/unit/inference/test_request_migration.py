@@ -33,7 +33,7 @@ async def test_request_migration_an_engine_that_leaves_hands_its_requests_to_ano
     for leaving in ("e0", "e1", "e0"):
         await has_generated(engines[leaving], 3)
         await proxy.transitions.suspend(leaving, "abort")
-        await proxy.transitions.resume(leaving)
+        await proxy.transitions.wake(leaving)
     moved = await asyncio.gather(*tasks)
     await proxy.close()
     await group.close()

@@ -186,8 +186,17 @@ def test_rollout_transition_released_engine_that_cannot_sleep_is_paused() -> Non
         await asyncio.sleep(2.5)
         await world.release("a")
         connection = world.proxy._fleet.get_connection("a")
-        assert connection.is_paused and len(world.group.list_awake()) == 2  # a weight sync includes it
         assert {answer.engine_id for answer in await asyncio.gather(*asked)} == {"b"}
+        await world.proxy.suspend("keep")
+        await world.proxy.resume()
+        assert connection.is_paused and len(world.group.list_awake()) == 1  # a weight sync skips it
+        await world.move.reacquire(["a"])
+        assert len(world.group.list_awake()) == 2
+        await world.proxy.suspend("keep")
+        world.sync("ab")
+        await world.proxy.resume()
+        assert not connection.is_paused  # vLLM answers the probe of the weight sync only if it is not paused
+        assert {answer.engine_id for answer in await asyncio.gather(*world.ask(2))} == {"b"}
         await world.serve("a")
         assert not connection.is_paused
         assert {answer.engine_id for answer in await asyncio.gather(*world.ask(2))} == {"a", "b"}
@@ -280,7 +289,7 @@ def test_rollout_transition_released_engine_that_was_suspended_with_requests_lea
         assert {answer.engine_id for answer in await asyncio.gather(*asked)} == {"b"}
         await world.serve("a")
         assert world.proxy.num_serving_engines == 1
-        await world.move.resume("a")
+        await world.move.wake("a")
         assert world.proxy.num_serving_engines == 2
 
     within(main)
@@ -349,7 +358,7 @@ def test_rollout_transition_engine_group_retires_an_engine_that_is_being_replace
         await asyncio.sleep(0)
         await world.move.retire("a")
         await world.move.suspend("b", "keep")
-        await world.move.resume("b")  # lets what waits be started
+        await world.move.wake("b")  # lets what waits be started
         await asyncio.sleep(100)
         assert [engine.engine_id for engine in world.group.engines] == ["b"]
         await asyncio.gather(*world.ask(2))
@@ -370,7 +379,7 @@ def test_rollout_transition_engine_group_of_which_one_is_suspended_keeps_its_req
         more = [asyncio.create_task(world.proxy.generate(request("more"), on_start=world.heard.append))]
         await asyncio.sleep(1)
         assert world.heard == ["b"]
-        await world.move.resume("a")
+        await world.move.wake("a")
         answer = await asked[0]
         assert (answer.engine_id, len(answer.token_ids)) == ("a", NUM_TOKENS)
         await asyncio.gather(*more)
@@ -472,7 +481,7 @@ def test_rollout_transition_engine_group_suspends_an_engine_that_is_being_replac
         await asyncio.sleep(10)
         assert world.proxy.num_serving_engines == 0  # else requests go to it and back for ever, without a pause
         asked = world.ask(1)
-        await world.move.resume("a")
+        await world.move.wake("a")
         assert (await asked[0]).engine_id == "a"
 
     within(main)
@@ -502,7 +511,7 @@ def test_rollout_transition_engine_group_moves_no_single_engine_while_trainers_h
         await world.move.suspend("b", "keep")
         await world.release()
         assert [engine.asleep for engine in world.group.engines] == [True] * 3
-        steps = [asyncio.create_task(step) for step in (world.move.wake("a"), world.move.resume("b"))]
+        steps = [asyncio.create_task(step) for step in (world.move.wake("a"), world.move.wake("b"))]
         await asyncio.sleep(100)
         assert [engine.asleep for engine in world.group.engines] == [True] * 3
         await world.serve("c")  # `a` sleeps during the weight sync, and `b` dies in it
@@ -585,7 +594,7 @@ def test_rollout_transition_engine_group_that_changes_at_random_answers_every_re
                 await take(world.move.add(f"new-{number}", lambda: world.engine(f"new-{number}")))
             elif kind == "back" and away:
                 name = chance.choice(sorted(away))
-                await take((world.move.wake if away[name] == "sleep" else world.move.resume)(name))
+                await take(world.move.wake(name))
                 del away[name]
             elif kind == "share":
                 shared = chance.sample(here, chance.randint(0, len(here)))
@@ -613,8 +622,8 @@ def test_rollout_transition_engine_group_that_changes_at_random_answers_every_re
             single = world.proxy.generate(request(f"q{number}"))
             asked.append(asyncio.create_task(single))
             await change(number)
-        for name, kind in away.items():
-            await (world.move.wake if kind == "sleep" else world.move.resume)(name)
+        for name in away:
+            await world.move.wake(name)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         failed = [each for each in answers if isinstance(each, BaseException)]
         assert [each for each in failed if not isinstance(each, EngineDiedError)] == []  # died under it three times
