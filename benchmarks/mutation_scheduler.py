@@ -514,8 +514,8 @@ BUGS = (
     Bug(
         "a lost engine keeps the devices that trainers get",
         "transitions.py",
-        "        await self._fleet.stop_if_lost(engine_id)\n",
-        "",
+        '(engine_id), "abort")\n        await self._fleet.stop_if_lost(engine_id)\n',
+        '(engine_id), "abort")\n',
     ),
     Bug(
         "a group that finishes while a batch is closed is promised to the batch",

@@ -166,7 +166,7 @@ def build_devices(rule: SharingRule, trainers: SharedTrainers) -> SharedDevices 
 def build_policy(world: Any, devices: SharedDevices | None) -> ServedPolicy:
     """Return the engines that serve the policy of a world, as the training loop knows them."""
     run: Any = SimpleNamespace(spans=SimpleNamespace(phase=lambda name: nullcontext()), state=world)
-    generation: Any = SimpleNamespace(proxy=world.proxy, scheduler=world.scheduler, elastic_engines=None)
+    generation: Any = SimpleNamespace(proxy=world.proxy, scheduler=world.scheduler, elastic_engines=None, widths=None)
     plan = SamplingPlan(purpose="eval", group_size=2, sampling=world.sampling)
     return ServedPolicy(
         run=run, generation=generation, controller=world.controller, weights=world.weights, plan=plan, devices=devices

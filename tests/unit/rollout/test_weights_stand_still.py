@@ -92,7 +92,7 @@ def live_policy(world: World) -> ServedPolicy:
     run: Any = SimpleNamespace(
         spans=SimpleNamespace(phase=lambda name: nullcontext()), state=SimpleNamespace(policy_version=0)
     )
-    generation: Any = SimpleNamespace(proxy=world.proxy, scheduler=world.scheduler)
+    generation: Any = SimpleNamespace(proxy=world.proxy, scheduler=world.scheduler, widths=None)
     plan = SamplingPlan(purpose="eval", group_size=2, sampling=SamplingParams(max_new_tokens=12))
     return ServedPolicy(run=run, generation=generation, controller=world.controller, weights=world.weights, plan=plan)
 
