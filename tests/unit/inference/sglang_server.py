@@ -1,7 +1,7 @@
 """The HTTP interface of an SGLang server, with the engine `hf` behind it.
 
 Paths, fields and replies are those of SGLang 0.5.23 (`entrypoints/http_server.py`, `managers/io_struct.py`). The real
-HTTP application is tested in `tests/extras/test_sglang.py`.
+server is tested in `tests/extras/test_sglang.py`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class SGLangServer:
         return web.Response(status=503 if self.engine._paused else 200)
 
     async def server_info(self, body: dict[str, Any]) -> web.Response:
-        info = {"model_path": str(self.model), "skip_tokenizer_init": True, "max_total_num_tokens": 4096}
+        info = {"model_path": str(self.model), "skip_tokenizer_init": True}
+        info |= {"max_total_num_tokens": 4096, "max_req_input_len": 97}
         return web.json_response(info)
 
     async def generate(self, body: dict[str, Any]) -> web.Response:

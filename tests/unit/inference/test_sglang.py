@@ -287,7 +287,7 @@ def test_sglang_arguments_of_the_server(tiny_model: Path) -> None:
     arguments = build_arguments(spec, 30001)
     given_values = dict(pairwise(arguments))
     assert given_values["--model-path"] == str(tiny_model) and given_values["--port"] == "30001"
-    assert given_values["--tp-size"] == "2" and given_values["--context-length"] == "96"
+    assert given_values["--tp-size"] == "2" and given_values["--context-length"] == "103"
     assert given_values["--attention-backend"] == "torch_native" and given_values["--weight-version"] == "0"
     assert {"--skip-tokenizer-init", "--enable-memory-saver", "--disable-cuda-graph"} <= {*arguments}
     assert not {"--python", "--chat", "--trust-remote-code", "None", "True", "False"} & {*arguments}
@@ -342,6 +342,17 @@ def test_sglang_server_of_another_model_is_refused(tiny_model: Path, info: dict[
             await SGLangEngine(spec_of(tiny_model, url=server.url)).start()
 
     with pytest.raises(ModelError, match=words):
+        asyncio.run(main())
+
+
+def test_sglang_server_with_too_short_a_context_is_refused(tiny_model: Path) -> None:
+    async def main() -> None:
+        async with serving(tiny_model) as server:
+            info = {"model_path": str(tiny_model), "skip_tokenizer_init": True, "max_req_input_len": 96}
+            server.failures["/server_info"] = web.json_response(info)
+            await SGLangEngine(spec_of(tiny_model, url=server.url)).start()
+
+    with pytest.raises(ModelError, match=r"accepts 95 tokens of context only, but the run needs 96 .*length 103"):
         asyncio.run(main())
 
 

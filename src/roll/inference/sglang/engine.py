@@ -29,6 +29,7 @@ from roll.inference.sglang.conversion import (
     to_server_id,
 )
 from roll.inference.sglang.launch import Server
+from roll.inference.sglang.server_info import check_server, read_kv_capacity
 from roll.inference.sglang.weights import create_weights_dir, write_weights
 from roll.inference.spec import EngineSpec
 from roll.protocols import PauseMode
@@ -95,9 +96,8 @@ class SGLangEngine(PrefetchMixin):
         try:
             await self._wait_until_ready()
             info = await self._fetch_info()
-            self._check_model(info)
-            size = info.get("max_total_num_tokens")
-            self._kv_capacity = size if isinstance(size, int) and size > 0 else None
+            check_server(info, self._spec, self._url)
+            self._kv_capacity = read_kv_capacity(info)
         except BaseException:  # a canceled start must not leave a server
             await self.close()
             raise
@@ -278,17 +278,6 @@ class SGLangEngine(PrefetchMixin):
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise EngineDiedError(self.engine_id, f"{self._url}/server_info cannot be read ({error})") from error
         return info if isinstance(info, dict) else {}
-
-    def _check_model(self, info: dict[str, Any]) -> None:
-        """Check that a server that already ran serves this run's model without a tokenizer."""
-        served = str(info.get("model_path", ""))
-        if Path(served).name != Path(self._spec.model_path).name:
-            raise ModelError(
-                f"engine '{self.engine_id}': the server at {self._url} serves '{served}', but the run's model is "
-                f"'{self._spec.model_path}': start the server with this model."
-            )
-        if not info.get("skip_tokenizer_init"):
-            raise ModelError(f"start the SGLang server at {self._url} with --skip-tokenizer-init: ROLL sends tokens.")
 
     async def _run(self, body: dict[str, Any]) -> dict[str, Any]:
         """Run one request of `/generate`."""

@@ -14,10 +14,13 @@ from typing import Any
 from roll.inference.sglang.conversion import INITIAL_VERSION
 from roll.inference.spec import EngineSpec
 
-__all__ = ["OPTION_NAMES", "Server", "build_arguments"]
+__all__ = ["CONTEXT_MARGIN", "OPTION_NAMES", "Server", "build_arguments"]
 
 OPTION_NAMES = ("python", "url", "weights_dir")
 """Options of `inference.options` that ROLL reads; all others become arguments of the server."""
+CONTEXT_MARGIN = 7
+"""How much longer SGLang's context is than ROLL's: SGLang rejects a prompt that leaves fewer than 7 tokens, and ends an
+answer 2 tokens before the end of its context, with the finish reason `length`."""
 SHUTDOWN_TIMEOUT_S = 5.0
 _LOG_TAIL_BYTES = 4096
 
@@ -33,7 +36,7 @@ def build_arguments(spec: EngineSpec, port: int) -> list[str]:
         "port": port,
         "skip-tokenizer-init": True,
         "dtype": spec.dtype,
-        "context-length": spec.max_context,
+        "context-length": spec.max_context + CONTEXT_MARGIN,
         "max-running-requests": spec.max_num_seqs,
         "tp-size": spec.tensor_parallel,
         "random-seed": spec.seed,
@@ -66,6 +69,8 @@ class Server:
         # The server must not find ROLL's packages if it has an environment of its own.
         if "python" not in spec.options and "PYTHONPATH" in os.environ:
             environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
+        # The margin may exceed the context of the model's configuration; no token is computed beyond `max_context`.
+        environment["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
         if spec.num_threads is not None:
             environment["OMP_NUM_THREADS"] = str(spec.num_threads)
         log = spec.log_path.open("ab") if spec.log_path is not None else None
