@@ -32,6 +32,7 @@ class SGLangServer:
         self.failures: dict[str, web.Response] = {}
         """Replies to send instead, by path."""
         self.first_version = "default"
+        self.eos_token_ids: tuple[int, ...] = ()
         self.url = ""
         self.weights = dict(load_causal_lm(model, "float32").named_parameters()), 0
         """The last weights that were loaded, and their version."""
@@ -63,7 +64,8 @@ class SGLangServer:
         sampling = SamplingParams(
             max_new_tokens=params["max_new_tokens"],
             temperature=params["temperature"],
-            stop_token_ids=tuple(params["stop_token_ids"] or ()),
+            # As in SGLang, `ignore_eos` also ignores the stop tokens.
+            stop_token_ids=() if params["ignore_eos"] else (*(params["stop_token_ids"] or ()), *self.eos_token_ids),
             seed=params.get("sampling_seed"),
         )
         try:

@@ -164,6 +164,50 @@ def test_sglang_abort_pause_and_drain(tiny_model: Path) -> None:
     asyncio.run(main())
 
 
+def test_sglang_requests_that_arrive_during_a_pause_wait_and_can_be_aborted(tiny_model: Path) -> None:
+    async def main() -> None:
+        async with running(tiny_model) as (_, engine):
+            await engine.pause("keep")
+            answers = [asyncio.create_task(engine.generate(request(name))) for name in ("one", "two")]
+            while engine.load().num_waiting < 2:
+                await asyncio.sleep(0)
+            await engine.abort(["one"])
+            aborted = await answers[0]
+            assert (aborted.finish_reason, len(aborted.token_ids), aborted.request_id) == ("abort", 0, "one")
+            assert not answers[1].done()
+            await engine.resume()
+            assert len((await answers[1]).token_ids) == 16
+
+    asyncio.run(main())
+
+
+def test_sglang_requests_that_wait_in_a_pause_end_when_the_engine_is_closed(tiny_model: Path) -> None:
+    async def main() -> None:
+        async with running(tiny_model) as (_, engine):
+            await engine.pause("keep")
+            answer = asyncio.create_task(engine.generate(request("one")))
+            while not engine.load().num_waiting:
+                await asyncio.sleep(0)
+            await engine.close()
+            with pytest.raises(EngineDiedError, match="it was closed"):
+                await answer
+
+    asyncio.run(main())
+
+
+def test_sglang_answer_that_ends_at_a_token_which_is_no_stop_token_is_refused(tiny_model: Path) -> None:
+    """SGLang cannot ignore the end-of-sequence tokens of the model's configuration, except with all stop tokens."""
+
+    async def main() -> None:
+        async with running(tiny_model) as (server, engine):
+            server.eos_token_ids = tuple(range(4, 260))
+            assert len((await engine.generate(request("a"))).token_ids) == 16
+            with pytest.raises(UnsupportedError, match=r"an end-of-sequence token .* stop tokens are \[3\]: add it"):
+                await engine.generate(request("a", stop_token_ids=(3,)))
+
+    asyncio.run(main())
+
+
 def test_sglang_sleep_drops_the_weights_until_the_next_sync(tiny_model: Path) -> None:
     async def main() -> None:
         async with running(tiny_model) as (_, engine):
@@ -205,19 +249,20 @@ def test_sglang_a_server_that_is_gone_is_a_dead_engine(tiny_model: Path) -> None
         ({"top_k": 5}, UnsupportedError, "top_k 5"),
         ({"choices": (4, 5)}, UnsupportedError, "has choices, which the engine sglang does not support"),
         ({"max_new_tokens": 0}, DataError, "max_new_tokens must be at least 1, got 0"),
+        ({"tokens": np.array([4, 300], np.int32)}, DataError, "token id 300, which is out of range for the vocabulary"),
         ({"max_new_tokens": 90}, DataError, "exceed the engine's context length 96"),
     ],
 )
 def test_sglang_requests_that_cannot_be_served_are_refused(changes: Any, error: Any, words: str) -> None:
     with pytest.raises(error, match=words.replace("(", r"\(")):
-        build_request(request("a", **changes), 96)
+        build_request(request("a", **changes), 96, 300)
 
 
 def test_sglang_a_request_without_tokens_or_with_an_adapter_is_refused() -> None:
     with pytest.raises(DataError, match="has no tokens"):
-        build_request(request("a", np.zeros(0, np.int32)), 96)
+        build_request(request("a", np.zeros(0, np.int32)), 96, 300)
     with pytest.raises(UnsupportedError, match="has an adapter"):
-        build_request(dataclasses.replace(request("a"), adapter="other"), 96)
+        build_request(dataclasses.replace(request("a"), adapter="other"), 96, 300)
 
 
 GOOD = {

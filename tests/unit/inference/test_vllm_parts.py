@@ -22,10 +22,11 @@ from safetensors.torch import save_file
 
 from roll.errors import ConfigError, DataError, InfraError, ModelError, WeightSyncError
 from roll.inference import EngineSpec, build_engine, resolve_engine_kind
+from roll.inference.request_checks import check_length, check_tokens
 from roll.inference.vllm import VLLMEngine
 from roll.inference.vllm.arguments import build_engine_arguments
 from roll.inference.vllm.child import LogStream
-from roll.inference.vllm.conversion import check_length, check_tokens, to_generation
+from roll.inference.vllm.conversion import to_generation
 from roll.inference.vllm.direct import DirectLoader, TensorPlacement
 from roll.inference.vllm.environment import prepare_environment
 from roll.inference.vllm.launch import VLLMServer, _build_start_error

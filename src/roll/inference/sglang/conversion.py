@@ -12,10 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from roll.errors import DataError, InfraError, UnsupportedError
+from roll.errors import InfraError, UnsupportedError
+from roll.inference.request_checks import check_length, check_tokens
 from roll.types import FinishReason, FloatArray, Generation, GenerationRequest, IntArray
 
-__all__ = ["INITIAL_VERSION", "build_request", "build_scoring_request", "to_generation", "to_logprobs", "to_server_id"]
+__all__ = [
+    "INITIAL_VERSION",
+    "build_request",
+    "build_scoring_request",
+    "make_aborted",
+    "to_generation",
+    "to_logprobs",
+    "to_server_id",
+]
 
 INITIAL_VERSION = 0
 """The policy version of the weights that the server loads at its start, which SGLang calls `default`."""
@@ -31,11 +40,11 @@ def to_server_id(request_id: str) -> str:
     return f"{request_id}|"
 
 
-def build_request(request: GenerationRequest, max_context: int) -> dict[str, Any]:
+def build_request(request: GenerationRequest, max_context: int, vocab_size: int) -> dict[str, Any]:
     """Return the body of `/generate` for a request.
 
     Raises:
-        DataError: The prompt has no tokens, or prompt plus answer exceed `max_context`.
+        DataError: The prompt has no tokens or a token outside the vocabulary, or prompt plus answer are too long.
         UnsupportedError: The request needs something that SGLang's server or its log-probs do not support.
     """
     sampling, name = request.sampling, f"request {request.request_id}"
@@ -47,21 +56,15 @@ def build_request(request: GenerationRequest, max_context: int) -> dict[str, Any
             f"{name} has top_p {sampling.top_p:g} and top_k {sampling.top_k}, but SGLang returns log-probs without "
             "them: set rollout.top_p to 1 and rollout.top_k to 0, or use the engine vllm."
         )
-    if len(request.token_ids) == 0:
-        raise DataError(f"{name} has no tokens: at least one is required.")
-    if sampling.max_new_tokens < 1:
-        raise DataError(f"{name}: max_new_tokens must be at least 1, got {sampling.max_new_tokens}.")
-    if len(request.token_ids) + sampling.max_new_tokens > max_context:
-        raise DataError(
-            f"{name}: {len(request.token_ids)} prompt tokens plus max_new_tokens {sampling.max_new_tokens} exceed the "
-            f"engine's context length {max_context}: shorten the prompt, lower rollout.max_new_tokens, or raise "
-            "inference.max_context."
-        )
+    check_tokens(name, request.token_ids, vocab_size)
+    check_length(request, max_context)
     params: dict[str, Any] = {
         "max_new_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
         "stop_token_ids": list(sampling.stop_token_ids) or None,
-        "ignore_eos": True,  # only the stop tokens of the request end it
+        # With `ignore_eos`, SGLang also ignores the stop tokens. Without it, the end-of-sequence tokens of the model
+        # end the answer, too.
+        "ignore_eos": not sampling.stop_token_ids,
         "no_stop_trim": True,
         "skip_special_tokens": False,
     }
@@ -76,8 +79,13 @@ def build_request(request: GenerationRequest, max_context: int) -> dict[str, Any
     }
 
 
-def build_scoring_request(name: str, sequence: IntArray) -> dict[str, Any]:
-    """Return the body of `/generate` that computes the log-probs of a sequence at temperature 1."""
+def build_scoring_request(name: str, sequence: IntArray, vocab_size: int) -> dict[str, Any]:
+    """Return the body of `/generate` that computes the log-probs of a sequence at temperature 1.
+
+    Raises:
+        DataError: The sequence has no tokens, or tokens outside the vocabulary.
+    """
+    check_tokens(f"sequence {name}", sequence, vocab_size)
     return {
         "rid": to_server_id(name),
         "input_ids": sequence.tolist(),
@@ -92,6 +100,7 @@ def to_generation(request: GenerationRequest, reply: Mapping[str, Any], engine_i
 
     Raises:
         InfraError: The request failed, or tokens, log-probs or weight versions of the reply do not fit together.
+        UnsupportedError: A token that is no stop token of the request ended the answer.
     """
     name = f"engine '{engine_id}': SGLang's reply to request {request.request_id}"
     try:
@@ -109,12 +118,30 @@ def to_generation(request: GenerationRequest, reply: Mapping[str, Any], engine_i
         raise InfraError(f"{name} has the finish reason {meta['finish_reason']}.")
     if sampled != token_ids:
         raise InfraError(f"{name} has {len(token_ids)} tokens, and log-probs of {len(sampled)} that differ from them.")
+    stops = request.sampling.stop_token_ids
+    if reason == "stop" and (not token_ids or token_ids[-1] not in stops):
+        raise UnsupportedError(
+            f"{name} ends with {token_ids[-1:]}, an end-of-sequence token of the model's configuration, which SGLang "
+            f"cannot ignore; the request's stop tokens are {list(stops)}: add it to them, or use the engine vllm."
+        )
     return Generation(
         request_id=request.request_id,
         token_ids=np.asarray(token_ids, dtype=np.int32),
         logprobs=np.asarray(logprobs, dtype=np.float32),
         policy_versions=versions,
         finish_reason=_FINISH_REASONS[reason],
+        engine_id=engine_id,
+    )
+
+
+def make_aborted(request: GenerationRequest, engine_id: str) -> Generation:
+    """Return the answer of a request that was aborted before the server received it."""
+    return Generation(
+        request_id=request.request_id,
+        token_ids=np.zeros(0, np.int32),
+        logprobs=np.zeros(0, np.float32),
+        policy_versions=np.zeros(0, np.int32),
+        finish_reason="abort",
         engine_id=engine_id,
     )
 

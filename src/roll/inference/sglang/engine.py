@@ -24,14 +24,17 @@ from roll.inference.prefetching import PrefetchMixin
 from roll.inference.sglang.conversion import (
     build_request,
     build_scoring_request,
+    make_aborted,
     to_generation,
     to_logprobs,
     to_server_id,
 )
+from roll.inference.sglang.held import HeldRequests
 from roll.inference.sglang.launch import Server
-from roll.inference.sglang.server_info import check_server, read_kv_capacity
+from roll.inference.sglang.server_info import check_server, fetch_info, read_kv_capacity
 from roll.inference.sglang.weights import create_weights_dir, write_weights
 from roll.inference.spec import EngineSpec
+from roll.models.describe import describe_model
 from roll.protocols import PauseMode
 from roll.proxies import make_client_session
 from roll.types import (
@@ -71,7 +74,9 @@ class SGLangEngine(PrefetchMixin):
         self._weights_dir: Path | None = None
         self._num_requests = 0
         self._kv_capacity: int | None = None
+        self._vocab_size = 0
         self._paused = self._closed = self._asleep = False
+        self._held = HeldRequests()
         self._unusable = ""
         """Why the engine has no usable weights; empty if it has."""
         self._update_lock = asyncio.Lock()
@@ -95,9 +100,10 @@ class SGLangEngine(PrefetchMixin):
         self._client = make_client_session(self._url, timeout=no_limit, connector=aiohttp.TCPConnector(limit=0))
         try:
             await self._wait_until_ready()
-            info = await self._fetch_info()
+            info = await fetch_info(self._session, self._url, self.engine_id)
             check_server(info, self._spec, self._url)
             self._kv_capacity = read_kv_capacity(info)
+            self._vocab_size = (await asyncio.to_thread(describe_model, self._spec.model_path)).vocab_size
         except BaseException:  # a canceled start must not leave a server
             await self.close()
             raise
@@ -107,11 +113,16 @@ class SGLangEngine(PrefetchMixin):
         """Run one request until it finishes; an aborted request returns the tokens generated so far.
 
         Raises:
-            DataError: The request does not fit the context, or the server rejects it.
-            UnsupportedError: The request has an adapter, media, choices, top-k or top-p.
+            DataError: The request does not fit the context or the vocabulary, or the server rejects it.
+            UnsupportedError: The request has an adapter, media, choices, top-k or top-p, or the server ended it at a
+                token that is not one of its stop tokens.
             EngineDiedError: The server ended.
         """
-        body = build_request(request, self._spec.max_context)
+        body = build_request(request, self._spec.max_context, self._vocab_size)
+        self._check_weights()
+        while self._paused and not self._closed:
+            if not await self._held.wait(request.request_id):
+                return make_aborted(request, self.engine_id)
         return to_generation(request, await self._run(body), self.engine_id)
 
     async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
@@ -119,22 +130,34 @@ class SGLangEngine(PrefetchMixin):
         if any(media):
             raise UnsupportedError("the engine sglang supports text only: use the engine vllm.")
         stamp = time.monotonic_ns()
-        bodies = [build_scoring_request(f"logprobs-{stamp}-{i}", sequence) for i, sequence in enumerate(sequences)]
+        bodies = [
+            build_scoring_request(f"logprobs-{stamp}-{i}", sequence, self._vocab_size)
+            for i, sequence in enumerate(sequences)
+        ]
         replies = await asyncio.gather(*map(self._run, bodies))
         pairs = zip(replies, sequences, strict=True)
         return [to_logprobs(reply, len(sequence), self.engine_id) for reply, sequence in pairs]
 
     async def abort(self, request_ids: Collection[str]) -> None:
-        """Abort requests immediately; unknown ids are ignored."""
+        """Abort requests immediately; unknown ids are ignored.
+
+        A request that was running when the server was paused may lose the tokens that it has generated.
+        """
+        self._held.abort(request_ids)
         await asyncio.gather(*(self._call("/abort_request", {"rid": to_server_id(name)}) for name in request_ids))
 
     async def pause(self, mode: PauseMode) -> None:
         """Pause decoding and queue new requests. `PauseMode` defines what happens to running requests."""
-        if mode == "drain":
-            while self._num_requests:
-                await asyncio.sleep(DRAIN_POLL_S)
-        await self._call("/pause_generation", {"mode": "abort" if mode == "abort" else "retract"})
-        self._paused = True
+        was_paused, self._paused = self._paused, True
+        try:
+            if mode == "drain":
+                while self._num_requests:
+                    await asyncio.sleep(DRAIN_POLL_S)
+            await self._call("/pause_generation", {"mode": "abort" if mode == "abort" else "retract"})
+        except BaseException:
+            if not was_paused:
+                self._continue()
+            raise
 
     async def resume(self) -> None:
         """Resume decoding.
@@ -144,7 +167,7 @@ class SGLangEngine(PrefetchMixin):
         """
         self._check_weights()
         await self._call("/continue_generation", {})
-        self._paused = False
+        self._continue()
 
     async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
         """Receive new weights, write them to files, and let the server load these. Running requests are paused while
@@ -214,14 +237,15 @@ class SGLangEngine(PrefetchMixin):
         self._check_can_sleep()
         await self._call("/resume_memory_occupation", {})
         await self._call("/continue_generation", {})
-        self._asleep = self._paused = False
+        self._asleep = False
+        self._continue()
 
     def load(self) -> EngineLoad:
         """Return the engine's load, from the requests that this process has sent."""
         running = min(self._num_requests, self._spec.max_num_seqs)
         return EngineLoad(
             num_running=running,
-            num_waiting=self._num_requests - running,
+            num_waiting=self._num_requests - running + len(self._held),
             kv_used=0.0,
             capacity=self._spec.max_num_seqs,
             kv_capacity=self._kv_capacity,
@@ -230,6 +254,7 @@ class SGLangEngine(PrefetchMixin):
     async def close(self) -> None:
         """End the server that this engine started; running requests raise `EngineDiedError`."""
         was_closed, self._closed = self._closed, True
+        self._held.release()
         if was_closed:
             return
         try:
@@ -268,16 +293,6 @@ class SGLangEngine(PrefetchMixin):
                     "inference.options.python to the Python of an environment with SGLang."
                 )
             await asyncio.sleep(READY_POLL_S)
-
-    async def _fetch_info(self) -> dict[str, Any]:
-        """Return the server's description of itself."""
-        timeout = aiohttp.ClientTimeout(total=CONTROL_TIMEOUT_S)
-        try:
-            async with self._session.get(f"{self._url}/server_info", timeout=timeout) as response:
-                info = await response.json(content_type=None)
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise EngineDiedError(self.engine_id, f"{self._url}/server_info cannot be read ({error})") from error
-        return info if isinstance(info, dict) else {}
 
     async def _run(self, body: dict[str, Any]) -> dict[str, Any]:
         """Run one request of `/generate`."""
@@ -327,6 +342,10 @@ class SGLangEngine(PrefetchMixin):
         if self._client is None:
             raise InfraError(f"engine '{self.engine_id}' has not been started: call start() first.")
         return self._client
+
+    def _continue(self) -> None:
+        self._paused = False
+        self._held.release()
 
     def _check_weights(self) -> None:
         if self._unusable:

@@ -6,11 +6,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from roll.errors import ModelError
+import aiohttp
+
+from roll.errors import EngineDiedError, ModelError
 from roll.inference.sglang.launch import CONTEXT_MARGIN
 from roll.inference.spec import EngineSpec
 
-__all__ = ["check_server", "read_kv_capacity"]
+__all__ = ["check_server", "fetch_info", "read_kv_capacity"]
+
+INFO_TIMEOUT_S = 600.0
+
+
+async def fetch_info(session: aiohttp.ClientSession, url: str, engine_id: str) -> dict[str, Any]:
+    """Return a server's description of itself.
+
+    Raises:
+        EngineDiedError: The server does not answer.
+    """
+    timeout = aiohttp.ClientTimeout(total=INFO_TIMEOUT_S)
+    try:
+        async with session.get(f"{url}/server_info", timeout=timeout) as response:
+            info = await response.json(content_type=None)
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        raise EngineDiedError(engine_id, f"{url}/server_info cannot be read ({error})") from error
+    return info if isinstance(info, dict) else {}
 
 
 def check_server(info: Mapping[str, Any], spec: EngineSpec, url: str) -> None:

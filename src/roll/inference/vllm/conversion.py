@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from roll.errors import DataError, InfraError, WeightSyncError
+from roll.errors import InfraError, WeightSyncError
 from roll.inference.vllm.continuation import POSITION_KEY
 from roll.types import FinishReason, FloatArray, Generation, GenerationRequest, IntArray
 
@@ -19,8 +19,6 @@ __all__ = [
     "INITIAL_VERSION",
     "build_sampling_params",
     "build_scoring_params",
-    "check_length",
-    "check_tokens",
     "merge_checksums",
     "to_generation",
     "to_logprobs",
@@ -28,40 +26,6 @@ __all__ = [
 
 INITIAL_VERSION = 0
 """The policy version of the weights that the engine loads at its start."""
-
-
-def check_tokens(label: str, token_ids: IntArray, vocab_size: int) -> None:
-    """Reject sequences that would crash vLLM's process.
-
-    Raises:
-        DataError: there are no tokens, or a token is outside the vocabulary.
-    """
-    if len(token_ids) == 0:
-        raise DataError(f"{label} has no tokens: at least one is required.")
-    low, high = int(token_ids.min()), int(token_ids.max())
-    if low < 0 or high >= vocab_size:
-        wrong = low if low < 0 else high
-        raise DataError(
-            f"{label} has token id {wrong}, which is out of range for the vocabulary size {vocab_size}: use the "
-            "model's tokenizer."
-        )
-
-
-def check_length(request: GenerationRequest, max_context: int) -> None:
-    """Reject a request that does not fit into the engine's context.
-
-    Raises:
-        DataError: prompt plus `max_new_tokens` exceeds the engine's context, or `max_new_tokens` is less than 1.
-    """
-    prompt, answer = len(request.token_ids), request.sampling.max_new_tokens
-    if answer < 1:
-        raise DataError(f"request {request.request_id}: max_new_tokens must be at least 1, got {answer}.")
-    if prompt + answer > max_context:
-        raise DataError(
-            f"request {request.request_id}: {prompt} prompt tokens plus max_new_tokens {answer} exceed the engine's "
-            f"context length {max_context}: shorten the prompt, lower rollout.max_new_tokens, or raise "
-            "inference.max_context."
-        )
 
 
 def build_sampling_params(request: GenerationRequest, excluded: Sequence[int] = ()) -> SamplingParams:

@@ -28,14 +28,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from roll.errors import EngineDiedError, InfraError, UnsupportedError, WeightSyncError
 from roll.inference.prefetching import PrefetchMixin
+from roll.inference.request_checks import check_length, check_tokens
 from roll.inference.spec import EngineSpec
 from roll.inference.vllm.adapters import EngineAdapters
 from roll.inference.vllm.conversion import (
     INITIAL_VERSION,
     build_sampling_params,
     build_scoring_params,
-    check_length,
-    check_tokens,
     merge_checksums,
     to_generation,
     to_logprobs,
