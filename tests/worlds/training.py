@@ -753,12 +753,12 @@ def _length_of(rollout: Rollout) -> int:
     return _length_by_name(str(rollout.rollout_id))
 
 
-def play(settings: Settings) -> World:
+def play(settings: Settings, build: Callable[[Settings], World] = World) -> World:
     """Run one schedule; the seed also decides the order of events that happen at the same moment."""
     world: list[World] = []
 
     async def main() -> None:
-        world.append(World(settings))
+        world.append(build(settings))
         try:
             await world[0].train()
         finally:

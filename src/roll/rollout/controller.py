@@ -31,7 +31,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -113,6 +113,8 @@ class AsyncController:
             num_rollouts=config.compute_num_rollouts(spec.plans[0].group_size),
             first_finished=config.trains_first_finished,
         )
+        self._is_round_planned = False
+        """True while the engines are prepared for the round in `_round`, which is not launched yet."""
         self._quotas = Quotas(spec.weights, spec.num_allocated)
         self._quota: Counter[str] = Counter()
         self._left_out: dict[int, tuple[GroupRun, str]] = {}
@@ -223,20 +225,18 @@ class AsyncController:
 
     async def _open_round(self) -> None:
         """Launch the groups of the next step; must be called while no group is running."""
-        size = self._spec.batch_size
         if self._config.async_ratio > 0:
             self._fill_buffer()
             return
-        self._quota = self._quotas.allocate(size)
-        left = None if self._batches_left is None else (self._batches_left - 1) * size
-        self._round = current = plan_next_round(
-            self._config,
-            num_groups={**self._quota} or {None: size},
-            deferred=Counter(self._quotas.get_key(draw) for draw in self._deferred),
-            num_later_groups=None if left is None else ({**self._quotas.peek(left)} if self._quotas else {None: left}),
-            group_size=self._spec.plans[0].group_size,
-        )
+        if not self._is_round_planned:  # a canceled call may have planned it
+            self._quota = self._quotas.allocate(self._spec.batch_size)
+            deferred = Counter(self._quotas.get_key(draw) for draw in self._deferred)
+            left = None if self._batches_left is None else self._batches_left - 1
+            self._round = _plan_round(self._config, self._spec, self._quotas, self._quota, deferred, left)
+            self._is_round_planned = True
+        current = self._round
         await self.round_listener.before_round(current.kind)
+        self._is_round_planned = False
         first = pop_first_draws(self._deferred, current.deferred, self._quotas.get_key)
         current.mandatory_draw_ids.update(draw.draw_id for draw in first)
         missing = Counter(current.num_groups)
@@ -370,6 +370,25 @@ class AsyncController:
         task = asyncio.create_task(self._scheduler.stop(runs))
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
+
+
+def _plan_round(
+    config: SchedulingConfig,
+    spec: BatchSpec,
+    quotas: Quotas,
+    quota: Mapping[str, int],
+    deferred: Mapping[str | None, int],
+    batches_left: int | None,
+) -> Round:
+    """Plan a round with the domains of `quota`; `batches_left` is the number of batches after it, if it is known."""
+    left = None if batches_left is None else batches_left * spec.batch_size
+    return plan_next_round(
+        config,
+        num_groups={**quota} or {None: spec.batch_size},
+        deferred=deferred,
+        num_later_groups=None if left is None else ({**quotas.peek(left)} if quotas else {None: left}),
+        group_size=spec.plans[0].group_size,
+    )
 
 
 def _find_reason(run: GroupRun, spec: BatchSpec) -> str:
