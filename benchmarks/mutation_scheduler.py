@@ -485,8 +485,8 @@ BUGS = (
     Bug(
         "an engine that returns while all are paused decodes",
         "transitions.py",
-        "                if connection.is_paused != (mode is not None):\n",
-        "                if connection.is_paused:\n",
+        "        if connection.is_paused != (mode is not None):\n",
+        "        if connection.is_paused:\n",
     ),
     Bug(
         "requests of an engine whose node vanished wait for its answer",

@@ -251,7 +251,9 @@ class EngineTransitions:
             released.is_asleep = False
         elif released.was_serving and (connection := self._fleet.get_connection(engine_id)).lost is None:
             self._engines.include(connection.engine)
-            self._fleet.inactive.discard(engine_id)  # resumed by the weight sync, so that it answers the probe
+            async with self._pause_lock:  # a paused engine may not answer the probe of the weight sync
+                await _match_pause(connection, self._get_pause_mode())
+                self._fleet.inactive.discard(engine_id)
 
     async def _serve(self, engine_id: str, synced: bool) -> None:
         was_serving = self._released[engine_id].was_serving
@@ -339,10 +341,7 @@ class EngineTransitions:
     async def _reattach(self, connection: EngineConnection) -> None:
         """Pause or resume an engine so that it matches all other engines; then it serves."""
         async with self._pause_lock:
-            mode = self._get_pause_mode()
-            with suppress(EngineDiedError):
-                if connection.is_paused != (mode is not None):
-                    await (connection.resume() if mode is None else connection.pause(mode))
+            await _match_pause(connection, self._get_pause_mode())
             self._fleet.inactive.discard(connection.engine.engine_id)
             self._fleet.reattach(connection.engine.engine_id)
 
@@ -360,6 +359,13 @@ async def _wait_until_idle(
             with suppress(EngineDiedError):
                 await connection.abort_all()
         await asyncio.wait({idle}, timeout=ABORT_RETRY_S)
+
+
+async def _match_pause(connection: EngineConnection, mode: PauseMode | None) -> None:
+    """Pause an engine in the mode of all other engines, or resume it if they are not paused (`None`)."""
+    with suppress(EngineDiedError):
+        if connection.is_paused != (mode is not None):
+            await (connection.resume() if mode is None else connection.pause(mode))
 
 
 async def _pause_unless_lost(connection: EngineConnection, mode: PauseMode) -> None:

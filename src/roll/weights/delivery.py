@@ -20,6 +20,9 @@ __all__ = ["Delivery", "call_with_timeout"]
 
 T = TypeVar("T")
 
+MIN_BYTES_PER_S = 1e8
+"""Minimum tolerated rate at which an engine applies weights, from which timeouts are computed: SGLang loads them from
+files."""
 CANCEL_GRACE_S = 5.0
 """Time limit for the other engines to return after a broadcast has failed."""
 
@@ -78,10 +81,11 @@ class Delivery:
         """
         self.num_bytes = compute_total_bytes(update.manifest)
         self.dtype = find_quantized_dtype(update.manifest) or find_majority_dtype(update.manifest)
+        timeout_s = self.timeout_s + self.num_bytes / MIN_BYTES_PER_S
         ids = tuple(engine.engine_id for engine in engines)
         for engine in engines:
             addressed = replace(build_engine_update(update, engine.engine_id, ids), adapter=self.adapter)
-            self.tasks[engine.engine_id] = asyncio.create_task(self._update(engine, addressed))
+            self.tasks[engine.engine_id] = asyncio.create_task(self._update(engine, addressed, timeout_s))
         together = update.transport == "broadcast"
         waiting = set(self.tasks.values())
         while waiting:
@@ -90,12 +94,10 @@ class Delivery:
             if together and (self.dead_engines or self.errors):
                 raise WeightSyncError("an engine failed during a broadcast")
 
-    async def _update(self, engine: InferenceEngine, update: WeightUpdate) -> None:
+    async def _update(self, engine: InferenceEngine, update: WeightUpdate, timeout_s: float) -> None:
         engine_id, action = engine.engine_id, f"confirm policy version {self.policy_version}"
         try:
-            self.receipts[engine_id] = await call_with_timeout(
-                self.timeout_s, engine, engine.update_weights(update), action
-            )
+            self.receipts[engine_id] = await call_with_timeout(timeout_s, engine, engine.update_weights(update), action)
         except EngineDiedError as error:
             self.dead_engines[engine_id] = error
         except Exception as error:

@@ -56,7 +56,8 @@ class WeightSync:
         transport: The transport for `auto`: the fastest transport that reaches every engine.
         store: The file store, if the configured transport is `store`.
         weights_on_device: A context manager within which the trainer's weights are on its device.
-        timeout_s: Time limit for an engine to receive and confirm the weights, and to answer the probe.
+        timeout_s: Time limit for an engine to answer the probe. To receive and confirm the weights, an engine also has
+            the time for their bytes at `delivery.MIN_BYTES_PER_S`.
     """
 
     def __init__(

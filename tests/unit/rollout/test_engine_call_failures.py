@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from worlds.engines import TickingEngine, TickingEngines
+from worlds.engines import TickingEngine, TickingEngines, Transfer
 
 from roll.errors import EngineDiedError, InfraError
 from roll.rollout import LLMProxy
 from roll.simulation.clock import run
-from roll.types import GenerationRequest, SamplingParams, WeightReceipt, WeightUpdate
+from roll.types import GenerationRequest, SamplingParams, TensorSpec, WeightReceipt, WeightUpdate
 from roll.weights.delivery import Delivery
 
 T = TypeVar("T")
@@ -159,3 +159,18 @@ async def test_failing_call_of_a_weight_sync_counts_as_the_loss_of_the_engine() 
     assert not delivery.errors
     cause = delivery.dead_engines["a"].cause
     assert cause.startswith("it could not confirm policy version 3: InfraError: /pause_generation took longer than")
+
+
+@pytest.mark.parametrize(("seconds", "in_time"), [(309.0, True), (311.0, False)])
+def test_failing_weight_sync_is_told_from_a_slow_one_by_the_size_of_the_weights(seconds: float, in_time: bool) -> None:
+    async def main() -> None:
+        engine = TickingEngine(
+            "a", tick_s=1.0, capacity=4, length=lambda request: 1, transfer=lambda engine_id: Transfer(seconds=seconds)
+        )
+        manifest = (TensorSpec(name="w", shape=(250_000_000,), dtype="float32"),)  # 1 GB, so 10 s more
+        delivery = Delivery(policy_version=3, timeout_s=300.0)
+        update = WeightUpdate(policy_version=3, manifest=manifest, transport="simulated", handle=None)
+        await delivery.deliver([engine], update)
+        assert list(delivery.receipts) == ["a"] * in_time and list(delivery.dead_engines) == ["a"] * (not in_time)
+
+    within(main)

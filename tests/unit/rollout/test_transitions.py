@@ -192,7 +192,9 @@ def test_rollout_transition_released_engine_that_cannot_sleep_is_paused() -> Non
         assert connection.is_paused and len(world.group.list_awake()) == 1  # a weight sync skips it
         await world.move.reacquire(["a"])
         assert len(world.group.list_awake()) == 2
+        assert not connection.is_paused  # a weight sync may pause no engine, for example of a run that only evaluates
         await world.proxy.suspend("keep")
+        assert connection.is_paused
         world.sync("ab")
         await world.proxy.resume()
         assert not connection.is_paused  # vLLM answers the probe of the weight sync only if it is not paused

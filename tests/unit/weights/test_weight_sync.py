@@ -412,9 +412,9 @@ async def test_weight_sync_an_engine_that_does_not_answer_counts_as_dead(
     monkeypatch.setattr(deliveries, "call_with_timeout", patient_with_the_other)
     bench = await open_bench(Hanging, HFEngine, timeout_s=0.5)
     report = await bench.sync.push(0)
-    assert report.dead_engines["engine-0"].cause == "it did not confirm policy version 0 within 0.5 s"
+    assert report.dead_engines["engine-0"].cause.startswith("it did not confirm policy version 0 within 0.5")
     assert report.engines == ("engine-1",)
-    with pytest.raises(EngineDiedError, match=r"within 0\.5 s"):
+    with pytest.raises(EngineDiedError, match=r"within 0\.5\d* s"):
         await bench.sync.push_to(bench.engines.engines[0])
 
 
