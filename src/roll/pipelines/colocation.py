@@ -23,7 +23,14 @@ from roll.inference import get_engine_capabilities
 from roll.protocols import InferenceEngine, StateKind
 from roll.rollout import Batch, LLMProxy
 from roll.rollout.buffer import SampleBuffer
-from roll.rollout.sharing import OverlapState, StreamStart, compute_overlap_start, measure_round, predict_saved_s
+from roll.rollout.sharing import (
+    GenerationLoad,
+    OverlapState,
+    StreamStart,
+    compute_overlap_start,
+    measure_round,
+    predict_saved_s,
+)
 from roll.rollout.streaming import compute_part_size
 
 __all__ = [
@@ -38,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 Phase: TypeAlias = Literal["generation", "training"]
 ALL_STATE_KINDS: tuple[StateKind, ...] = ("parameters", "optimizer")
+NO_BUFFER = "the engines only evaluate"
 
 
 def resolve_sharing_rule(config: RolloutRunConfig, *, accelerated: bool) -> SharingRule:
@@ -146,6 +154,8 @@ class SharedDevices:
         self._switch_s = 0.0
         """Duration of the last switch to training, in seconds, and of the switch back as far as it is done."""
         self._num_finished = 0
+        self._streams = False
+        """True if trainers start on finished groups before their batch is complete."""
         self._stream_start = StreamStart()
         self._has_warned = False
 
@@ -222,8 +232,7 @@ class SharedDevices:
         if not self.list_kept_engines():  # no engine would generate the other groups
             return False
         if self.rule == "elastic_overlap":
-            size = self._buffer.batch_size
-            return num_groups >= compute_overlap_start(self.overlap.ratio, size, compute_part_size(size))
+            return num_groups >= self._count_start_groups()
         if self.rule != "stream_training":
             return False
         return self._stream_start.is_due(measure_round(self._buffer), self._measure_kept_capacity())
@@ -243,8 +252,15 @@ class SharedDevices:
             )
         return None
 
+    def _count_start_groups(self) -> int:
+        """Return the number of finished groups at which `elastic_overlap` releases the devices."""
+        assert self._buffer is not None, NO_BUFFER
+        size = self._buffer.batch_size
+        return compute_overlap_start(self.overlap.ratio, size, compute_part_size(size))
+
     def record_stream(self, batch: Batch, *, wait_s: float, step_s: float) -> None:
         """Record a batch that could be trained on before it was complete; see `ServedPolicy.record_stream`."""
+        self._streams = True
         self._stream_start.end_round(len(rollout.token_ids) for group in batch.groups for rollout in group.rollouts)
         self.overlap = self.overlap.record_step(wait_s=wait_s, step_s=step_s)
 
@@ -254,14 +270,56 @@ class SharedDevices:
             return False
         if self.rule != "elastic_overlap" or self._buffer is None:
             return True
-        num_kept, num_shared, now_s = len(self.list_kept_engines()), len(self.engine_ids), self._get_time_s()
-        engine_s = num_kept * (now_s - self._measured_s) + num_shared * self._generation_s
-        self.overlap = self.overlap.record_generation(self._buffer.num_finished - self._num_finished, engine_s)
-        self._num_finished, self._measured_s, self._generation_s = self._buffer.num_finished, now_s, 0.0
-        pace = self.overlap.groups_per_engine_s
-        saved_s = predict_saved_s(self._buffer.num_missing, pace, num_kept, num_shared)
-        self.is_reserved = not self.overlap.should_generate(saved_s)
+        kept, num_shared = self.list_kept_engines(), len(self.engine_ids)
+        self._record_generation(len(kept))
+        overlap, load = self.overlap, self._measure_load(kept)
+        until_release = None
+        if self._streams:
+            until_release = self._count_start_groups() - len(self._buffer.list_certain_ready())
+        wait_s = overlap.predict_wait_s(self._buffer.num_missing, self._measure_age_s(), until_release)
+        saved_s = predict_saved_s(wait_s, overlap.mean_engines, len(kept), num_shared, load)
+        self.is_reserved = not overlap.should_generate(saved_s, self._switch_s)
         return not self.is_reserved
+
+    def _record_generation(self, num_kept: int) -> None:
+        """Record the groups that have finished since the last call, and the batch that was trained on."""
+        assert self._buffer is not None, NO_BUFFER
+        now_s, num_finished = self._get_time_s(), self._buffer.num_finished
+        seconds = now_s - self._measured_s
+        engine_s = num_kept * seconds + len(self.engine_ids) * self._generation_s
+        self.overlap = self.overlap.record_generation(num_finished - self._num_finished, seconds, engine_s)
+        self._num_finished, self._measured_s, self._generation_s = num_finished, now_s, 0.0
+        taken = [live.run for live in self._buffer if live.is_taken]
+        began_s = [run.began_s for run in taken if run.began_s is not None]
+        ended_s = [run.ended_s for run in taken if run.ended_s is not None]
+        if began_s and ended_s:
+            self.overlap = self.overlap.record_span(max(ended_s) - min(began_s))
+
+    def _measure_age_s(self) -> float | None:
+        """Return the seconds since the start of the first running group that the next batch needs; `None` if it needs
+        no particular running group."""
+        assert self._buffer is not None, NO_BUFFER
+        due = self._buffer.list_due_groups(self._buffer.version + 1)
+        began_s = [live.run.began_s for live in due if live.run.began_s is not None]
+        return self._get_time_s() - min(began_s) if began_s else None
+
+    def _measure_load(self, kept: Sequence[InferenceEngine]) -> GenerationLoad:
+        """Return the load of the kept engines during the next step.
+
+        The next step launches as many groups as the last batch had. They are assumed to have as many requests per
+        rollout as the rollouts in flight.
+        """
+        assert self._buffer is not None, NO_BUFFER
+        num_running = sum(len(live.run.tasks) for live in self._buffer.running_groups)
+        num_launched = sum(live.run.num_launched for live in self._buffer if live.is_taken)
+        num_requests = self.proxy.num_running + self.proxy.num_waiting
+        share = min(1.0, num_requests / num_running) if num_running else 1.0
+        return GenerationLoad(
+            num_requests=share * (num_running + num_launched),
+            engine_share=share,
+            num_slots=sum(max(1, engine.load().capacity) for engine in kept) / max(1, len(kept)),
+            curve=self.proxy.fleet_curve,
+        )
 
     @asynccontextmanager
     async def onload_for_sync(self) -> AsyncIterator[None]:

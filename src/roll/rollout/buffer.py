@@ -170,6 +170,14 @@ class SampleBuffer:
         groups = [live for live in self.running_groups if live.version is not None and live.version <= version]
         return sorted(groups, key=lambda live: (live.version, live.launch_order))[:excess]
 
+    def list_due_groups(self, version: int) -> list[LiveGroup]:
+        """Return the running groups without which no step at this policy version may begin, since they would be too
+        old for the next step."""
+        if not self._enforce_deadlines:
+            return []
+        last = version - self._max_staleness
+        return [live for live in self.running_groups if live.version is not None and live.version <= last]
+
     def _has_enough_ready(self) -> bool:
         untaken = sum(self._untaken.values())
         return bool(untaken) and self.num_ready >= min(self.batch_size, untaken)

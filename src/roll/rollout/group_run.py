@@ -52,6 +52,10 @@ class GroupRun:
         self.error: BaseException | None = None
         """An unexpected error, caused neither by the model nor by infrastructure."""
         self.ended = False
+        self.began_s: float | None = None
+        """Time at which an engine received the group's first request; `None` before."""
+        self.ended_s: float | None = None
+        """Time at which the group ended; `None` before, and if it was stopped."""
         self.stopped_early = False
         self._runner = runner
         self._plan = plans[0]
@@ -92,6 +96,11 @@ class GroupRun:
         return [rollout for rollout in self._done.values() if _is_scored(rollout)]
 
     @property
+    def num_launched(self) -> int:
+        """Number of rollouts that were started for the group; companions are not counted."""
+        return self._num_launched
+
+    @property
     def num_finished(self) -> int:
         """Number of the group's rollouts that have ended without being stopped; companions are not counted."""
         return len(self._done)
@@ -120,6 +129,7 @@ class GroupRun:
     def _start(self) -> None:
         if not self._started:
             self._started = True
+            self.began_s = asyncio.get_running_loop().time()
             self._on_start(self)
 
     def _finish(self, task: asyncio.Task[Rollout]) -> None:
@@ -161,6 +171,7 @@ class GroupRun:
     def _end(self) -> None:
         if self.ended:
             return
+        self.ended_s = asyncio.get_running_loop().time()
         self.stop()
         self._on_end(self)
 

@@ -237,6 +237,13 @@ class PaceMeter:
         sums = {name: each.scale(1 / self._weight) for name, each in self._sums.items()}
         return estimate_pace_curves(sums, tolerance=self._tolerance)
 
+    def estimate_fleet_curve(self) -> PaceCurve | None:
+        """Return the curve through the answers of all engines; `None` if there are no answers."""
+        total = sum(self._sums.values(), AnswerSums())
+        if total.tokens <= 0 or total.seconds <= 0:
+            return None
+        return fit_pace_curve(total.scale(1 / self._weight))
+
     def count_answers(self, engine_id: str) -> float:
         """Return the number of answers of an engine, each with its current weight; the latest answer counts 1."""
         return self._sums[engine_id].answers / self._weight

@@ -36,6 +36,7 @@ from roll.protocols import InferenceEngine, PauseMode
 from roll.rollout.engine_connection import EngineConnection
 from roll.rollout.engine_group import EngineGroup
 from roll.rollout.fleet import EngineChange, EngineFleet
+from roll.rollout.pace import PaceCurve
 from roll.rollout.routing import Route, Router
 from roll.rollout.transitions import EngineTransitions
 from roll.types import Generation, GenerationRequest
@@ -121,6 +122,11 @@ class LLMProxy:
     def num_running(self) -> int:
         """Number of requests at engines, without those whose callers were canceled."""
         return len(self._at_engines)
+
+    @property
+    def fleet_curve(self) -> PaceCurve | None:
+        """Pace curve of all engines together; `None` if there are no answers."""
+        return self._router.estimate_fleet_curve()
 
     @property
     def serving_engines(self) -> list[InferenceEngine]:

@@ -113,7 +113,8 @@ class Router:
             entry.curve = known.curve
         else:  # a replacement may run on another device
             self._pace_meter.add(engine.engine_id)
-            self._update_curves()
+            if self._policy == "measured_pace":
+                self._update_curves()
         self._push(engine.engine_id)
 
     def disable(self, engine_id: str) -> None:
@@ -132,12 +133,16 @@ class Router:
         if entry is None:
             return
         self._classes.record(entry.device_class, answer)
+        self._pace_meter.record(engine_id, answer, entry.limit)
         if self._policy != "measured_pace":
             return
-        self._pace_meter.record(engine_id, answer, entry.limit)
         self._num_new_answers += 1
         if self._num_new_answers >= max(MIN_NEW_ANSWERS, len(self._entries)):
             self._update_curves()
+
+    def estimate_fleet_curve(self) -> PaceCurve | None:
+        """Return the pace curve of all engines together; `None` if there are no answers."""
+        return self._pace_meter.estimate_fleet_curve()
 
     def get_idle_future(self, engine_id: str) -> asyncio.Future[None]:
         """Return a future that is done when the engine has no requests."""

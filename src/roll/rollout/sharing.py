@@ -22,8 +22,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from roll.rollout.buffer import SampleBuffer
+from roll.rollout.pace import PaceCurve
 
-__all__ = ["OverlapState", "RoundProgress", "StreamStart", "compute_overlap_start", "measure_round", "predict_saved_s"]
+__all__ = [
+    "GenerationLoad",
+    "OverlapState",
+    "RoundProgress",
+    "StreamStart",
+    "compute_overlap_start",
+    "measure_round",
+    "predict_saved_s",
+]
 
 FIRST_RATIO = 0.4
 """Fraction of the batch that must be ready before the devices are released, in the first step."""
@@ -52,8 +61,10 @@ class OverlapState:
     """Whether the trainer waited for data, in the last steps since the ratio changed."""
     switches_s: tuple[float, ...] = ()
     """Durations of the last switches in seconds, to training and back."""
-    generated: tuple[tuple[int, float], ...] = ()
-    """Finished groups and engine-seconds of the last steps."""
+    generated: tuple[tuple[int, float, float], ...] = ()
+    """Finished groups, seconds and engine-seconds of the last steps."""
+    spans_s: tuple[float, ...] = ()
+    """Seconds from the start of the first group of a batch to the end of its last one, for the last batches."""
 
     def record_step(self, *, wait_s: float, step_s: float) -> OverlapState:
         """Adapt the ratio to the time that the trainer waited for data after the devices were released."""
@@ -64,29 +75,63 @@ class OverlapState:
         change = RATIO_STEP_UP if waited else -RATIO_STEP_DOWN
         return replace(self, ratio=min(1.0, max(0.0, round(self.ratio + change, 9))), waits=())
 
-    def record_generation(self, num_groups: int, engine_s: float) -> OverlapState:
-        """Add the number of groups that finished in a step, and the total engine-seconds of the step."""
-        return replace(self, generated=(*self.generated, (num_groups, engine_s))[-NUM_STEPS:])
+    def record_generation(self, num_groups: int, seconds: float, engine_s: float) -> OverlapState:
+        """Add the number of groups that finished in a step, its duration, and its total engine-seconds."""
+        return replace(self, generated=(*self.generated, (num_groups, seconds, engine_s))[-NUM_STEPS:])
 
     @property
-    def groups_per_engine_s(self) -> float:
-        """Groups that one engine finishes per second; 0 if unknown."""
-        engine_s = sum(seconds for _, seconds in self.generated)
-        return sum(count for count, _ in self.generated) / engine_s if engine_s > 0 else 0.0
+    def groups_per_s(self) -> float:
+        """Groups that finish per second; 0 if unknown."""
+        total_s = sum(seconds for _, seconds, _ in self.generated)
+        return sum(count for count, _, _ in self.generated) / total_s if total_s > 0 else 0.0
+
+    @property
+    def mean_engines(self) -> float:
+        """Mean number of engines that generated in the last steps; 0 if unknown."""
+        total_s = sum(seconds for _, seconds, _ in self.generated)
+        return sum(engine_s for _, _, engine_s in self.generated) / total_s if total_s > 0 else 0.0
+
+    def record_span(self, span_s: float) -> OverlapState:
+        """Add the seconds from the start of the first group of a batch to the end of its last one."""
+        return replace(self, spans_s=(*self.spans_s, span_s)[-NUM_STEPS:])
+
+    def predict_wait_s(self, num_missing: int, age_s: float | None, num_until_release: int | None = None) -> float:
+        """Predict the wait for the next batch with as many engines as in the last steps; infinite if unknown.
+
+        The batch needs a number of further groups, and it needs all groups that would be too old for a later batch. Of
+        such groups, the longest answer ends at about the same time after the start as in the last batches.
+
+        Args:
+            num_missing: Number of groups of the next batch that have not finished.
+            age_s: Seconds since the start of the first running group that the next batch needs; `None` if it needs no
+                particular running group.
+            num_until_release: Number of groups that must still finish before the devices are released for the next
+                batch, to limit the result to the time until then; `None` if they are released when it is complete.
+        """
+        if num_missing <= 0 and age_s is None:
+            return 0.0
+        if self.groups_per_s <= 0:
+            return math.inf
+        last_s = 0.0
+        if age_s is not None and self.spans_s:
+            last_s = sum(self.spans_s) / len(self.spans_s) - age_s
+        wait_s = max(last_s, num_missing / self.groups_per_s)
+        return wait_s if num_until_release is None else min(wait_s, max(0, num_until_release) / self.groups_per_s)
 
     def record_switch(self, seconds: float) -> OverlapState:
         """Add the duration of a switch to training and back."""
         return replace(self, switches_s=(*self.switches_s, seconds)[-NUM_STEPS:])
 
-    def should_generate(self, saved_s: float) -> bool:
+    def should_generate(self, saved_s: float, released_s: float) -> bool:
         """Return whether engines should generate on the shared devices until the next update.
 
         Args:
             saved_s: Seconds by which these engines shorten the wait for the next batch (`predict_saved_s`).
+            released_s: Duration of the last switch to training. Until a switch back has been measured, it is the lower
+                bound of the time for both.
         """
-        if not self.switches_s:
-            return True
-        return saved_s > sum(self.switches_s) / len(self.switches_s)
+        switch_s = sum(self.switches_s) / len(self.switches_s) if self.switches_s else released_s
+        return saved_s > switch_s
 
 
 def compute_overlap_start(ratio: float, batch_size: int, min_groups: int) -> int:
@@ -100,20 +145,62 @@ def compute_overlap_start(ratio: float, batch_size: int, min_groups: int) -> int
     return min(batch_size, max(min_groups, math.ceil(ratio * batch_size)))
 
 
-def predict_saved_s(num_missing: int, groups_per_engine_s: float, num_kept: int, num_shared: int) -> float:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationLoad:
+    """The requests in flight, and the pace of the engines that process them."""
+
+    num_requests: float
+    """Number of requests at engines and in the queue."""
+    engine_share: float
+    """Fraction of a rollout's time that is spent at engines and in their queue; the rest is the time of its environment
+    and its reward."""
+    num_slots: float
+    """Mean number of requests that an engine can run at the same time."""
+    curve: PaceCurve | None
+    """Pace curve of the engines; `None` if unknown: the time per token is then proportional to the requests."""
+
+    def compute_latency_ratio(self, num_engines: float, reference: float) -> float:
+        """Return the time that a rollout takes on `num_engines` engines, divided by its time on `reference` engines.
+
+        The same requests are in flight in both cases. An engine takes longer for a token the more requests it runs,
+        and requests without a slot wait in the queue. Environments and rewards take the same time in both cases.
+
+        Args:
+            num_engines: Number of engines.
+            reference: Number of engines with which the load was measured.
+        """
+        if not self.num_requests:
+            return 1.0
+        ratio = self._compute_engine_time(num_engines) / self._compute_engine_time(reference)
+        return 1 - self.engine_share + self.engine_share * ratio
+
+    def _compute_engine_time(self, num_engines: float) -> float:
+        """Return a value proportional to the time of a request at `num_engines` engines and in their queue."""
+        per_slot = self.num_requests / (num_engines * self.num_slots)
+        use = min(1.0, per_slot)
+        token_s = use if self.curve is None else self.curve.compute_token_s(use)
+        return token_s * per_slot / use
+
+
+def predict_saved_s(wait_s: float, mean_engines: float, num_kept: int, num_shared: int, load: GenerationLoad) -> float:
     """Predict by how many seconds engines on shared devices shorten the wait for the next batch.
 
+    Further engines save no time if tokens take as long with fewer requests per engine, as at the end of long answers.
+
     Args:
-        num_missing: Number of groups of the next batch that have not finished.
-        groups_per_engine_s: Groups that one engine finishes per second.
-        num_kept: Number of engines that do not share devices.
+        wait_s: Predicted wait with `mean_engines` engines (`OverlapState.predict_wait_s`).
+        mean_engines: Mean number of engines in the last steps.
+        num_kept: Number of engines that do not share devices, which generate now.
         num_shared: Number of engines that share devices.
+        load: The current load of the kept engines.
     """
-    if num_missing <= 0:
+    if wait_s <= 0:
         return 0.0
-    if not num_kept or groups_per_engine_s <= 0:
+    if not num_kept or mean_engines <= 0 or math.isinf(wait_s):
         return math.inf
-    return num_missing / groups_per_engine_s * (1 / num_kept - 1 / (num_kept + num_shared))
+    numbers = (mean_engines, num_kept, num_kept + num_shared)
+    measured, less, more = (load.compute_latency_ratio(number, num_kept) for number in numbers)
+    return wait_s * (less - more) / measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

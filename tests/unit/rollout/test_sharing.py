@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.config.sharing import find_sharing_problem
-from roll.rollout.sharing import OverlapState, RoundProgress, StreamStart, compute_overlap_start, predict_saved_s
+from roll.rollout.pace import PaceCurve
+from roll.rollout.sharing import (
+    GenerationLoad,
+    OverlapState,
+    RoundProgress,
+    StreamStart,
+    compute_overlap_start,
+    predict_saved_s,
+)
 
 
 def test_sharing_ratio_rises_after_two_steps_that_waited_and_falls_after_two_that_did_not() -> None:
@@ -47,30 +55,94 @@ def test_sharing_overlap_starts_between_the_first_part_and_the_whole_batch(
     assert compute_overlap_start(ratio, batch_size, min_groups) == start
 
 
+def build_load(
+    num_requests: int, *, engine_share: float = 1.0, slots: int = 20, curve: PaceCurve | None = None
+) -> GenerationLoad:
+    return GenerationLoad(num_requests=num_requests, engine_share=engine_share, num_slots=slots, curve=curve)
+
+
 def test_sharing_saved_wait_is_the_difference_of_two_waits() -> None:
-    # 60 groups, half a group per second and engine: 4 engines need 30 s, 4 + 8 engines need 10 s.
-    assert predict_saved_s(60, 0.5, 4, 8) == pytest.approx(20.0)
-    assert predict_saved_s(0, 0.5, 4, 8) == 0.0
-    assert predict_saved_s(60, 0.5, 0, 8) == math.inf  # without the shared engines, no group would finish
-    assert predict_saved_s(60, 0.0, 4, 8) == math.inf  # nothing has been measured yet
+    # If the time per token grows in proportion to the requests, 4 engines need 30 s, and 4 + 8 engines need 10 s.
+    load = build_load(60)
+    assert predict_saved_s(30.0, 4, 4, 8, load) == pytest.approx(20.0)
+    assert predict_saved_s(0.0, 4, 4, 8, load) == 0.0
+    assert predict_saved_s(30.0, 4, 0, 8, load) == math.inf  # without the shared engines, no group would finish
+    assert predict_saved_s(math.inf, 0, 4, 8, load) == math.inf  # nothing has been measured yet
+    # If 12 engines need 30 s, 4 engines need 90 s.
+    assert predict_saved_s(30.0, 12, 4, 8, load) == pytest.approx(60.0)
+
+
+def test_sharing_further_engines_save_nothing_if_tokens_take_as_long_with_fewer_requests() -> None:
+    load = build_load(60, curve=PaceCurve(0.01, 0.0))
+    assert predict_saved_s(30.0, 4, 4, 8, load) == pytest.approx(0.0)
+
+
+def test_sharing_saved_wait_follows_the_time_per_token() -> None:
+    # 80 requests fill the 4 x 20 slots of the kept engines: 1 + 1 per token. On 12 engines, a third is in use: 1 + 1/3.
+    load = build_load(80, curve=PaceCurve(1.0, 1.0))
+    assert predict_saved_s(30.0, 4, 4, 8, load) == pytest.approx(30.0 * (1 - (4 / 3) / 2))
+    # If 12 engines need 30 s, 4 engines need 45 s.
+    assert predict_saved_s(30.0, 12, 4, 8, load) == pytest.approx(15.0)
+
+
+def test_sharing_saved_wait_includes_the_queue() -> None:
+    # 160 requests, 80 slots: a request waits as long as it runs, 2 x (1 + 1). On 12 engines, all run: 1 + 160 / 240.
+    load = build_load(160, curve=PaceCurve(1.0, 1.0))
+    assert predict_saved_s(30.0, 4, 4, 8, load) == pytest.approx(30.0 * (1 - (5 / 3) / 4))
+    # Without a slope, 320 requests need four rounds on 4 engines, and 4/3 on 12: three times as fast.
+    load = build_load(320, curve=PaceCurve(1.0, 0.0))
+    assert predict_saved_s(30.0, 4, 4, 8, load) == pytest.approx(20.0)
+
+
+def test_sharing_saved_wait_excludes_the_time_of_environments() -> None:
+    # A rollout waits for its environment half of the time. In the other half, a token takes 4/3 instead of 2.
+    load = build_load(80, engine_share=0.5, curve=PaceCurve(1.0, 1.0))
+    assert predict_saved_s(30.0, 4, 4, 8, load) == pytest.approx(30.0 * 0.5 * (1 - (4 / 3) / 2))
+    assert predict_saved_s(30.0, 4, 4, 8, build_load(0, engine_share=0.0)) == 0.0
+
+
+def test_sharing_wait_is_that_for_missing_groups_or_for_the_longest_answer() -> None:
+    state = OverlapState().record_generation(60, 30.0, 120.0)
+    for span_s in (1000.0, 90.0, 100.0, 110.0):  # only the last three count
+        state = state.record_span(span_s)
+    assert state.predict_wait_s(40, None) == pytest.approx(20.0)  # 2 groups per second
+    assert state.predict_wait_s(40, 30.0) == pytest.approx(70.0)  # batches took 100 s from their first start
+    assert state.predict_wait_s(40, 95.0) == pytest.approx(20.0)
+    assert state.predict_wait_s(0, 30.0) == pytest.approx(70.0)
+    assert state.predict_wait_s(0, 200.0) == 0.0
+    assert state.predict_wait_s(0, None) == 0.0
+    assert OverlapState().predict_wait_s(40, None) == math.inf
+
+
+def test_sharing_wait_counts_only_until_the_devices_are_released_again() -> None:
+    state = OverlapState().record_generation(60, 30.0, 120.0).record_span(100.0)
+    assert state.predict_wait_s(40, 30.0, 10) == pytest.approx(5.0)  # 2 groups per second
+    assert state.predict_wait_s(40, 30.0, 0) == state.predict_wait_s(40, 30.0, -5) == 0.0
+    assert state.predict_wait_s(40, 30.0, 1000) == pytest.approx(70.0)
 
 
 def test_sharing_engines_generate_only_if_that_saves_more_than_the_mean_of_the_last_three_switches() -> None:
     state = OverlapState()
-    assert state.should_generate(0.0)  # no switch has been measured
     for seconds in (100.0, 3.0, 4.0, 5.0):
         state = state.record_switch(seconds)
     assert state.switches_s == (3.0, 4.0, 5.0)
-    assert not state.should_generate(4.0)
-    assert state.should_generate(4.1)
+    assert not state.should_generate(4.0, 1.0)
+    assert state.should_generate(4.1, 10.0)
 
 
-def test_sharing_pace_is_that_of_the_last_three_steps() -> None:
+def test_sharing_before_the_first_switch_back_the_switch_to_training_is_the_limit() -> None:
+    assert not OverlapState().should_generate(2.0, 2.0)
+    assert OverlapState().should_generate(2.1, 2.0)
+    assert OverlapState().should_generate(math.inf, 2.0)  # nothing has been measured yet
+
+
+def test_sharing_rate_is_that_of_the_last_three_steps() -> None:
     state = OverlapState()
-    assert state.groups_per_engine_s == 0.0
-    for groups, seconds in ((1000, 1.0), (10, 20.0), (20, 20.0), (30, 20.0)):
-        state = state.record_generation(groups, seconds)
-    assert state.groups_per_engine_s == pytest.approx(1.0)
+    assert (state.groups_per_s, state.mean_engines) == (0.0, 0.0)
+    for groups, seconds, engine_s in ((1000, 1.0, 1.0), (10, 5.0, 20.0), (20, 5.0, 20.0), (30, 10.0, 20.0)):
+        state = state.record_generation(groups, seconds, engine_s)
+    assert state.groups_per_s == pytest.approx(3.0)
+    assert state.mean_engines == pytest.approx(3.0)
 
 
 def progress(done: int, *prompts: int) -> RoundProgress:
