@@ -23,10 +23,10 @@ KEY = "tml-a-key-for-tests"
 
 
 @contextmanager
-def serving(model: Path, directory: Path) -> Iterator[str]:
+def serving(model: Path, directory: Path, *options: str) -> Iterator[str]:
     """`roll serve` in a process of its own; its address."""
     command = [sys.executable, "-m", "roll", "serve", str(model), "--name", "tiny", "--port", "0", "--key", KEY]
-    command += ["--dir", str(directory), "--dtype", "float32", "--num-threads", "1"]
+    command += ["--dir", str(directory), "--dtype", "float32", "--num-threads", "1", *options]
     log = directory.with_suffix(".log")
     with log.open("w") as output:
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output, text=True)
@@ -52,15 +52,21 @@ def run_client(url: str, program: Path, *arguments: str) -> str:
     return found.stdout
 
 
-def test_extras_tinker_the_client_trains_samples_saves_and_resumes(tiny_model: Path, tmp_path: Path) -> None:
-    with serving(tiny_model, tmp_path / "checkpoints") as url:
-        output = run_client(url, Path(__file__).parent / "tinker" / "train.py", "tiny", str(tiny_model))
+@pytest.mark.parametrize("engine", ["hf", "vllm"])
+def test_extras_tinker_the_client_trains_samples_saves_and_resumes(
+    request: pytest.FixtureRequest, tmp_path: Path, engine: str
+) -> None:
+    if engine == "vllm":
+        pytest.importorskip("vllm")
+    model: Path = request.getfixturevalue("servable_model" if engine == "vllm" else "tiny_model")
+    with serving(model, tmp_path / "checkpoints", "--engine", engine) as url:
+        output = run_client(url, Path(__file__).parent / "tinker" / "train.py", "tiny", str(model))
     found: dict[str, Any] = json.loads(output.splitlines()[-1])
-    assert found["info"]["model_data"] == {"arch": None, "model_name": "tiny", "tokenizer_id": str(tiny_model)}
+    assert found["info"]["model_data"] == {"arch": None, "model_name": "tiny", "tokenizer_id": str(model)}
     assert found["losses"][-1] < 0.3 * found["losses"][0]
     assert found["same"] and found["sequence_ids"] == 8
     assert found["prompt_logprobs"][0] is None and all(each < 0 for each in found["prompt_logprobs"][1:])
-    assert found["difference"] < 1e-5  # between trainer and sampler
+    assert found["difference"] < (1e-4 if engine == "vllm" else 1e-5)  # between trainer and sampler
     assert abs(found["ratio_loss"]) < 1e-3  # the ratios are 1
     assert all(found[loss][1] > 0 for loss in ("importance_sampling", "ppo", "cispo", "dro"))
     assert found["custom"]["mine"] == 1.0 and found["custom"]["loss:sum"] < 0
@@ -72,7 +78,7 @@ def test_extras_tinker_the_client_trains_samples_saves_and_resumes(tiny_model: P
     assert found["resumed"][0] == found["resumed"][1] != found["one"]
     assert found["named"] in ("length", "stop")
     assert found["scores"][0] is None and len(found["scores"]) == 7
-    assert found["pickled"] and found["concurrent"] > 20
+    assert found["pickled"] and found["concurrent"] > 10
     assert [reason for _, reason in found["stop string"]] == [reason for _, reason in found["stop tokens"]]
     assert "the loss 'stable_reinforce' is not supported" in found["refused"][0]
     assert "topk_prompt_logprobs: top-k log-probs of the prompt are not supported" in found["refused"][1]

@@ -366,3 +366,18 @@ async def test_serving_a_model_whose_session_ends_meanwhile_is_not_created(tiny_
         with pytest.raises(RequestFailure, match="the session has ended"):
             await service._models.add(session, f"{model_id}1", AdapterSpec(rank=2), LoraSettings(rank=2), None)
         assert [each.model_id for each in service._models] == [model_id]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd", "br"])
+async def test_serving_bodies_that_cannot_be_decompressed_are_refused(
+    tiny_model: Path, tmp_path: Path, encoding: str
+) -> None:
+    async with serving(tiny_model, tmp_path) as server, client(server) as one:
+        headers = {"X-API-Key": one.key, "Content-Encoding": encoding, "Content-Type": "application/json"}
+        url = f"{server.url}/api/v1/create_session"
+        async with one.http.post(url, data=b"this is not compressed at all", headers=headers) as response:
+            assert response.status == 400
+            text = await response.text()
+            # aiohttp answers itself where the library of the encoding is not installed
+            assert text.count("the body cannot be read") + text.count("Can not decode content-encoding") == 1
+        assert await one.get("healthz") == {"status": "ok"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +131,26 @@ async def test_serving_answers_samples_while_a_model_trains(tiny_model: Path, tm
         assert len({str(read_sequences(each)[0][0]) for each in replies}) > 20
         again = await one.sample(session, 7, PROMPT, params={"seed": 7})  # a repeated request is not run again
         assert read_sequences(again)[0][0] == read_sequences(replies[7])[0][0]
+
+
+async def test_serving_samples_200_sequences_at_once_during_a_forward_backward(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tiny_model, tmp_path) as server, client(server) as one:
+        model = await one.create_model()
+        session = await one.snapshot(model, 0)
+        group, samples_are_done = server.service._trainer._group, asyncio.Event()
+        original = group.forward_backward
+
+        async def compute(*arguments: Any) -> Any:
+            await samples_are_done.wait()
+            return await original(*arguments)
+
+        monkeypatch.setattr(group, "forward_backward", compute)
+        promise = await one.submit(model, [datum([5, 6, 7], [6, 7, 8], weights=np.ones(3))])
+        replies = await gather(
+            *(one.sample(session, number, [5, 6, number], params={"max_tokens": 4}) for number in range(4, 204))
+        )
+        assert len(replies) == 200 and server.service.promises.find(promise["request_id"], "alice").outcome is None
+        samples_are_done.set()
+        assert isinstance(await one.result(promise), bytes)
