@@ -62,8 +62,10 @@ class ServedPolicy:
         Args:
             stall_s: Seconds without progress of any rollout after which a warning is logged.
         """
-        dog = Watchdog(self.generation.scheduler.lifecycle, stall_s, logger.warning, self.run.spans.get_open_phases)
-        watchdog = asyncio.create_task(dog.watch(), name="watchdog")
+        watchdog = Watchdog(
+            self.generation.scheduler.lifecycle, stall_s, logger.warning, self.run.spans.get_open_phases
+        )
+        watching = asyncio.create_task(watchdog.watch(), name="watchdog")
         try:
             async with run_session(self.run, self.close):
                 self.run.tracker.note("syncing the weights to the engines")
@@ -71,7 +73,7 @@ class ServedPolicy:
                 await self._start_elastic_engines()
                 yield
         finally:
-            watchdog.cancel()
+            watching.cancel()
 
     async def _start_elastic_engines(self) -> None:
         """Start using nodes that join the cluster, and wait for the minimum; the weights must have been synced."""
@@ -130,10 +132,10 @@ class ServedPolicy:
         if devices is not None:
             with self.run.spans.phase("offload"):
                 await devices.switch_to_generation()
-        still = self.controller.pause_for_update() if self.controller else nullcontext()
+        pause = self.controller.pause_for_update() if self.controller else nullcontext()
         with self.run.spans.phase("sync"):
             report = await self.weights.push(
-                self.run.state.policy_version, pause_generation=still, on_dead=self.generation.proxy.start_replacing
+                self.run.state.policy_version, pause_generation=pause, on_dead=self.generation.proxy.start_replacing
             )
             if devices is not None:
                 await devices.serve(report.engines)

@@ -119,8 +119,8 @@ class ElasticEngines:
         """Nodes at the last observation, oldest first."""
         self._failures: dict[str, _NodeFailures] = {}
         self._ignored: set[str] = set()
-        self._is_short = self._is_silent = False
-        self._enough = asyncio.Event()
+        self._is_short = self._cannot_list = False
+        self._min_reached = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
 
     @property
@@ -155,7 +155,7 @@ class ElasticEngines:
         self._is_short = True
         try:
             async with asyncio.timeout(timeout_s):
-                await self._enough.wait()
+                await self._min_reached.wait()
         except TimeoutError:
             logger.warning(
                 "%d of %d elastic engines serve after %g s: the run continues with the engines that it has, and nodes "
@@ -180,11 +180,11 @@ class ElasticEngines:
             try:
                 nodes = await self._nodes.list_nodes()
             except Exception as error:  # of any kind: a run must not go on without noticing that nodes come and go
-                if not self._is_silent:
+                if not self._cannot_list:
                     logger.warning("cannot list the nodes of the cluster: %s", one_line_error(error))
-                self._is_silent = True
+                self._cannot_list = True
             else:
-                self._is_silent = False
+                self._cannot_list = False
                 self.adapt(nodes)
             await asyncio.sleep(POLL_INTERVAL_S)
 
@@ -249,7 +249,7 @@ class ElasticEngines:
                 self._min_engines,
             )
         self._is_short = is_short
-        self._enough.clear() if is_short else self._enough.set()
+        self._min_reached.clear() if is_short else self._min_reached.set()
 
     def _describe(self, node_id: str) -> str:
         node = self._observed.get(node_id)

@@ -203,7 +203,7 @@ class EngineTransitions:
             if self._steps.get(engine_id) is step:
                 del self._steps[engine_id]
 
-        step = self._steps[engine_id] = asyncio.create_task(run(), name=f"step-of-{engine_id}")
+        step = self._steps[engine_id] = asyncio.create_task(run(), name=f"transition of engine {engine_id}")
         step.add_done_callback(end)
         return step
 
@@ -221,7 +221,7 @@ class EngineTransitions:
                     del self._released[engine_id]
                 await asyncio.gather(*map(transition, filter(self._released.__contains__, engine_ids)))
 
-        step = asyncio.create_task(run(), name="device-release")
+        step = asyncio.create_task(run(), name="release or return of devices")
         self._running_transitions[step] = ""
         step.add_done_callback(lambda step: self._running_transitions.pop(step, None))
         await _wait_shielded(step)
