@@ -16,9 +16,8 @@ from aiohttp import web
 from hf_helpers import Weights, engine_spec, send
 from safetensors.torch import load_file
 
-from roll.errors import DataError, WeightSyncError
+from roll.errors import DataError
 from roll.inference.hf import HFEngine
-from roll.models import load_causal_lm
 from roll.types import GenerationRequest, SamplingParams
 
 
@@ -34,8 +33,6 @@ class SGLangServer:
         self.first_version = "default"
         self.eos_token_ids: tuple[int, ...] = ()
         self.url = ""
-        self.weights = dict(load_causal_lm(model, "float32").named_parameters()), 0
-        """The last weights that were loaded, and their version."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer a call."""
@@ -109,13 +106,7 @@ class SGLangServer:
         tensors = {}
         for file in sorted(Path(body["model_path"]).glob("*.safetensors")):
             tensors |= load_file(file)
-        try:
-            await send(self.engine, Weights(tensors), int(body["weight_version"]))
-            self.weights = tensors, int(body["weight_version"])
-        except WeightSyncError as error:
-            await send(self.engine, Weights(self.weights[0]), self.weights[1])
-            message = f"Failed to update weights: {error}.\nRolling back to original weights."
-            return web.json_response({"success": False, "message": message, "num_paused_requests": 0}, status=400)
+        await send(self.engine, Weights(tensors), int(body["weight_version"]))
         return web.json_response({"success": True, "message": "ok", "num_paused_requests": 0})
 
     async def release_memory_occupation(self, body: dict[str, Any]) -> web.Response:

@@ -113,13 +113,27 @@ def test_sglang_weight_sync_pauses_running_requests_which_continue_with_the_new_
     asyncio.run(main())
 
 
-def test_sglang_weight_sync_that_the_server_rejects_keeps_the_old_weights(tiny_model: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "tensor", "words"),
+    [
+        ("model.norm.weight", torch.ones(3), r"'model\.norm\.weight' must have shape \(32,\), got \(3,\)"),
+        ("model.norm.weight", None, r"'model\.norm\.weight' is missing"),
+        ("model.other.weight", torch.ones(3), r"'model\.other\.weight' does not exist"),
+    ],
+)
+def test_sglang_weight_sync_of_other_tensors_is_refused_before_the_server_changes(
+    tiny_model: Path, name: str, tensor: torch.Tensor | None, words: str
+) -> None:
+    """SGLang itself ignores unknown and missing tensors, and ends at a wrong shape."""
+
     async def main() -> None:
-        async with running(tiny_model) as (_, engine):
+        async with running(tiny_model) as (server, engine):
             before = await engine.logprobs([request("a").token_ids])
-            wrong = {**changed_weights(tiny_model, 0.0), "model.norm.weight": torch.ones(3)}
-            with pytest.raises(WeightSyncError, match=r"cannot load policy version 2: .*model\.norm\.weight"):
-                await send(engine, Weights(wrong), 2, "shared_memory")
+            weights = {**changed_weights(tiny_model, 0.01), name: tensor}
+            wrong = Weights({key: value for key, value in weights.items() if value is not None})
+            with pytest.raises(WeightSyncError, match=words):
+                await send(engine, wrong, 2, "shared_memory")
+            assert "/update_weights_from_disk" not in [path for path, _ in server.calls]
             assert (await engine.logprobs([request("a").token_ids]))[0].tolist() == before[0].tolist()
 
     asyncio.run(main())

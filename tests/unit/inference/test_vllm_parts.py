@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 
 from roll.errors import ConfigError, DataError, InfraError, ModelError, WeightSyncError
 from roll.inference import EngineSpec, build_engine, resolve_engine_kind
+from roll.inference.manifests import check_manifest, read_checkpoint_shapes
 from roll.inference.request_checks import check_length, check_tokens
 from roll.inference.vllm import VLLMEngine
 from roll.inference.vllm.arguments import build_engine_arguments
@@ -31,7 +32,7 @@ from roll.inference.vllm.direct import DirectLoader, TensorPlacement
 from roll.inference.vllm.environment import prepare_environment
 from roll.inference.vllm.launch import VLLMServer, _build_start_error
 from roll.inference.vllm.stats import StatsCollector
-from roll.inference.vllm.worker import check_manifest, check_weights_applied, read_checkpoint_shapes
+from roll.inference.vllm.worker import check_weights_applied
 from roll.types import GenerationRequest, SamplingParams, TensorSpec, WeightUpdate
 
 SPEC = EngineSpec(engine_id="e", kind="vllm", model_path="/model", max_context=100, max_num_seqs=8, seed=3)

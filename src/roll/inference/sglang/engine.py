@@ -32,7 +32,7 @@ from roll.inference.sglang.conversion import (
 from roll.inference.sglang.held import HeldRequests
 from roll.inference.sglang.launch import Server
 from roll.inference.sglang.server_info import check_server, fetch_info, read_kv_capacity
-from roll.inference.sglang.weights import create_weights_dir, write_weights
+from roll.inference.sglang.weights import check_update, create_weights_dir, write_weights
 from roll.inference.spec import EngineSpec
 from roll.models.describe import describe_model
 from roll.protocols import PauseMode
@@ -186,6 +186,7 @@ class SGLangEngine(PrefetchMixin):
             raise WeightSyncError(f"engine '{self.engine_id}' is asleep: call wake() before update_weights().")
         async with self._update_lock:
             began = time.monotonic()
+            await asyncio.to_thread(check_update, update, self._spec.model_path)
             if self._weights_dir is None:
                 self._weights_dir = create_weights_dir(self._spec.options.get("weights_dir"), self.engine_id)
             dtype = getattr(torch, self._spec.dtype)
@@ -193,7 +194,7 @@ class SGLangEngine(PrefetchMixin):
             was_paused = self._paused
             if not was_paused:
                 await self.pause("keep")
-            before, self._unusable = self._unusable, "has a mixture of old and new weights"
+            self._unusable = "has a mixture of old and new weights"
             body = {
                 "model_path": str(self._weights_dir),
                 "flush_cache": True,
@@ -202,10 +203,6 @@ class SGLangEngine(PrefetchMixin):
             }
             status, reply = await self._post("/update_weights_from_disk", body, CONTROL_TIMEOUT_S)
             if status != 200 or not reply.get("success"):
-                if "rolling back" in str(reply).lower():  # SGLang has loaded its old weights again
-                    self._unusable = before
-                    if not was_paused:
-                        await self.resume()
                 raise WeightSyncError(
                     f"engine '{self.engine_id}': SGLang cannot load policy version {update.policy_version}: "
                     f"{reply.get('message') or reply}"

@@ -10,11 +10,13 @@ from pathlib import Path
 import torch
 
 from roll.errors import WeightSyncError
+from roll.inference.manifests import check_manifest, read_checkpoint_shapes
+from roll.models.describe import describe_model
 from roll.types import WeightUpdate
 from roll.weights import open_update
-from roll.weights.quantization import dequantize_stream
+from roll.weights.quantization import dequantize_stream, drop_scales
 
-__all__ = ["SHARD_BYTES", "create_weights_dir", "write_weights"]
+__all__ = ["SHARD_BYTES", "check_update", "create_weights_dir", "write_weights"]
 
 SHARD_BYTES = 2 * 2**30
 """Maximum size of a file, except for a larger tensor: the weights of this many bytes are held in memory at once."""
@@ -39,6 +41,20 @@ def create_weights_dir(parent: str | None, engine_id: str) -> Path:
             f"engine '{engine_id}': cannot create a directory for weights in '{place}' ({error.strerror}): set "
             "inference.options.weights_dir to a directory that the SGLang server can read."
         ) from error
+
+
+def check_update(update: WeightUpdate, model_path: str) -> None:
+    """Check that an update has the tensors of the checkpoint that the server loaded at its start.
+
+    SGLang ignores unknown names, keeps the old weights of missing ones, and ends at a wrong shape.
+
+    Raises:
+        WeightSyncError: A tensor is missing, unknown, or has the wrong shape.
+    """
+    expected = read_checkpoint_shapes(model_path)
+    if expected is not None:
+        tied = not describe_model(model_path).has_untied_lm_head
+        check_manifest(drop_scales(update.manifest), expected, tied=tied, policy_version=update.policy_version)
 
 
 def write_weights(update: WeightUpdate, directory: Path, dtype: torch.dtype) -> Mapping[str, int]:
