@@ -130,7 +130,7 @@ class ClusterConfig(Section):
         "`disaggregated`: never. `colocated`: all engines, when a batch is complete. `partial_overlap`: only the "
         "engines that share devices, when a batch is complete. `elastic_overlap`: as `partial_overlap`, but as soon as "
         "the trainer can begin, and only if that saves more time than a switch takes. `stream_training`: in "
-        "synchronous runs, only the engines that share devices, when 20 to 50 % of a round have finished and the other "
+        "synchronous runs, only the engines that share devices, when 20 to 95 % of a round have finished and the other "
         "requests fit into the KV cache of the remaining engines; the trainer then computes the gradients of finished "
         "groups. `auto`: on accelerators, the fastest rule in a short simulation if `calibration` is set, otherwise "
         "`colocated` in synchronous runs, and `elastic_overlap` in asynchronous runs in which some engines share no "

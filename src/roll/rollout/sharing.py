@@ -6,7 +6,7 @@
     colocated         all                             the batch is complete            after the weight sync
     partial_overlap   those that share devices        the batch is complete            after the weight sync
     elastic_overlap   those that share devices        `ratio` of the batch is ready    if that saves more than a switch
-    stream_training   those that share devices        20 to 50 % of the round is done, after the weight sync
+    stream_training   those that share devices        20 to 95 % of the round is done, after the weight sync
                                                       and the rest fits into the KV cache
 
 `stream_training` is the stream trainer of RollPacker (arXiv 2509.21009, section 4.3), and `partial_overlap` the
@@ -48,8 +48,10 @@ LENGTH_QUANTILE = 0.9
 """Quantile of past lengths that an unfinished request is expected to reach."""
 MAX_LENGTHS = 8192
 """Number of past lengths that are stored."""
-STREAM_STARTS = (0.20, 0.25, 0.30, 0.35, 0.40, 0.45, 0.50)
-"""Fractions of a round at which `stream_training` checks whether the devices can be released."""
+STREAM_STARTS = tuple(percent / 100 for percent in range(20, 100, 5))
+"""Fractions of a round at which `stream_training` checks whether the devices can be released. RollPacker checks up to
+0.5; long answers fit into the remaining KV caches only later, and then still take long enough to train meanwhile.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

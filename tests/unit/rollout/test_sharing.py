@@ -164,7 +164,8 @@ def test_sharing_stream_start_checks_every_round_again_and_needs_a_known_capacit
     start = StreamStart()
     start.end_round([10])
     assert start.is_due(progress(5, *[10] * 5), 1000)
-    assert not start.is_due(progress(6, *[10] * 4), 1000)  # 50 % was the last check of the round
+    assert not start.is_due(progress(96, *[10] * 4), 10)  # 95 % is the last check of a round
+    assert not start.is_due(progress(97, *[10] * 3), 1000)
     start.end_round([10])
     assert not start.is_due(progress(5, *[10] * 5), None)
     start.end_round([10])
