@@ -6,7 +6,7 @@ from roll.config.engines import check_engine, get_engine_capabilities
 from roll.config.rollout_run import RolloutRunConfig
 from roll.errors import ConfigError
 
-__all__ = ["check_engines"]
+__all__ = ["check_engines", "check_heads"]
 
 
 def check_engines(config: RolloutRunConfig) -> None:
@@ -20,6 +20,20 @@ def check_engines(config: RolloutRunConfig) -> None:
     _check_address(config)
     if config.judge is not None:
         check_engine(config.judge.engine, config.judge.required_engine_capabilities, "judge.engine")
+
+
+def check_heads(config: RolloutRunConfig, num_heads: int) -> None:
+    """Check that the devices of an engine divide the attention heads of the model, for every width.
+
+    Raises:
+        ConfigError: A width does not divide the number of heads.
+    """
+    for width in config.inference.widths:
+        if num_heads % width:
+            raise ConfigError(
+                f"inference.tensor_parallel {config.inference.tensor_parallel}: {width} devices do not divide the "
+                f"{num_heads} attention heads of the model: use a divisor of {num_heads}."
+            )
 
 
 def _check_address(config: RolloutRunConfig) -> None:

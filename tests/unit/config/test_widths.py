@@ -12,6 +12,7 @@ from roll.config.load import load_config
 from roll.config.rollout_run import RolloutRunConfig
 from roll.errors import ConfigError, PlacementError
 from roll.pipelines.colocation import explain_sharing_rule, list_released_engines, resolve_sharing_rule
+from roll.pipelines.engine_checks import check_heads
 
 ROOT = Path(__file__).parents[3]
 CLUSTER = (
@@ -123,6 +124,14 @@ def test_config_widths_what_an_engine_cannot_do_on_several_devices_is_named(over
     with pytest.raises(ConfigError, match=message):
         check_engine("hf", load(ONE_TWO, *overrides).required_engine_capabilities)
     check_engine("hf", load(*overrides).required_engine_capabilities)
+
+
+def test_config_widths_devices_that_do_not_divide_the_heads_of_the_model_are_named() -> None:
+    config = load("inference.tensor_parallel=[1, 2, 4]")
+    check_heads(config, 12)
+    with pytest.raises(ConfigError, match=r"\[1, 2, 4\]: 4 devices do not divide the 6 attention heads of the model"):
+        check_heads(config, 6)
+    check_heads(load(), 9)
 
 
 def test_config_widths_an_engine_that_cannot_sleep_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from roll.config.rollout_run import RolloutRunConfig
 from roll.errors import ConfigError
 from roll.media import MediaStore
 from roll.pipelines.colocation import explain_sharing_rule, resolve_sharing_rule
-from roll.pipelines.engine_checks import check_engines
+from roll.pipelines.engine_checks import check_engines, check_heads
 from roll.pipelines.online.check.estimate import (
     NO_EXTRA_MEMORY,
     ExtraMemory,
@@ -135,6 +135,7 @@ def _check_model(report: Report, config: RolloutRunConfig) -> None:
         _check_adapters(config)
     if report.model is not None:
         _check_context(config, report.model.context_length)
+        check_heads(config, report.model.num_heads)
 
 
 def _check_adapters(config: RolloutRunConfig) -> None:
