@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from worlds.weight_sync import Weights, send
 
 from roll.inference import EngineSpec
 from roll.inference.hf import HFEngine
 from roll.models import load_causal_lm
-from roll.protocols import InferenceEngine, WeightSource
-from roll.types import Generation, GenerationRequest, IntArray, SamplingParams, WeightReceipt, WeightUpdate
-from roll.weights import Sender, send_weights
+from roll.types import Generation, GenerationRequest, IntArray, SamplingParams, WeightReceipt
 
 
 def engine_spec(model: Path, **changes: Any) -> EngineSpec:
@@ -81,41 +79,8 @@ def same(first: Generation, second: Generation) -> bool:
     )
 
 
-class Weights:
-    """A `WeightSource` over a dictionary."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.tensors = tensors
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return iter(self.tensors.items())
-
-    def names(self) -> list[str]:
-        return list(self.tensors)
-
-
 async def sync(
     engine: HFEngine, tensors: Mapping[str, torch.Tensor], version: int, transport: str = "in_process"
 ) -> WeightReceipt:
     """Send weights to the engine, as a trainer would; the checksums of both ends are equal."""
     return await send(engine, Weights(tensors), version, transport)
-
-
-async def send(
-    engine: InferenceEngine,
-    source: WeightSource,
-    version: int,
-    transport: str = "in_process",
-    adapter: str | None = None,
-) -> WeightReceipt:
-    """Send what a source yields, of the policy or of an adapter; the checksums of both ends are equal."""
-    receipts: list[WeightReceipt] = []
-
-    async def deliver(update: WeightUpdate) -> None:
-        receipts.append(await engine.update_weights(dataclasses.replace(update, adapter=adapter)))
-
-    sender = Sender()
-    sent = await send_weights(source, version, transport, deliver, sender=sender)
-    sender.close()
-    assert dict(sent) == dict(receipts[0].checksums)
-    return receipts[0]
