@@ -187,8 +187,11 @@ def test_sglang_real_paused_requests_continue_and_those_that_arrive_wait(engines
     async def main() -> None:
         engine = engines.sglang
         first = asyncio.create_task(engine.generate(request("first", prompt(1), max_new_tokens=80, temperature=0.0)))
+        lost = asyncio.create_task(engine.generate(request("lost", prompt(3), max_new_tokens=80)))
         await engines.wait_until_running()
         await engine.pause("keep")
+        await engine.abort(["lost"])
+        assert (await lost).finish_reason == "abort" and len((await lost).token_ids) == 0  # SGLang does not send them
         later = [asyncio.create_task(engine.generate(request(name, prompt(2)))) for name in ("wanted", "unwanted")]
         await asyncio.sleep(0)
         await engine.abort(["unwanted"])

@@ -32,6 +32,7 @@ class SGLangServer:
         """Replies to send instead, by path."""
         self.first_version = "default"
         self.eos_token_ids: tuple[int, ...] = ()
+        self.without_tokens: set[str] = set()
         self.url = ""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -71,6 +72,9 @@ class SGLangServer:
             )
         except DataError as error:
             return web.json_response({"error": {"message": str(error)}}, status=400)
+        if body["rid"] in self.without_tokens:
+            aborted = {"finish_reason": {"type": "abort", "message": "Abort in waiting queue"}, "weight_version": "0"}
+            return web.json_response({"output_ids": [], "meta_info": aborted})
         names = [self.first_version if version == 0 else str(version) for version in made.policy_versions.tolist()]
         starts = [i for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
         spans = [
@@ -91,6 +95,8 @@ class SGLangServer:
         # As SGLang does: every request whose id begins with this one, if a request has exactly this id.
         names = list(self.engine._futures)
         if body["rid"] in names:
+            if self.engine._paused:  # SGLang does not send the tokens of a request that was running before the pause
+                self.without_tokens |= {name for name in names if name.startswith(body["rid"])}
             await self.engine.abort([name for name in names if name.startswith(body["rid"])])
         return web.Response()
 

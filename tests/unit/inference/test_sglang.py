@@ -195,6 +195,20 @@ def test_sglang_requests_that_arrive_during_a_pause_wait_and_can_be_aborted(tiny
     asyncio.run(main())
 
 
+def test_sglang_running_request_that_is_aborted_during_a_pause_has_no_tokens(tiny_model: Path) -> None:
+    async def main() -> None:
+        async with running(tiny_model) as (server, engine):
+            answer = asyncio.create_task(engine.generate(request("one", max_new_tokens=60)))
+            await has_generated(server.engine, 2)
+            await engine.pause("keep")
+            await engine.abort(["one"])
+            found = await answer
+            assert (found.finish_reason, len(found.token_ids), len(found.logprobs)) == ("abort", 0, 0)
+            await engine.resume()
+
+    asyncio.run(main())
+
+
 def test_sglang_requests_that_wait_in_a_pause_end_when_the_engine_is_closed(tiny_model: Path) -> None:
     async def main() -> None:
         async with running(tiny_model) as (_, engine):
