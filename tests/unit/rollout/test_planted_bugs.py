@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def planted() -> list[Any]:
-    spec = importlib.util.spec_from_file_location("mutation_scheduler", ROOT / "benchmarks" / "mutation_scheduler.py")
+    spec = importlib.util.spec_from_file_location("_scheduler_bugs", ROOT / "benchmarks" / "_scheduler_bugs.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look for their module

@@ -636,3 +636,32 @@ def test_rollout_transition_engine_group_that_changes_at_random_answers_every_re
         assert all(engine.num_requests == 0 for engine in world.proxy._router._entries.values())
 
     within(main)
+
+
+def test_rollout_transition_engine_that_wakes_while_all_are_paused_is_paused_with_them() -> None:
+    async def main() -> None:
+        world = World("a", "b")
+        connection = world.proxy._fleet.get_connection("a")
+        await world.move.sleep("a")
+        await world.proxy.suspend("keep")
+        await world.move.wake("a")
+        assert connection.is_paused
+        await world.proxy.resume()
+        assert not connection.is_paused
+        assert {answer.engine_id for answer in await asyncio.gather(*world.ask(2))} == {"a", "b"}
+
+    within(main)
+
+
+def test_rollout_transition_released_engine_whose_node_left_is_not_replaced_when_it_returns() -> None:
+    async def main() -> None:
+        world = World("a", "b")
+        await world.release("a")
+        world.move.mark_lost("a", "its node left")
+        await world.serve("b")
+        await world.proxy.wait_for_replacements()
+        assert [engine.engine_id for engine in world.group.all] == ["a", "b"]  # none was started in its place
+        await world.move.retire("a")
+        assert {answer.engine_id for answer in await asyncio.gather(*world.ask(2))} == {"b"}
+
+    within(main)
