@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -13,7 +13,9 @@ from click.core import ParameterSource
 from roll.errors import ConfigError
 from roll.process_environment import prepare_environment
 from roll.running import run_to_end
-from roll.serving.settings import ServeSettings, create_key, read_keys
+
+if TYPE_CHECKING:
+    from roll.serving.settings import ServeSettings
 
 __all__ = ["serve"]
 
@@ -73,6 +75,8 @@ def serve(
     Each client has its own adapter, gradient and optimizer state; all share the weights of MODEL. Without --key and
     --keys, a new key is created and printed. docs/how-to/serve-a-training-api.md describes what is supported.
     """
+    from roll.serving.settings import ServeSettings, create_key, read_keys
+
     chosen: dict[str, Any] = {
         "model": model,
         "engine": engine,

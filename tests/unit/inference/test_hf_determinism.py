@@ -15,9 +15,10 @@ from hf_helpers import HFEngine, generate_all, has_generated, prompt, request, r
 from roll.inference.hf_decoder import Decoder
 from roll.types import Generation, GenerationRequest
 
+HERE = Path(__file__).parent
 PROGRAM = """
 import asyncio, hashlib, sys
-sys.path.insert(0, {here!r})
+sys.path[:0] = {paths!r}
 from pathlib import Path
 from test_hf_determinism import digest, groups, running
 from hf_helpers import generate_all
@@ -48,7 +49,7 @@ def digest(results: list[Generation]) -> str:
 
 
 def test_hf_determinism_two_processes_give_the_same_bits(tiny_model: Path) -> None:
-    program = PROGRAM.format(here=str(Path(__file__).parent), model=str(tiny_model))
+    program = PROGRAM.format(paths=[str(HERE), str(HERE.parents[1])], model=str(tiny_model))
     environment = {**os.environ, "PYTHONHASHSEED": "random", "OMP_WAIT_POLICY": "passive"}
     processes = [
         subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)

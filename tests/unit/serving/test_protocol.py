@@ -379,5 +379,5 @@ async def test_serving_bodies_that_cannot_be_decompressed_are_refused(
             assert response.status == 400
             text = await response.text()
             # aiohttp answers itself where the library of the encoding is not installed
-            assert text.count("the body cannot be read") + text.count("Can not decode content-encoding") == 1
+            assert "the body cannot be read" in text or "Can not decode content-encoding" in text
         assert await one.get("healthz") == {"status": "ok"}
