@@ -8,7 +8,7 @@ from pydantic import field_validator
 
 from roll.config.base import EXTENSION_PATTERN, Section, option, path_option
 from roll.config.engines import ENGINES
-from roll.config.widths import TensorParallel, find_widths_problem, list_widths
+from roll.config.widths import EngineWidthsSection, TensorParallel
 
 __all__ = ["EngineOptions", "InferenceConfig", "Quantization"]
 
@@ -42,7 +42,7 @@ class EngineOptions(Section):
         return name if name == "auto" else ENGINES.validate_name(name)
 
 
-class InferenceConfig(EngineOptions):
+class InferenceConfig(EngineWidthsSection, EngineOptions):
     """The engines that generate answers."""
 
     tensor_parallel: TensorParallel = option(
@@ -62,20 +62,3 @@ class InferenceConfig(EngineOptions):
         "Format in which a weight sync sends linear weights. `int8` and `fp8` (e4m3) have one "
         "scale per output channel. The engines compute with the dequantized weights.",
     )
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Numbers of devices of an engine; the first one is used first."""
-        return list_widths(self.tensor_parallel)
-
-    @property
-    def width(self) -> int:
-        """Number of devices of an engine at the start of the run."""
-        return self.widths[0]
-
-    @field_validator("tensor_parallel")
-    @classmethod
-    def _check_widths(cls, value: TensorParallel) -> TensorParallel:
-        if problem := find_widths_problem(value):
-            raise ValueError(problem)
-        return value

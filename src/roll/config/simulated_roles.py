@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import model_validator
 
 from roll.config.base import Section, option
 from roll.config.distributions import DistributionConfig, FixedDistribution, UniformDistribution
 from roll.config.inference import Quantization
-from roll.config.widths import TensorParallel, find_widths_problem, list_widths
+from roll.config.widths import EngineWidthsSection, TensorParallel
 
 __all__ = [
     "EnvironmentLatencyConfig",
@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 
-class SimulatedEngineConfig(Section):
+class SimulatedEngineConfig(EngineWidthsSection):
     """Size, limits and timing of one simulated engine."""
 
     tensor_parallel: TensorParallel = option(
@@ -48,23 +48,6 @@ class SimulatedEngineConfig(Section):
         None, "Constant duration of every engine step, instead of the device's roofline model.", unit="seconds", gt=0
     )
     restart_s: float = option(60.0, "Time to replace an engine that died.", unit="seconds", ge=0)
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Numbers of devices of an engine; the first one is used first."""
-        return list_widths(self.tensor_parallel)
-
-    @property
-    def width(self) -> int:
-        """Number of devices of an engine at the start."""
-        return self.widths[0]
-
-    @field_validator("tensor_parallel")
-    @classmethod
-    def _check_widths(cls, value: TensorParallel) -> TensorParallel:
-        if problem := find_widths_problem(value):
-            raise ValueError(problem)
-        return value
 
     @model_validator(mode="after")
     def _check_prefill_room(self) -> SimulatedEngineConfig:

@@ -4,12 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-__all__ = ["TensorParallel", "find_widths_conflict", "find_widths_problem", "list_widths"]
+from pydantic import field_validator
+
+from roll.config.base import Section
+
+__all__ = ["EngineWidthsSection", "TensorParallel", "find_widths_conflict", "find_widths_problem", "list_widths"]
 
 TensorParallel: TypeAlias = int | list[int]
 """The number of devices of one engine, or several numbers, of which the run uses one at a time."""
+
+
+class EngineWidthsSection(Section):
+    """A section with a field `tensor_parallel`, which each subclass describes."""
+
+    if TYPE_CHECKING:
+        tensor_parallel: TensorParallel
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Numbers of devices of an engine; the first one is used first."""
+        return list_widths(self.tensor_parallel)
+
+    @property
+    def width(self) -> int:
+        """Number of devices of an engine at the start of the run."""
+        return self.widths[0]
+
+    @field_validator("tensor_parallel", check_fields=False)
+    @classmethod
+    def _check_widths(cls, value: TensorParallel) -> TensorParallel:
+        if problem := find_widths_problem(value):
+            raise ValueError(problem)
+        return value
 
 
 def list_widths(value: TensorParallel) -> tuple[int, ...]:
