@@ -258,7 +258,7 @@ BUGS = (
         "oldest = sorted(self._ready.values(), key=self._get_take_order)",
     ),
     Bug(
-        "whoever ends orphans comes back while aborts are under way",
+        "the wait for orphaned requests ends before their aborts do",
         "engine_connection.py",
         "        await self._wait_for_release(list(self._orphans))",
         "        pass",
@@ -284,7 +284,7 @@ BUGS = (
         "        self._deferred.extend(live.run.draw for live in groups)\n",
     ),
     Bug(
-        "an engine's end is noticed, and nobody replaces it",
+        "an engine that died is not replaced",
         "fleet.py",
         "            self._start(engine_id)\n        self._on_change",
         "            pass\n        self._on_change",
@@ -328,7 +328,7 @@ BUGS = (
         "frozenset({_S.GENERATING}) | _DISCARDED_STATES",
     ),
     Bug(
-        "whoever waits for a lost engine hears nothing",
+        "calls to a lost engine wait forever",
         "engine_connection.py",
         "                call.answer.set_exception(self._build_death_error())\n"
         "                call.answer.exception()  # marks",

@@ -89,7 +89,7 @@ class Client:
         return "forward_backward", message.SerializeToString(deterministic=True)
 
     def describe(self, outcome: Any) -> Any:
-        """What is compared: all bytes of a training result, but not IDs, which differ between models."""
+        """Return the bytes of a training result, without IDs, which differ between models."""
         if isinstance(outcome, bytes):
             message = CLASSES["ForwardBackwardOutput"]()
             message.ParseFromString(outcome)

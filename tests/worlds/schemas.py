@@ -1,4 +1,4 @@
-"""Hypothesis strategies for values that a JSON schema allows, and for values that lie beside it."""
+"""Hypothesis strategies for values that a JSON schema allows, and for values that it does not allow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANYTHING = st.recursive(
 def allowed(
     schema: Any, definitions: Mapping[str, Any], named: Mapping[str, st.SearchStrategy[Any]] | None = None
 ) -> st.SearchStrategy[Any]:
-    """What a schema allows, small.
+    """Return a strategy for small values that a schema allows.
 
     Args:
         schema: The schema.

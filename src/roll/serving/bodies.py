@@ -1,4 +1,4 @@
-"""What bodies say about models, and the reverse: settings of adapters and updates, and descriptions of models."""
+"""Converts bodies to settings of adapters and updates, and models to descriptions in bodies."""
 
 from __future__ import annotations
 

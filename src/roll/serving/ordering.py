@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """What a request does."""
+    """The work of one request."""
 
     run: Callable[[], Awaitable[Result]]
     changes_model: bool = False
     """True if the weights, the gradient or the optimizer's state depend on the request."""
     after: Callable[[], Awaitable[None]] | None = None
-    """What follows when the request has succeeded and its result is known, before the next request."""
+    """Called after the request has succeeded, before the next request begins."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ Answer: TypeAlias = Mapping[str, Any] | Promise
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What a POST to a path expects and does."""
+    """The body that a POST to a path expects, and the function that answers it."""
 
     body: type[BaseModel]
     answer: Callable[[Service, str, Any, Submission], Answer]
