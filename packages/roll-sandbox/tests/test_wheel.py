@@ -89,5 +89,6 @@ def test_sandbox_wheel_serves_sandboxes_in_milliseconds(
             server.wait(30)
     print(said)
     assert not said["torch"]
-    # Other work on the machine makes some slower, and none faster; a slow machine starts a plain Python slowly, too.
-    assert min(said["took_ms"]) <= max(FIRST_OUTPUT_MS, 1.5 * min(said["plain_ms"]))
+    # A machine that is busy starts a plain Python slowly, too, and may not have the next sandbox ready in time: a
+    # sandbox started on request takes about two plain Pythons. A start that waits for a timeout or a retry takes more.
+    assert min(said["took_ms"]) <= max(FIRST_OUTPUT_MS, 4 * min(said["plain_ms"]))
