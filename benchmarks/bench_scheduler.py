@@ -81,6 +81,9 @@ class Renderer:
     def decode(self, token_ids: IntArray) -> str:
         return ""
 
+    def decode_final_text(self, token_ids: IntArray, prompt: object) -> str:
+        return ""
+
 
 async def nothing(engine: object) -> None:
     """A fresh engine needs nothing."""
