@@ -58,17 +58,8 @@ def resolve_sharing_rule(config: RolloutRunConfig, *, accelerated: bool) -> Shar
     Raises:
         ConfigError: The configured engine is unknown.
     """
-    rule, num_shared = config.cluster.sharing, len(config.find_shared_engines())
-    if rule != "auto":
-        return rule
-    can_sleep = get_engine_capabilities(config.inference.engine).can_sleep
-    if not (can_sleep and accelerated and num_shared) or config.streams_training:
-        return "disaggregated"
-    if config.rollout.scheduling.async_ratio == 0:
-        return "colocated"
-    if len(config.inference.widths) > 1:
-        return "disaggregated"
-    return "elastic_overlap" if num_shared < config.num_engines else "disaggregated"
+    rule = config.cluster.sharing
+    return _choose_sharing_rule(config, accelerated=accelerated)[0] if rule == "auto" else rule
 
 
 def explain_sharing_rule(config: RolloutRunConfig, *, accelerated: bool) -> str:
@@ -80,23 +71,35 @@ def explain_sharing_rule(config: RolloutRunConfig, *, accelerated: bool) -> str:
     Raises:
         ConfigError: The configured engine is unknown.
     """
-    num_shared, num_engines = len(config.find_shared_engines()), config.num_engines
-    if config.cluster.sharing != "auto" or not num_shared or not accelerated:
+    if config.cluster.sharing != "auto" or not config.find_shared_engines() or not accelerated:
         return ""
-    rule, engine = resolve_sharing_rule(config, accelerated=accelerated), config.inference.engine
+    rule, reason = _choose_sharing_rule(config, accelerated=accelerated)
+    return f"cluster.sharing auto: {rule}, because {reason}"
+
+
+def _choose_sharing_rule(config: RolloutRunConfig, *, accelerated: bool) -> tuple[SharingRule, str]:
+    """Return the rule of `auto` and the reason for it."""
+    num_shared, num_engines = len(config.find_shared_engines()), config.num_engines
+    engine = config.inference.engine
     if not get_engine_capabilities(engine).can_sleep:
-        why = f"because engine '{engine}' cannot release its memory"
-    elif config.streams_training:
-        why = "because rollout.scheduling.stream_training trains while engines generate"
-    elif rule == "colocated":
-        why = "because the run is synchronous (rollout.scheduling.async_ratio 0)"
-    elif len(config.inference.widths) > 1:
-        why = "because the run is asynchronous, and its engines have several widths (inference.tensor_parallel)"
-    elif rule == "disaggregated":
-        why = "because every engine of this asynchronous run shares devices with a trainer"
-    else:
-        why = f"because the run is asynchronous, and {num_engines - num_shared} of {num_engines} engines share none"
-    return f"cluster.sharing auto: {rule}, {why}"
+        return "disaggregated", f"engine '{engine}' cannot release its memory"
+    if not accelerated:
+        return "disaggregated", "nothing has to be released without accelerators"
+    if not num_shared:
+        return "disaggregated", "no engine shares devices with a trainer"
+    if config.streams_training:
+        return "disaggregated", "rollout.scheduling.stream_training trains while engines generate"
+    if config.rollout.scheduling.async_ratio == 0:
+        return "colocated", "the run is synchronous (rollout.scheduling.async_ratio 0)"
+    if len(config.inference.widths) > 1:
+        return (
+            "disaggregated",
+            "the run is asynchronous, and its engines have several widths (inference.tensor_parallel)",
+        )
+    if num_shared == num_engines:
+        return "disaggregated", "every engine of this asynchronous run shares devices with a trainer"
+    reason = f"the run is asynchronous, and {num_engines - num_shared} of {num_engines} engines share none"
+    return "elastic_overlap", reason
 
 
 def list_released_engines(config: RolloutRunConfig, rule: SharingRule) -> list[int]:
