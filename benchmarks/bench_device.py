@@ -28,7 +28,8 @@ from roll.algorithms.losses import PolicyLoss
 from roll.config.model import ModelConfig
 from roll.config.training import TrainingConfig
 from roll.training import TrainerSpec
-from roll.training.attention.packed import AttentionPlan, packed_attention
+from roll.training.attention.packed import packed_attention
+from roll.training.attention.plan import build_plan
 from roll.training.backend import TorchBackend
 from roll.training.network.logprobs import compute_token_logprobs
 from roll.training.packing.layout import PackedLayout, build_layout
@@ -194,7 +195,7 @@ def attention(size: Size, device: torch.device, square: float, *, share: bool) -
     batch = random_batch(size.groups, size.group_size, size.answer, size.words)
     packed = pack(batch.samples, max_tokens=size.micro_batch_tokens, share_prefix=share)
     layout: PackedLayout = build_layout(packed[0][0])
-    plan = AttentionPlan(layout, device, torch.bfloat16)
+    plan = build_plan(layout, device, torch.bfloat16)
     width = size.hidden // size.heads
     q, k, v = (
         torch.randn(1, layout.num_tokens, heads, width, dtype=torch.bfloat16, device=device)

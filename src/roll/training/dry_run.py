@@ -176,7 +176,7 @@ def _patch_for_dry_run(tracker: _MemoryTracker) -> Iterator[None]:
         "roll.training.backend.check_fp8_support": lambda *args: None,
         "roll.training.backend.split_into_stages": _split_on_meta,
         "roll.training.backend.shard": _shard_on_meta,
-        "roll.training.attention.packed.is_varlen_supported": lambda device, dtype: True,
+        "roll.training.attention.plan.is_varlen_supported": lambda device, dtype: True,
         "roll.training.network.logprobs.load_native_library": lambda: None,
         "roll.training.network.logprobs.has_small_cache": lambda device: False,
         "torch.bincount": lambda x, minlength: x.new_empty(minlength),

@@ -79,11 +79,11 @@ def fake_cuda() -> Iterator[Counter[str]]:
                     counts["reads elsewhere"] += 1
             return result
 
-    def pin(tensor: Tensor) -> Tensor:
-        copy = tensor.clone()
-        pinned.add(id(copy))
-        kept.append(copy)  # so that no other tensor gets its id
-        return copy
+    def allocate_pinned(size: int) -> Tensor:
+        buffer = torch.empty(size, dtype=torch.uint8)
+        pinned.add(id(buffer))
+        kept.append(buffer)  # so that no other tensor gets its id
+        return buffer
 
     kept: list[Tensor] = []
 
@@ -126,7 +126,7 @@ def fake_cuda() -> Iterator[Counter[str]]:
             device=torch.device("cuda", 0)
         ),
         "roll.training.distributed.Ranks.sum": sum_of_ranks,
-        "roll.training.transfers._pin": pin,
+        "roll.training.transfers._allocate_pinned": allocate_pinned,
         "roll.training.transfers._read": read,
         "roll.training.passes.collect_topk": lambda *args: None,
         "roll.training.passes.fill_missing_outputs": lambda *args, **more: None,
@@ -148,7 +148,8 @@ def run_case(model: str, settings: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         model: Directory of the model, of which only the configuration is read.
-        settings: Arguments of `make_spec`; `lora` is a mapping.
+        settings: Arguments of `make_spec`, with `lora` as a mapping; `loss`, the settings of the policy's loss; and
+            `holds_reference`.
     """
     import torch
     from training_helpers import make_batch, make_spec
@@ -158,18 +159,19 @@ def run_case(model: str, settings: dict[str, Any]) -> dict[str, Any]:
     from roll.training import TorchBackend
     from roll.types import ForwardOptions
 
+    loss, holds_reference = PolicyLoss(**settings.pop("loss", {})), settings.pop("holds_reference", False)
     lora = settings.pop("lora", None)
     if lora is not None:
         settings["lora"] = LoRAConfig(**lora)
     spec = make_spec(Path(model), max_tokens_per_micro_batch=60, **settings)
     cuda = torch.device("cuda", 0)
     with fake_cuda() as counts:
-        backend = TorchBackend(dataclasses.replace(spec, device="cuda"))
+        backend = TorchBackend(dataclasses.replace(spec, device="cuda", holds_reference=holds_reference))
         batch = make_batch()
-        share = backend._passes._build_micro_batches(batch, every_token=False, needs=PolicyLoss().needs)
-        backend.train_step(batch, PolicyLoss())
+        share = backend._passes._build_micro_batches(batch, every_token=False, needs=loss.needs)
+        backend.train_step(batch, loss)
         counts.clear()
-        backend.train_step(batch, PolicyLoss())
+        backend.train_step(batch, loss)
         found = dict(counts) | {"micro_batches": len(share)}
         backend.forward(batch, ["logprobs"])
         backend.forward(batch, ["top_logprobs"], ForwardOptions(num_top=3))
@@ -177,7 +179,7 @@ def run_case(model: str, settings: dict[str, Any]) -> dict[str, Any]:
         assert {tensor.device.type for tensor in _list_states(backend)} == {"cpu"}
         backend.onload(["parameters", "optimizer"])
         assert {tensor.device for tensor in _list_states(backend)} == {cuda}
-        backend.train_step(batch, PolicyLoss())
+        backend.train_step(batch, loss)
     return found
 
 

@@ -16,9 +16,10 @@ from training_helpers import branching_batch, make_batch, needs_cuda
 from roll.errors import ModelError
 from roll.models import AttentionParams
 from roll.training.attention import matmul_attention, varlen
-from roll.training.attention import packed as attention
+from roll.training.attention import plan as attention
 from roll.training.attention.calls import Prefixes, RowIndex, TreeCall, compute_call
-from roll.training.attention.packed import AttentionPlan, packed_attention
+from roll.training.attention.packed import packed_attention
+from roll.training.attention.plan import build_plan
 from roll.training.packing import blocks
 from roll.training.packing.layout import PackedLayout, build_layout
 from roll.training.packing.micro_batches import pack
@@ -84,7 +85,7 @@ def compare(
     device: str = "cpu",
 ) -> None:  # fmt: skip
     q, k, v, grad = tensors(layout, dtype, device, groups)
-    plan = AttentionPlan(layout, torch.device(device), dtype)
+    plan = build_plan(layout, torch.device(device), dtype)
     found, nothing = packed_attention(
         torch.nn.Identity(), q, k, v, None, scaling=0.3, roll_plan=plan, sliding_window=window, is_causal=True
     )
@@ -157,7 +158,7 @@ def test_attention_a_branch_that_is_left_on_its_way_is_one_sequence() -> None:
     layout = build_layout(micro)
     (tree,) = layout.blocks
     assert [segment.parent for segment in tree.segments] == [-1, 0, 0, 2, 2, 4, 4]
-    plan = AttentionPlan(layout, torch.device("cpu"), torch.float32)
+    plan = build_plan(layout, torch.device("cpu"), torch.float32)
     lengths = sorted(
         n for call in plan.get_calls(AttentionParams(1.0)) for n in [call.rows.size[1]] * call.rows.size[0]
     )
@@ -181,7 +182,7 @@ def test_attention_gradients_are_added_up_where_one_branchs_context_is_part_of_a
     layout = laid_out(
         *([*trunk[:n], *range(1000 * i, 1000 * i + 31)] for i, n in enumerate((90, 90, 95, 95), 1)), unit=0
     )
-    plan = AttentionPlan(layout, torch.device("cpu"), torch.float64)
+    plan = build_plan(layout, torch.device("cpu"), torch.float64)
     shared = [call for call in plan.get_calls(AttentionParams(scale=1.0))
               if isinstance(call, TreeCall)]  # fmt: skip
     assert any(len(call.prefixes.rows.members) > len(call.prefixes.rows.members.unique()) for call in shared)
@@ -191,7 +192,7 @@ def test_attention_gradients_are_added_up_where_one_branchs_context_is_part_of_a
 def test_attention_a_short_sequence_before_a_longer_one_in_one_call_keeps_its_place() -> None:
     layout = laid_out(list(range(9)), list(range(100, 111)))
     assert [tree.num_tokens for tree in layout.blocks] == [8, 10]
-    assert len(AttentionPlan(layout, torch.device("cpu"), torch.float64).get_calls(AttentionParams(scale=1.0))) == 1
+    assert len(build_plan(layout, torch.device("cpu"), torch.float64).get_calls(AttentionParams(scale=1.0))) == 1
     compare(layout, dtype=torch.float64, limit=1e-10)
 
 
@@ -214,7 +215,7 @@ def test_attention_soft_caps_sinks_and_narrower_values_equal_attention_written_o
     q, k, v, grad = tensors(layout, torch.float64)
     v, grad = v.detach()[..., :5].clone().requires_grad_(), grad[..., :5]
     sinks = torch.linspace(-1, 1, HEADS, dtype=torch.float64).requires_grad_() if with_sinks else None
-    plan = AttentionPlan(layout, torch.device("cpu"), torch.float64)
+    plan = build_plan(layout, torch.device("cpu"), torch.float64)
     found, _ = packed_attention(
         torch.nn.Identity(), q, k, v, None, scaling=0.3, roll_plan=plan, softcap=softcap, s_aux=sinks
     )
@@ -320,7 +321,7 @@ def test_attention_a_model_that_generates_or_needs_more_than_packing_has_is_refu
     q, k, v, _ = tensors(layout, torch.float32)
     with pytest.raises(ModelError, match="is only for training"):
         packed_attention(torch.nn.Identity(), q, k, v, None)
-    plan = AttentionPlan(layout, torch.device("cpu"), torch.float32)
+    plan = build_plan(layout, torch.device("cpu"), torch.float32)
     with pytest.raises(ModelError, match="position_bias"):
         packed_attention(torch.nn.Identity(), q, k, v, None, roll_plan=plan, position_bias=torch.zeros(HEADS))
 

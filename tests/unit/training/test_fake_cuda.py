@@ -17,11 +17,15 @@ from families import FAMILIES, write_model
 from roll.training import experts
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is needed to compile the fake device")
+FULL_KL = {"kl_coefficient": 0.1, "kl_estimator": "full", "entropy_coefficient": 0.01}
 RUNS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "adapters": {"dtype": "bfloat16", "lora": {"rank": 2}},
     "checkpointing": {"dtype": "bfloat16", "activation_checkpointing": True},
     "8-bit": {"dtype": "bfloat16", "optimizer": "adamw_8bit"},
+    "float32": {"dtype": "float32"},
+    "divergence from the adapters' base": {"dtype": "bfloat16", "lora": {"rank": 2}, "loss": FULL_KL},
+    "divergence from a reference": {"dtype": "bfloat16", "holds_reference": True, "loss": FULL_KL},
 }
 FAST_FAMILIES = ("gemma3", "gpt-oss", "qwen3-moe")
 
@@ -52,8 +56,13 @@ def test_fake_cuda_training_step_stays_on_its_device(
 
 
 def check_transfers(name: str, result: dict[str, int]) -> None:
-    """Check the budget of a step: one read of its results and one of the gradient norm, and a wait at its end."""
+    """Check the budget of a step.
+
+    A micro-batch has two copies to the device: the network's inputs and the loss's inputs. A step has one read of its
+    results, one of the gradient norm, and a wait at its end.
+    """
     assert result["micro_batches"] >= 3, name
+    assert result["copies"] <= 2 * result["micro_batches"], name
     assert result["reads"] == 2, name
     assert result["waits"] == 1, name
     assert result.get("reads elsewhere", 0) == 0, name

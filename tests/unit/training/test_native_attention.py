@@ -16,7 +16,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from roll.models import AttentionParams, AttentionSpan
 from roll.training.attention import native as native_attention
 from roll.training.attention.native import Rotation, attend, build_tree_ranges
-from roll.training.attention.packed import ATTENTION_NAME, AttentionPlan, register_attention
+from roll.training.attention.packed import ATTENTION_NAME, register_attention
+from roll.training.attention.plan import build_plan
 from roll.training.kernels.native import load_native_library
 from roll.training.network.fused import use_fused_kernels
 from roll.training.packing.layout import PackedLayout, Segment, Tree
@@ -183,14 +184,14 @@ def module_of(kind: type, config: type) -> nn.Module:
 @pytest.mark.skipif(len(KINDS) < 2, reason="needs bfloat16 products of the processor's own")
 def test_native_attention_layers_that_are_more_than_plain_attention_are_computed_otherwise() -> None:
     """A window, a chunk, a cap, sinks and the like; a limit that no text comes to is none."""
-    plan = AttentionPlan(row_of(FORK), torch.device("cpu"), torch.bfloat16)
+    plan = build_plan(row_of(FORK), torch.device("cpu"), torch.bfloat16)
     assert plan.longest == 103
     plain = AttentionParams(0.2)
     for limits, native_serves in (((None, None), True), ((103, 103), True), ((102, None), False), ((None, 102), False)):
         assert plan.is_native_supported(plain._replace(span=AttentionSpan(*limits))) == native_serves
     for other in (plain._replace(softcap=2.0), plain._replace(sinks=torch.zeros(4)), plain._replace(scale=-0.2)):
         assert not plan.is_native_supported(other)
-    assert AttentionPlan(row_of(FORK), torch.device("cpu"), torch.float32).tree_ranges is None
+    assert build_plan(row_of(FORK), torch.device("cpu"), torch.float32).tree_ranges is None
 
 
 @pytest.mark.skipif(len(KINDS) < 2, reason="needs bfloat16 products of the processor's own")
@@ -223,7 +224,7 @@ class Second:
 @pytest.mark.parametrize(("kind", "config"), [(LlamaAttention, LlamaConfig), (Qwen3Attention, Qwen3Config)])
 def test_native_attention_a_fused_module_gives_what_the_module_gives(kind: type, config: type) -> None:
     layout = row_of(FORK)
-    plan = AttentionPlan(layout, torch.device("cpu"), torch.bfloat16)
+    plan = build_plan(layout, torch.device("cpu"), torch.bfloat16)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, layout.num_tokens, 64, generator=generator).to(torch.bfloat16).requires_grad_()
     angles = torch.from_numpy(layout.position_ids)[None, :, None] * torch.linspace(0.1, 0.9, 16).repeat(2)
@@ -242,7 +243,7 @@ def test_native_attention_a_fused_module_gives_what_the_module_gives(kind: type,
     for mine, theirs in zip(run(), plain, strict=True):
         assert float((mine - theirs).norm() / theirs.norm()) < 0.02
     second = Second()
-    observed = AttentionPlan(layout, torch.device("cpu"), torch.bfloat16, second)
+    observed = build_plan(layout, torch.device("cpu"), torch.bfloat16, second)
     for shown in ([], [layout.num_tokens], [layout.num_tokens]):  # what it looks at, and no other layer
         assert float((run(roll_plan=observed)[0] - plain[0]).norm() / plain[0].norm()) < 0.02
         assert second.seen == shown

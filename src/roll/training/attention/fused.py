@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from roll.errors import ModelError
 from roll.training.attention.native import Rotation, is_native_attention_supported
-from roll.training.attention.packed import AttentionPlan
+from roll.training.attention.plan import AttentionPlan, build_plan
 from roll.training.packing.layout import PackedLayout, Segment, Tree
 
 __all__ = ["build_fused_attention"]
@@ -92,7 +92,7 @@ def _has_same_result(module: Any, replacement: Callable[..., Any]) -> bool:
         spans=(),
         uses=positions.numpy(),
     )
-    plan = AttentionPlan(layout, weight.device, weight.dtype)
+    plan = build_plan(layout, weight.device, weight.dtype)
     if plan.tree_ranges is None:
         return False
     generator = torch.Generator().manual_seed(0)

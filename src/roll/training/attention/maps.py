@@ -26,6 +26,7 @@ from roll.errors import UnsupportedError
 from roll.training.packing.blocks import Block
 from roll.training.packing.layout import iter_entries
 from roll.training.parallel.tokens import WHOLE_ROW, TokenShard
+from roll.training.transfers import move_to_device, to_tensor
 from roll.types import AttentionRange, AttentionStatistics
 
 __all__ = ["AttentionMapObserver", "select_observed_layers"]
@@ -75,7 +76,7 @@ class _SampleState:
 
 
 class AttentionMapObserver:
-    """Computes attention statistics of one micro-batch during its forward pass; a `packed.AttentionObserver`.
+    """Computes attention statistics of one micro-batch during its forward pass; a `plan.AttentionObserver`.
 
     Args:
         blocks: The blocks of the micro-batch.
@@ -210,6 +211,6 @@ def _iter_sample_states(blocks: Iterable[Block], device: torch.device) -> Iterat
             rows = rows[: int(in_loss[-1])] if len(in_loss) else rows[:0]
             first = min(sample.prefix_length, len(rows))
             yield _SampleState(
-                index=member.index, size=len(sample), rows=torch.from_numpy(rows).to(device), first=first
+                index=member.index, size=len(sample), rows=move_to_device(to_tensor(rows), device), first=first
             )
         start += block.num_tokens

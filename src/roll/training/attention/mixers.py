@@ -10,42 +10,31 @@ compute a shared prefix more than once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from roll.errors import ModelError
 from roll.models import get_decoder, get_hidden_states
 from roll.training.packing.layout import PackedLayout, Tree
 from roll.training.parallel.tokens import TokenShard
-from roll.training.transfers import to_device
+from roll.training.transfers import to_tensor
 
-__all__ = ["Paths", "run_mixers_by_path"]
+__all__ = ["Paths", "build_paths", "run_mixers_by_path"]
 
 
+@dataclass(frozen=True, slots=True)
 class Paths:
-    """The root-to-leaf paths of a packed row's trees, as a padded batch of sequences.
+    """The root-to-leaf paths of a packed row's trees, as a padded batch of sequences."""
 
-    Args:
-        layout: The packed row.
-        device: The device of the network.
-    """
-
-    def __init__(self, layout: PackedLayout, device: torch.device) -> None:
-        paths = [path for tree in layout.blocks for path in _iter_paths(tree)]
-        longest = max(map(len, paths))
-        index = np.stack([path[np.minimum(np.arange(longest), len(path) - 1)] for path in paths])
-        source = np.zeros(layout.num_tokens, dtype=np.int64)
-        # In reverse, so that a shared token is taken from the first path that contains it.
-        for i in reversed(range(len(paths))):
-            source[paths[i]] = i * longest + np.arange(len(paths[i]))
-        self.size = len(paths), longest
-        self.index = to_device(index.reshape(-1), device)
-        """The entry of the row at each position [B * L]; padding repeats a path's last entry."""
-        self.source = to_device(source, device)
-        """The position of each entry of the row in the flattened batch [N]."""
+    index: Tensor
+    """The entry of the row at each position [B * L]; padding repeats a path's last entry."""
+    source: Tensor
+    """The position of each entry of the row in the flattened batch [N]."""
+    size: tuple[int, int]
+    """The number of paths B and the length L of the longest."""
 
     def split(self, x: Any) -> Any:
         """Convert row tensors [1, N, …], also inside tuples, to path tensors [B, L, …]; return other values
@@ -60,6 +49,18 @@ class Paths:
     def merge(self, x: Tensor) -> Tensor:
         """Convert a path tensor [B, L, …] back to a row tensor [1, N, …]."""
         return x.flatten(0, 1).index_select(0, self.source)[None]
+
+
+def build_paths(layout: PackedLayout) -> Paths:
+    """Return the paths of a packed row, with their tensors on the CPU."""
+    paths = [path for tree in layout.blocks for path in _iter_paths(tree)]
+    longest = max(map(len, paths))
+    index = np.stack([path[np.minimum(np.arange(longest), len(path) - 1)] for path in paths])
+    source = np.zeros(layout.num_tokens, dtype=np.int64)
+    # In reverse, so that a shared token is taken from the first path that contains it.
+    for i in reversed(range(len(paths))):
+        source[paths[i]] = i * longest + np.arange(len(paths[i]))
+    return Paths(index=to_tensor(index.reshape(-1)), source=to_tensor(source), size=(len(paths), longest))
 
 
 def _iter_paths(tree: Tree) -> Iterable[np.ndarray]:

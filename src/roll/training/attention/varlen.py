@@ -7,6 +7,7 @@ are gathered. FlashAttention aligns the causal mask to the end of the keys, whic
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -15,9 +16,16 @@ import torch
 from torch import Tensor
 
 from roll.training.packing.layout import PackedLayout
-from roll.training.transfers import to_device
+from roll.training.transfers import to_tensor
 
-__all__ = ["MAX_HEAD_DIM", "VarlenPlan", "build_varlen_indices", "is_varlen_supported", "varlen_attention"]
+__all__ = [
+    "MAX_HEAD_DIM",
+    "VarlenPlan",
+    "build_varlen_indices",
+    "build_varlen_plan",
+    "is_varlen_supported",
+    "varlen_attention",
+]
 
 MAX_HEAD_DIM = 256
 """Maximum head dimension that FlashAttention's kernels support."""
@@ -46,18 +54,31 @@ def build_varlen_indices(layout: PackedLayout) -> tuple[np.ndarray, np.ndarray, 
     return np.array(queries), np.array(keys), np.concatenate(index)
 
 
+@dataclass(frozen=True, slots=True)
 class VarlenPlan:
-    """Cumulative lengths and key indices of one micro-batch, on the device."""
+    """Cumulative lengths and key indices of one micro-batch."""
 
-    def __init__(self, layout: PackedLayout, device: torch.device) -> None:
-        queries, keys, index = build_varlen_indices(layout)
-        self.longest_query = int(queries.max())
-        self.longest_key = int(keys.max())
-        self.query_starts = to_device(np.cumsum((0, *queries)), device, torch.int32)
-        self.key_starts = to_device(np.cumsum((0, *keys)), device, torch.int32)
-        shared = any(len(block.segments) > 1 for block in layout.blocks)
-        self.key_index = to_device(index, device) if shared else None
-        """`None` if no segment shares keys: the keys are then the row itself."""
+    query_starts: Tensor
+    """The first query of each segment, and the number of queries [S + 1], int32."""
+    key_starts: Tensor
+    """The first key of each segment, and the number of keys [S + 1], int32."""
+    key_index: Tensor | None
+    """The row entries of all keys. `None` if no segment shares keys: the keys are then the row itself."""
+    longest_query: int
+    longest_key: int
+
+
+def build_varlen_plan(layout: PackedLayout) -> VarlenPlan:
+    """Return the plan of a packed row, with its tensors on the CPU."""
+    queries, keys, index = build_varlen_indices(layout)
+    shared = any(len(block.segments) > 1 for block in layout.blocks)
+    return VarlenPlan(
+        query_starts=to_tensor(np.cumsum((0, *queries)), torch.int32),
+        key_starts=to_tensor(np.cumsum((0, *keys)), torch.int32),
+        key_index=to_tensor(index) if shared else None,
+        longest_query=int(queries.max()),
+        longest_key=int(keys.max()),
+    )
 
 
 class _RepeatRows(torch.autograd.Function):

@@ -19,7 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from roll.config.training import TrainingConfig
 from roll.errors import ModelError, UnsupportedError
-from roll.training.attention.packed import AttentionPlan, packed_attention
+from roll.training.attention.packed import packed_attention
+from roll.training.attention.plan import AttentionPlan
 
 __all__ = ["MegatronModel", "build_transformer_config"]
 

@@ -6,6 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from roll.training.network.distributions import Predictions
 from roll.training.packing.layout import Int64Array, PackedLayout
-from roll.training.transfers import to_device
+from roll.training.transfers import move_to_device, to_tensor
 from roll.types import (
     AttentionStatistics,
     BatchCounts,
@@ -48,50 +49,78 @@ def build_loss_inputs(
     """
     like = predicted.tensors[0]
     layout, numbers = _group_by_sequence(layout, batch)
-    spans = layout.spans
-    samples = [batch.samples[span.index] for span in spans]
-    firsts = [samples[i] for i in np.unique(numbers, return_index=True)[1]]
-    lengths = np.array([len(span.token_index) for span in spans])
-    chosen = _sort_by_token(predicted, layout, like.device)
-    expert = np.repeat([s.expert for s in samples], lengths)  # on the host, to avoid a device sync
-    units = np.unique([s.unit for s in firsts], return_inverse=True)[1]
-    old = None if chosen.logprobs is None else _gather_old_logprobs(chosen.logprobs.detach(), samples, layout)
-    gather = functools.partial(_gather_column, batch=batch, layout=layout, like=like)
-    preferred = [s.preferred for s in batch.samples]
+    samples = [batch.samples[span.index] for span in layout.spans]
+    columns = move_to_device(_collect_columns(predicted, layout, numbers, batch, like.dtype), like.device)
+    order = columns.pop("order")
+    chosen = Predictions(*(None if tensor is None else tensor.index_select(0, order) for tensor in predicted))
+    recorded, missing, behavior = (columns.pop(name, None) for name in ("old_logprobs", "missing", "behavior_logprobs"))
+    old = None
+    if chosen.logprobs is not None:
+        old = _fill(recorded, chosen.logprobs.detach(), missing)
+        # NaN marks tokens without a recorded value.
+        behavior = _fill(behavior, old, None if behavior is None else behavior.isnan())
     return LossInputs(
-        unit_ids=to_device(units, like.device),
+        **columns,
+        **asdict(counts),
         logprobs=chosen.logprobs,
         old_logprobs=old,
-        behavior_logprobs=None if old is None else _gather_behavior_logprobs(old, samples, layout),
-        rollout_logprobs=gather("rollout_logprobs"),
-        advantages=gather("advantages"),
-        sequence_ids=to_device(np.repeat(numbers, lengths), like.device),
-        sequence_lengths=to_device(_compute_sequence_lengths(batch, layout, firsts), like.device, like.dtype),
-        **asdict(counts),
-        max_lengths=to_device(torch.tensor([s.max_length for s in firsts]), like.device, like.dtype),
-        chunk_ids=_number_chunks(samples, layout, like.device),
-        ref_logprobs=gather("ref_logprobs"),
-        expert=to_device(expert, like.device) if expert.any() else None,
+        behavior_logprobs=behavior,
         entropy=chosen.entropy,
-        entropy_mask=_gather_entropy_mask(samples, layout, like.device),
         full_kl=chosen.full_kl,
         attention=_gather_attention(samples, layout, attention),
         values=chosen.values,
-        old_values=None if chosen.values is None else gather("old_values", required_for_experts=False),
-        returns=None if chosen.values is None else gather("returns", required_for_experts=False),
-        preferred=_gather_by_sequence(preferred, "preferred", firsts, like.device, torch.bool),
-        targets=_gather_by_sequence([s.target for s in batch.samples], "target", firsts, like.device, like.dtype),
-        teacher_logprobs=gather("teacher_logprobs"),
         divergence=chosen.divergence,
-        teacher_top_logprobs=None if chosen.top_logprobs is None else _gather_teacher_top(batch, layout, like),
         top_logprobs=chosen.top_logprobs,
     )
 
 
-def _sort_by_token(predicted: Predictions, layout: PackedLayout, device: torch.device) -> Predictions:
-    """Return the network's outputs at each loss token [N], in the order of the layout's spans."""
-    order = to_device(np.concatenate([span.prediction_index for span in layout.spans]), device)
-    return Predictions(*(None if tensor is None else tensor.index_select(0, order) for tensor in predicted))
+def _collect_columns(
+    predicted: Predictions, layout: PackedLayout, numbers: Int64Array, batch: TrainingBatch, dtype: torch.dtype
+) -> dict[str, Any]:
+    """Return the columns of the loss that do not depend on the network, as CPU tensors: all that exist.
+
+    Columns have the names of `LossInputs`, except for `order`, the prediction of each loss token [N], and `missing`,
+    which is true for tokens without old log-probs [N].
+    """
+    spans = layout.spans
+    samples = [batch.samples[span.index] for span in spans]
+    firsts = [samples[i] for i in np.unique(numbers, return_index=True)[1]]
+    lengths = np.array([len(span.token_index) for span in spans])
+    expert = np.repeat([s.expert for s in samples], lengths)
+    gather = functools.partial(_gather_column, batch=batch, layout=layout, dtype=dtype)
+    by_sequence = functools.partial(_gather_by_sequence, batch=batch, firsts=firsts)
+    found = {
+        "order": to_tensor(np.concatenate([span.prediction_index for span in spans])),
+        "unit_ids": to_tensor(np.unique([s.unit for s in firsts], return_inverse=True)[1]),
+        "sequence_ids": to_tensor(np.repeat(numbers, lengths)),
+        "sequence_lengths": _compute_sequence_lengths(batch, layout, firsts).to(dtype),
+        "max_lengths": torch.tensor([s.max_length for s in firsts]).to(dtype),
+        "chunk_ids": _number_chunks(samples, layout),
+        "expert": to_tensor(expert) if expert.any() else None,
+        "entropy_mask": _gather_entropy_mask(samples, layout),
+        "preferred": by_sequence("preferred", dtype=torch.bool),
+        "targets": by_sequence("target", dtype=dtype),
+    }
+    found |= {name: gather(name) for name in ("rollout_logprobs", "advantages", "ref_logprobs", "teacher_logprobs")}
+    if predicted.logprobs is not None:
+        for name in ("old_logprobs", "behavior_logprobs"):
+            found[name] = _gather_optional([getattr(s, name) for s in samples], layout, dtype)
+        without = np.array([s.old_logprobs is None for s in samples])
+        found["missing"] = to_tensor(np.repeat(without, lengths)) if without.any() and not without.all() else None
+    if predicted.values is not None:
+        found |= {name: gather(name, required_for_experts=False) for name in ("old_values", "returns")}
+    if predicted.top_logprobs is not None:
+        found["teacher_top_logprobs"] = _gather_teacher_top(batch, layout, dtype)
+    return {name: column for name, column in found.items() if column is not None}
+
+
+def _fill(recorded: Tensor | None, others: Tensor, missing: Tensor | None) -> Tensor:
+    """Return the recorded log-probs [N], and `others` where they are missing: all if `recorded` is `None`, none if only
+    `missing` is `None`.
+    """
+    if recorded is None:
+        return others
+    return recorded if missing is None else torch.where(missing, others, recorded)
 
 
 def _group_by_sequence(layout: PackedLayout, batch: TrainingBatch) -> tuple[PackedLayout, Int64Array]:
@@ -137,36 +166,31 @@ def collect_teacher_top_ids(layout: PackedLayout, batch: TrainingBatch) -> Int64
     return ids
 
 
-def _gather_teacher_top(batch: TrainingBatch, layout: PackedLayout, like: Tensor) -> Tensor:
+def _gather_teacher_top(batch: TrainingBatch, layout: PackedLayout, dtype: torch.dtype) -> Tensor:
     """Return the teacher's top-k log-probs [N, k]; `collect_teacher_top_ids` has checked that every sample has them."""
     tops = [(batch.samples[span.index].teacher_top, span.token_index) for span in layout.spans]
     parts = [top.logprobs[places] for top, places in tops if top is not None]
-    return to_device(np.concatenate(parts), like.device, like.dtype)
+    return to_tensor(np.concatenate(parts), dtype)
 
 
 def _gather_by_sequence(
-    values: Sequence[float | None],
-    name: str,
-    samples: Sequence[TrainingSample],
-    device: torch.device,
-    dtype: torch.dtype,
+    name: str, batch: TrainingBatch, firsts: Sequence[TrainingSample], dtype: torch.dtype
 ) -> Tensor | None:
-    """Return the values of the field `name` as a tensor [S]; `samples` contains one sample per sequence.
+    """Return the values of the field `name` as a tensor [S]; `firsts` contains one sample per sequence.
 
-    Return `None` if all `values` (the field's values in the whole batch) are `None`.
+    Return `None` if no sample of the batch has the field.
 
     Raises:
         ValueError: Some samples of the batch have a value and others do not.
     """
-    if all(value is None for value in values):
-        return None
-    if any(value is None for value in values):
+    lacking = {getattr(s, name) is None for s in batch.samples}
+    if len(lacking) == 2:
         raise ValueError(f"`{name}` must be set for all samples of the batch or for none")
-    return to_device(torch.tensor([getattr(s, name) for s in samples], dtype=dtype), device)
+    return None if True in lacking else torch.tensor([getattr(s, name) for s in firsts], dtype=dtype)
 
 
 def _gather_column(
-    name: str, batch: TrainingBatch, layout: PackedLayout, like: Tensor, *, required_for_experts: bool = True
+    name: str, batch: TrainingBatch, layout: PackedLayout, dtype: torch.dtype, *, required_for_experts: bool = True
 ) -> Tensor | None:
     """Return a field's values at the loss tokens, shape [N]; `None` if no sample of the batch has the field.
 
@@ -174,7 +198,7 @@ def _gather_column(
         name: The sample's field.
         batch: The global batch. It determines whether the column exists, so that all micro-batches agree.
         layout: The layout of the micro-batch.
-        like: A tensor with the device and dtype of the result.
+        dtype: The dtype of the result.
         required_for_experts: Whether expert samples must have the field too; otherwise expert samples without it get 0.
 
     Raises:
@@ -187,10 +211,10 @@ def _gather_column(
         return None
     arrays = [(getattr(batch.samples[span.index], name), span.token_index) for span in layout.spans]
     parts = [np.zeros(len(places), np.float32) if array is None else array[places] for array, places in arrays]
-    return to_device(np.concatenate(parts), like.device, like.dtype)
+    return to_tensor(np.concatenate(parts), dtype)
 
 
-def _number_chunks(samples: list[TrainingSample], layout: PackedLayout, device: torch.device) -> Tensor | None:
+def _number_chunks(samples: list[TrainingSample], layout: PackedLayout) -> Tensor | None:
     """Return the chunk number [N] of each loss token, unique over all samples; `None` if no sample has chunks."""
     if all(s.chunk_ids is None for s in samples):
         return None
@@ -205,17 +229,17 @@ def _number_chunks(samples: list[TrainingSample], layout: PackedLayout, device: 
         dense = np.unique(ids, return_inverse=True)[1].reshape(-1)
         parts.append(dense + total)
         total += int(dense.max()) + 1 if len(dense) else 0
-    return to_device(np.concatenate(parts), device)
+    return to_tensor(np.concatenate(parts))
 
 
-def _gather_entropy_mask(samples: list[TrainingSample], layout: PackedLayout, device: torch.device) -> Tensor | None:
+def _gather_entropy_mask(samples: list[TrainingSample], layout: PackedLayout) -> Tensor | None:
     if all(s.entropy_mask is None for s in samples):
         return None
     parts = [
         np.ones(len(span.token_index), np.bool_) if s.entropy_mask is None else s.entropy_mask[span.token_index]
         for s, span in zip(samples, layout.spans, strict=True)
     ]
-    return to_device(np.concatenate(parts), device)
+    return to_tensor(np.concatenate(parts))
 
 
 def _gather_attention(
@@ -233,34 +257,12 @@ def _gather_attention(
     return tuple(result)
 
 
-def _gather_old_logprobs(current_logprobs: Tensor, samples: list[TrainingSample], layout: PackedLayout) -> Tensor:
-    """Return the samples' old log-probs [N]. A sample without old log-probs gets the current log-probs, which are equal
-    before the first update.
-    """
-    # With one update per batch a separate forward pass would compute the same numbers again.
-    if all(s.old_logprobs is None for s in samples):
-        return current_logprobs
-    recorded = _gather_optional([s.old_logprobs for s in samples], layout, current_logprobs)
-    if all(s.old_logprobs is not None for s in samples):
-        return recorded
-    lengths = [len(span.token_index) for span in layout.spans]
-    missing = to_device(np.repeat([s.old_logprobs is None for s in samples], lengths), recorded.device)
-    return torch.where(missing, current_logprobs, recorded)
-
-
-def _gather_behavior_logprobs(old_logprobs: Tensor, samples: list[TrainingSample], layout: PackedLayout) -> Tensor:
-    """Return the samples' behavior log-probs [N]; a sample without behavior log-probs gets its old log-probs."""
-    if all(s.behavior_logprobs is None for s in samples):
-        return old_logprobs
-    recorded = _gather_optional([s.behavior_logprobs for s in samples], layout, old_logprobs)
-    # NaN marks tokens without a recorded value.
-    return torch.where(recorded.isnan(), old_logprobs, recorded)
-
-
-def _gather_optional(arrays: Sequence[FloatArray | None], layout: PackedLayout, like: Tensor) -> Tensor:
-    """Return the samples' values at the loss tokens [N] in one copy; NaN for samples without an array."""
+def _gather_optional(arrays: Sequence[FloatArray | None], layout: PackedLayout, dtype: torch.dtype) -> Tensor | None:
+    """Return the samples' values at the loss tokens [N], NaN where a sample has none; `None` if no sample has one."""
+    if all(array is None for array in arrays):
+        return None
     parts = [
         np.full(len(span.token_index), np.nan, np.float32) if array is None else array[span.token_index]
         for array, span in zip(arrays, layout.spans, strict=True)
     ]
-    return to_device(np.concatenate(parts), like.device, like.dtype)
+    return to_tensor(np.concatenate(parts), dtype)

@@ -20,7 +20,8 @@ from torch import Tensor
 from roll.errors import ModelError
 from roll.models import find_mixers, get_decoder, set_attention
 from roll.training.attention.mixers import run_mixers_by_path
-from roll.training.attention.packed import ATTENTION_NAME, AttentionPlan
+from roll.training.attention.packed import ATTENTION_NAME
+from roll.training.attention.plan import build_plan
 from roll.training.packing.layout import PackedLayout, build_layout
 from roll.training.packing.micro_batches import pack
 from roll.types import TrainingSample
@@ -50,7 +51,7 @@ def make_packable(model: Any) -> None:
     if not hasattr(model, "get_decoder") or _is_on_meta(model):
         return
     layout = _pack_into_layout([_generate_tokens(0, 8)], share=False)
-    plan = AttentionPlan(layout, model.device, model.dtype)
+    plan = build_plan(layout, model.device, model.dtype)
     ids, positions = (torch.from_numpy(x).to(model.device)[None] for x in (layout.token_ids, layout.position_ids))
 
     def run() -> None:
@@ -120,7 +121,7 @@ def check_stages(decoder: Any, starts: Iterable[int]) -> None:
     layout = _pack_into_layout([_generate_tokens(0, 8)], share=False)
     parameter = next(decoder.parameters())
 
-    plan = AttentionPlan(layout, parameter.device, parameter.dtype)
+    plan = build_plan(layout, parameter.device, parameter.dtype)
     positions = torch.from_numpy(layout.position_ids).to(parameter.device)[None]
 
     def run(seed: int, start: int, layer_input: Tensor | None) -> tuple[Tensor, Tensor]:

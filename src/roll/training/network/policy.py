@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from roll.errors import ModelError
 from roll.models import get_decoder
 from roll.models.multimodal import check_media
-from roll.training.attention.packed import ATTENTION_NAME, AttentionObserver
+from roll.training.attention.packed import ATTENTION_NAME
+from roll.training.attention.plan import AttentionObserver
 from roll.training.network.distributions import Predictions, Projection, compute_token_statistics
 from roll.training.network.divergence import compute_teacher_divergence
 from roll.training.network.hidden_states import compute_hidden_states, run_decoder
@@ -27,6 +28,7 @@ from roll.training.network.media import build_media_sample, get_model_media
 from roll.training.network.packing_check import check_packing
 from roll.training.network.pipeline_split import PipelineSplit
 from roll.training.network.routing import find_routing
+from roll.training.network.row_inputs import RowInputs, build_row_inputs
 from roll.training.network.top_logprobs import compute_logprobs, compute_topk_logprobs
 from roll.training.network.value import compute_values, create_value_head
 from roll.training.packing.layout import Int64Array, PackedLayout, build_layout
@@ -35,7 +37,6 @@ from roll.training.parallel.fsdp import gather_projection, get_projection_dtype,
 from roll.training.parallel.tensor import get_local_part
 from roll.training.parallel.tokens import WHOLE_ROW, TokenShard
 from roll.training.parallel.vocab_parallel import VocabShard
-from roll.training.transfers import to_device
 from roll.types import IntArray, LossRequirements, MediaSpan, OutputName
 
 __all__ = ["PolicyNetwork", "check_images"]
@@ -115,9 +116,9 @@ class PolicyNetwork(nn.Module):
         topk: Int64Array | int | None,
     ) -> Predictions:
         """Compute the outputs at the predictions of this rank."""
-        mine = self.share.find_local_predictions(layout)
-        targets = to_device(layout.targets[mine], self.device)
-        policy = _build_projection(self.model, layout, observer, self.share)
+        other = None if isinstance(topk, int) else topk
+        inputs = _build_inputs(self.model, layout, observer, self.share, other)
+        targets, policy = inputs.tensors.targets, _build_projection(self.model, inputs)
         found = Predictions()
         if needs.divergence is not None:
             of_teacher, other = needs.divergence.temperature or temperature, self._build_teacher_projection(layout)
@@ -140,7 +141,8 @@ class PolicyNetwork(nn.Module):
         elif topk is not None:  # the targets' log-probs come from the same logits
             full = policy.gather_vocab()
             _check_tokens(topk, len(full.weight))
-            ids = torch.cat([to_device(topk[mine], self.device), targets[:, None]], dim=1)
+            assert inputs.tensors.top_ids is not None
+            ids = torch.cat([inputs.tensors.top_ids, targets[:, None]], dim=1)
             several = policy.divide_gradient(compute_logprobs(full, ids, temperature=temperature))
             found = found._replace(logprobs=several[:, -1], top_logprobs=several[:, :-1])
         if found.logprobs is None or needs.entropy or needs.full_kl:
@@ -149,7 +151,7 @@ class PolicyNetwork(nn.Module):
                 targets,
                 temperature=temperature,
                 entropy=needs.entropy,
-                reference=self._build_reference_projection(layout) if needs.full_kl else None,
+                reference=self._build_reference_projection(inputs) if needs.full_kl else None,
             )
             found = found._replace(logprobs=plain.logprobs, entropy=plain.entropy, full_kl=plain.full_kl)
         if not needs.values:
@@ -163,7 +165,8 @@ class PolicyNetwork(nn.Module):
         """
 
         def states(model: Any, packed: PackedLayout) -> Tensor:
-            return run_decoder(get_decoder(model), packed, split.stage.device, split.dtype, token_shard=self.share)
+            decoder, device, dtype = get_decoder(model), split.stage.device, split.dtype
+            return run_decoder(decoder, build_row_inputs(decoder, packed, device, dtype, token_shard=self.share))
 
         # Each model sends hidden states to the next stage, which receives them in the order of its own calls.
         hidden = states(self.model, layout)
@@ -189,14 +192,17 @@ class PolicyNetwork(nn.Module):
 
     @torch.no_grad()
     def _build_teacher_projection(self, layout: PackedLayout) -> Projection:
-        return _build_projection(self._get_teacher(layout), replace(layout, experts=None), token_shard=self.share)
+        teacher = self._get_teacher(layout)
+        return _build_projection(teacher, _build_inputs(teacher, replace(layout, experts=None), token_shard=self.share))
 
     @torch.no_grad()
-    def _build_reference_projection(self, layout: PackedLayout) -> Projection:
+    def _build_reference_projection(self, inputs: RowInputs) -> Projection:
+        """Return the reference's hidden states for the policy's inputs, and its projection."""
+        frozen = inputs.drop_experts()
         if self.reference is not None:
-            return _build_projection(self.reference, replace(layout, experts=None), token_shard=self.share)
+            return _build_projection(self.reference, frozen)
         with self._run_as_reference():
-            return _build_projection(self.model, replace(layout, experts=None), token_shard=self.share)
+            return _build_projection(self.model, frozen)
 
     @contextmanager
     def _run_as_reference(self) -> Iterator[None]:
@@ -284,7 +290,8 @@ def check_images(model: Any) -> None:
         sample = build_media_sample(media, token_ids, spans)
         ((blocks,),) = pack([sample], max_tokens=len(token_ids), share_prefix=False, every_token=True)
         layout = build_layout(blocks, every_token=True)
-        return compute_hidden_states(get_decoder(model), layout, model.device, model.dtype)
+        decoder = get_decoder(model)
+        return compute_hidden_states(decoder, build_row_inputs(decoder, layout, model.device, model.dtype))
 
     check_media(model, media, ATTENTION_NAME, run)
 
@@ -297,13 +304,23 @@ def _check_tokens(ids: Int64Array, num_tokens: int) -> None:
         )
 
 
-def _build_projection(
-    model: Any, layout: PackedLayout, observer: AttentionObserver | None = None, token_shard: TokenShard = WHOLE_ROW
-) -> Projection:
+def _build_inputs(
+    model: Any,
+    layout: PackedLayout,
+    observer: AttentionObserver | None = None,
+    token_shard: TokenShard = WHOLE_ROW,
+    top_ids: Int64Array | None = None,
+) -> RowInputs:
+    """Return the inputs of a causal language model."""
+    head = model.get_output_embeddings()
+    device, dtype = head.weight.device, get_projection_dtype(head)
+    return build_row_inputs(get_decoder(model), layout, device, dtype, observer, token_shard, top_ids)
+
+
+def _build_projection(model: Any, inputs: RowInputs) -> Projection:
     """Return the hidden states at this rank's predictions, and the projection to the vocabulary."""
     head, config = model.get_output_embeddings(), model.config.get_text_config()
-    device, dtype = head.weight.device, get_projection_dtype(head)
-    hidden = compute_hidden_states(get_decoder(model), layout, device, dtype, observer, token_shard)
+    token_shard, hidden = inputs.token_shard, compute_hidden_states(get_decoder(model), inputs)
     for name, power in _LOGIT_FACTORS.items():
         # Logits are linear in the hidden states, so a factor on one is a factor on the other.
         factor = getattr(config, name, None)
@@ -317,6 +334,7 @@ def _build_projection(
 
 
 def _compute_logits(model: Any, layout: PackedLayout) -> tuple[Tensor, Tensor]:
-    projected = _build_projection(model, layout)
-    own = compute_hidden_states(get_decoder(model), layout, projected.weight.device, projected.weight.dtype)
+    inputs = _build_inputs(model, layout)
+    projected = _build_projection(model, inputs)
+    own = compute_hidden_states(get_decoder(model), inputs)
     return own, softcap_(projected.hidden @ projected.weight.t(), projected.softcap)

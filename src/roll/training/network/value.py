@@ -14,6 +14,7 @@ from roll.models.multimodal import get_base_model, has_media_tower
 from roll.training.network.distributions import Predictions
 from roll.training.network.hidden_states import compute_hidden_states, run_decoder
 from roll.training.network.pipeline_split import PipelineSplit
+from roll.training.network.row_inputs import build_row_inputs
 from roll.training.packing.layout import PackedLayout
 from roll.training.parallel.collectives import divide_gradient
 from roll.training.parallel.tensor import get_local_part
@@ -87,10 +88,11 @@ class ValueNetwork(nn.Module):
         """
         if self.pipeline_split is not None and not self.pipeline_split.stage.active_chunk.is_last:
             stage, dtype = self.pipeline_split.stage, self.pipeline_split.dtype
-            return Predictions(hidden=run_decoder(self.decoder, layout, stage.device, dtype, token_shard=self.share))
+            inputs = build_row_inputs(self.decoder, layout, stage.device, dtype, token_shard=self.share)
+            return Predictions(hidden=run_decoder(self.decoder, inputs))
         weight, share = self.score.weight, self.share
-        hidden = compute_hidden_states(self.decoder, layout, weight.device, weight.dtype, token_shard=share)
-        values = compute_values(self.score, hidden)
+        inputs = build_row_inputs(self.decoder, layout, weight.device, weight.dtype, token_shard=share)
+        values = compute_values(self.score, compute_hidden_states(self.decoder, inputs))
         return Predictions(
             values=share.gather_predictions(
                 values if share.tp is None else divide_gradient(values, share.tp.size()), layout

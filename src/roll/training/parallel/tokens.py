@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup
 
 from roll.training.packing.layout import Int64Array, PackedLayout
 from roll.training.parallel.collectives import all_gather, all_gather_rows, all_reduce_, all_to_all
-from roll.training.transfers import to_device
+from roll.training.transfers import move_to_device, to_tensor
 
 __all__ = ["WHOLE_ROW", "TokenShard"]
 
@@ -77,7 +77,7 @@ class TokenShard:
         if self.cp is None:
             return local
         # Losses compare tokens of whole sequences, so every cp rank needs all predictions.
-        index = to_device(self.find_local_predictions(layout), local.device)
+        index = move_to_device(to_tensor(self.find_local_predictions(layout)), local.device)
         return all_gather_rows(local, index, len(layout.rows), self.cp)
 
     def all_to_all_heads(self, states: Tensor) -> Tensor:
