@@ -60,10 +60,10 @@ def test_own_engine_trains_in_the_workers_of_ray(folder: Path, tiny_model: Path)
             "cluster.sharing to auto.",
         ),
         (
-            {"inference": {"engine": ENGINE, "quantization": "int8"}},
-            "inference.quantization int8 requires an engine that can receive 8-bit weights (quantized_sync), but "
+            {"inference": {"engine": ENGINE}, "weight_sync": {"quantization": "int8"}},
+            "weight_sync.quantization int8 requires an engine that can receive 8-bit weights (quantized_sync), but "
             "inference.engine is engines/mine.py:PlainEngine: set inference.engine to vllm or hf or sglang, or set "
-            "inference.quantization to none.",
+            "weight_sync.quantization to none.",
         ),
     ],
 )

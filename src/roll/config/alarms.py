@@ -11,6 +11,7 @@ __all__ = ["AlarmName", "AlarmsConfig"]
 AlarmName: TypeAlias = Literal[
     "entropy_below",
     "kl_above",
+    "mismatch_above",
     "no_signal",
     "unfinished_above",
     "length_drift_above",
@@ -69,6 +70,13 @@ class AlarmsConfig(Section):
         1.0,
         "Alarm for KL blow-up: the divergence from the reference model is above this value. Without a reference "
         "model, it is the divergence of the trainer from the engine.",
+        unit="nats per token",
+        gt=0,
+    )
+    mismatch_above: float | None = option(
+        0.1,
+        "Alarm if the divergence of the trainer from the engine, for the tokens that the engine sampled, is above this "
+        "value (`agreement/divergence`, k3). Stale tokens are included.",
         unit="nats per token",
         gt=0,
     )

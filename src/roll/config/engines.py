@@ -73,6 +73,8 @@ class EngineCapabilities:
     """Names of capabilities that the engine does not have on several devices."""
     quantization: bool = False
     """True if the engine supports checkpoints with quantized weights."""
+    quantized_compute: bool = False
+    """True if the engine computes linear layers in 8 bits (`EngineSpec.quantization`)."""
     lora: bool = False
     """True if the engine generates with adapters (`EngineSpec.lora`, `GenerationRequest.adapter`)."""
     multimodal_lora: bool = False
@@ -111,6 +113,7 @@ _CAPABILITY_DESCRIPTIONS: Mapping[str, str] = {
     "can_sleep": "free its memory",
     "tensor_parallel": "run on several devices",
     "quantization": "load quantized checkpoints",
+    "quantized_compute": "compute in 8 bits",
     "lora": "generate with LoRA adapters",
     "multimodal_lora": "generate with adapters of a model that reads media",
     "moe_lora": "generate with adapters of a mixture of experts",

@@ -17,8 +17,9 @@ from roll.config.activation_memory import (
 )
 from roll.config.adapter_parameters import count_lora_parameters
 from roll.config.engines import get_engine_capabilities
-from roll.config.inference import EngineOptions, InferenceConfig
+from roll.config.inference import EngineOptions
 from roll.config.model import LoRAConfig, ModelConfig
+from roll.config.operations import Quantization
 from roll.config.parallel import ParallelConfig
 from roll.config.run import RunConfig
 from roll.config.tower_memory import count_frozen_parameters, count_tower_adapters, estimate_tower_bytes
@@ -224,15 +225,15 @@ def count_linear_parameters(sizes: ModelSizes) -> int:
     return sizes.num_layers * sizes.hidden_size * (heads + 3 * inner)
 
 
-def count_quantized_parameters(section: InferenceConfig, sizes: ModelSizes) -> int:
-    """Count the weights that a weight sync sends in 8 bits; 0 if `section` sets no quantization."""
-    if section.quantization == "none":
+def count_quantized_parameters(quantization: Quantization, sizes: ModelSizes) -> int:
+    """Count the weights that are quantized to 8 bits; 0 if `quantization` is `none`."""
+    if quantization == "none":
         return 0
     return min(count_linear_parameters(sizes) + sizes.expert_parameters, sizes.num_parameters)
 
 
 def estimate_sync_bytes(
-    section: InferenceConfig, sizes: ModelSizes, element_bytes: int, adapter: LoRAConfig | None = None
+    quantization: Quantization, sizes: ModelSizes, element_bytes: int, adapter: LoRAConfig | None = None
 ) -> int:
     """Estimate the bytes that a weight sync sends, without quantization scales, which add less than 1 %.
 
@@ -240,7 +241,7 @@ def estimate_sync_bytes(
     """
     if adapter is not None:
         return count_lora_parameters(sizes, adapter) * element_bytes
-    in_codes = count_quantized_parameters(section, sizes)
+    in_codes = count_quantized_parameters(quantization, sizes)
     return (sizes.num_parameters - in_codes) * element_bytes + in_codes
 
 
@@ -379,11 +380,8 @@ def estimate_engine_bytes(
     element_bytes: int,
     on_accelerator: bool,
 ) -> dict[str, int]:
-    """Estimate the memory of an engine on all its devices, in bytes by content.
-
-    `kind` is a name in `ENGINES`; the engine has `width` devices, and serves `num_requests` concurrent requests of
-    `max_context` tokens.
-    """
+    """Estimate the memory of an engine of the type `kind` on all its `width` devices, in bytes by content. It serves
+    `num_requests` concurrent requests of `max_context` tokens."""
     capabilities = get_engine_capabilities(kind)
     cache = section.kv_cache_bytes
     if cache is None:
@@ -391,7 +389,11 @@ def estimate_engine_bytes(
         cache = running * max_context * 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * element_bytes
         if not on_accelerator:
             cache = DEFAULT_CPU_KV_BYTES if capabilities.reserves_kv_cache else min(cache, DEFAULT_CPU_KV_BYTES)
-    parts = {"weights": sizes.num_parameters * element_bytes, "KV cache": cache * width}
+    in_codes = count_quantized_parameters(section.quantization, sizes)
+    # On a CPU, fp8 products use an additional copy of the codes in the compute dtype.
+    code_bytes = 1 if on_accelerator or section.quantization == "int8" else 1 + element_bytes
+    weights = (sizes.num_parameters - in_codes) * element_bytes + in_codes * code_bytes
+    parts = {"weights": weights, "KV cache": cache * width}
     if capabilities.host_bytes and not on_accelerator:
         parts["engine"] = capabilities.host_bytes
     return parts

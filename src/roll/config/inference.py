@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from pydantic import field_validator
 
 from roll.config.base import EXTENSION_PATTERN, Section, option, path_option
 from roll.config.engines import ENGINES
+from roll.config.operations import Quantization, WeightSyncConfig
 from roll.config.widths import EngineWidthsSection, TensorParallel
 
-__all__ = ["EngineOptions", "InferenceConfig", "Quantization"]
-
-Quantization: TypeAlias = Literal["none", "int8", "fp8"]
+__all__ = ["EngineOptions", "InferenceConfig", "find_quantization_conflict"]
 
 
 class EngineOptions(Section):
@@ -33,6 +32,12 @@ class EngineOptions(Section):
         "on a GPU.",
         unit="bytes",
         ge=1,
+    )
+    quantization: Quantization = option(
+        "none",
+        "Format in which linear layers compute (W8A8): weights have one scale per output channel, activations one per "
+        "token; `fp8` is e4m3. Weights are quantized when they are loaded, and again for every weight sync. Supported "
+        "by vLLM for text models without experts.",
     )
     options: dict[str, Any] = option({}, "Additional arguments that are passed to the engine unchanged.")
 
@@ -57,8 +62,20 @@ class InferenceConfig(EngineWidthsSection, EngineOptions):
         unit="tokens",
         ge=1,
     )
-    quantization: Quantization = option(
-        "none",
-        "Format in which a weight sync sends linear weights. `int8` and `fp8` (e4m3) have one "
-        "scale per output channel. The engines compute with the dequantized weights.",
-    )
+
+
+def find_quantization_conflict(computed: Quantization, sync: WeightSyncConfig) -> str:
+    """Return the conflict between `inference.quantization` and the section `weight_sync`; empty if there is none."""
+    sent = sync.quantization
+    if sync.lora == "adapter" and (computed, sent) != ("none", "none"):
+        key = "weight_sync.quantization" if computed == "none" else "inference.quantization"
+        return (
+            f"weight_sync.lora is 'adapter', but {key} is for syncs of all weights: set {key} to none, or set "
+            "weight_sync.lora to merged"
+        )
+    if "none" not in (computed, sent) and computed != sent:
+        return (
+            f"weight_sync.quantization {sent} differs from inference.quantization {computed}, in which engines "
+            f"receive weights: remove weight_sync.quantization, or set it to {computed}"
+        )
+    return ""

@@ -69,6 +69,14 @@ class JudgeConfig(EngineOptions):
                 capability="restricts_choices", reason="a judge, which restricts its answer to a few tokens,"
             )
         ]
+        if self.quantization != "none":
+            needs.append(
+                EngineRequirement(
+                    capability="quantized_compute",
+                    reason=f"judge.quantization {self.quantization}",
+                    alternative="set judge.quantization to none",
+                )
+            )
         if self.tensor_parallel > 1:
             reason = f"judge.tensor_parallel {self.tensor_parallel}"
             instead = "set judge.tensor_parallel to 1"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, Self
+from typing import Literal, Self, TypeAlias
 
 from pydantic import field_validator, model_validator
 
 from roll.config.base import Section, expand_path, option, path_option
 
-__all__ = ["CheckpointConfig", "TrackingConfig", "WeightSyncConfig"]
+__all__ = ["CheckpointConfig", "Quantization", "TrackingConfig", "WeightSyncConfig"]
+
+Quantization: TypeAlias = Literal["none", "int8", "fp8"]
 
 
 class CheckpointConfig(Section):
@@ -49,6 +51,11 @@ class WeightSyncConfig(Section):
         "What engines receive with `model.lora`. `merged`: all weights, with the adapter added. `adapter`: only the "
         "adapter, which engines apply to the frozen weights that they loaded. It sends less, and in bfloat16 small "
         "changes are not lost to rounding, but generation is slower.",
+    )
+    quantization: Quantization = option(
+        "none",
+        "Format in which linear weights are sent, with one scale per output channel; `fp8` is e4m3. Engines compute "
+        "with the dequantized weights. With `inference.quantization`, weights are always sent in its format.",
     )
     store: str | None = option(
         None,

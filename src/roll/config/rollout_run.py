@@ -12,10 +12,10 @@ from roll.config.cluster import RoleDevices
 from roll.config.data import DataConfig
 from roll.config.device_classes import MEASURED, choose_class, find_engine_classes
 from roll.config.engines import EngineRequirement
-from roll.config.inference import InferenceConfig
+from roll.config.inference import InferenceConfig, find_quantization_conflict
 from roll.config.judge import JudgeConfig, check_judge
 from roll.config.model import LoRAConfig
-from roll.config.operations import WeightSyncConfig
+from roll.config.operations import Quantization, WeightSyncConfig
 from roll.config.rollout import EvaluationConfig, RolloutConfig
 from roll.config.run import RunConfig
 from roll.config.sandbox import SandboxConfig
@@ -74,6 +74,8 @@ class RolloutRunConfig(RunConfig):
                 "cluster.elastic adds engines on other nodes: set weight_sync.transport to auto, broadcast or store"
             )
         self._check_adapter_sync()
+        if conflict := find_quantization_conflict(self.inference.quantization, self.weight_sync):
+            raise ValueError(conflict)
         context, answer = self.inference.max_context, self.rollout.max_new_tokens
         if context is not None and context <= answer:
             raise ValueError(
@@ -92,11 +94,6 @@ class RolloutRunConfig(RunConfig):
             raise ValueError(
                 f"weight_sync.lora is 'adapter', but engines do not have the frozen weights of model.lora.base "
                 f"'{lora.base}': set model.lora.base to as_is, {advice}"
-            )
-        if self.inference.quantization != "none":
-            raise ValueError(
-                "weight_sync.lora is 'adapter', but inference.quantization is for syncs of all weights: set "
-                f"inference.quantization to none, {advice}"
             )
 
     def _check_sharing(self) -> None:
@@ -125,6 +122,11 @@ class RolloutRunConfig(RunConfig):
                 f"the source '{next(iter(preferred))}' prefers a device class, but `rollout.scheduling.type: batch` "
                 "assigns prompts to engines in turn: set the type to queue, or remove device_class"
             )
+
+    @property
+    def sent_quantization(self) -> Quantization:
+        """The format in which weight syncs send linear weights."""
+        return self.weight_sync.quantization if self.inference.quantization == "none" else self.inference.quantization
 
     @property
     def synced_adapter(self) -> LoRAConfig | None:
@@ -218,6 +220,7 @@ class RolloutRunConfig(RunConfig):
         """Capabilities that the run requires from the engines in `inference`; a pipeline may add requirements."""
         inference, sync, replay = self.inference, self.weight_sync, self.training.router_replay
         parallel, switches = f"inference.tensor_parallel {inference.tensor_parallel}", len(inference.widths) > 1
+        key, sent = "weight_sync.quantization", sync.quantization
         required = {
             "updates_weights": (True, "a policy that is trained", ""),
             "can_sleep": (
@@ -226,11 +229,12 @@ class RolloutRunConfig(RunConfig):
                 "set inference.tensor_parallel to one number" if switches else "set cluster.sharing to auto",
             ),
             "tensor_parallel": (inference.widths[-1] > 1, parallel, "set inference.tensor_parallel to 1"),
-            "quantized_sync": (
+            "quantized_compute": (
                 inference.quantization != "none",
                 f"inference.quantization {inference.quantization}",
-                "set inference.quantization to none",
+                "set weight_sync.quantization instead, which only sends weights in 8 bits",
             ),
+            "quantized_sync": (sent != "none", f"{key} {sent}", f"set {key} to none"),
             "lora": (sync.lora == "adapter", "weight_sync.lora adapter", "set weight_sync.lora to merged"),
             "dora": (
                 self.synced_adapter is not None and self.synced_adapter.use_dora,

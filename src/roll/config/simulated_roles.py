@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from roll.config.base import Section, option
 from roll.config.distributions import DistributionConfig, FixedDistribution, UniformDistribution
-from roll.config.inference import Quantization
+from roll.config.operations import Quantization
 from roll.config.widths import EngineWidthsSection, TensorParallel
 
 __all__ = [
@@ -118,7 +118,7 @@ class SimulatedTrainingConfig(Section):
         ge=0,
     )
     quantization: Quantization = option(
-        "none", "Format in which a weight sync sends linear weights, like a run's `inference.quantization`."
+        "none", "Format in which a weight sync sends linear weights, like a run's `weight_sync.quantization`."
     )
     share_prefix: bool = option(
         False, "Whether a group's prompt is computed once for all rollouts, as `training.share_prefix` of a run."

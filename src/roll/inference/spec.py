@@ -39,6 +39,8 @@ class EngineSpec:
     kv_cache_bytes: int | None = None
     """The size of the KV cache; `None`: 256 MiB on a CPU, elsewhere a fraction of the device that the engine
     chooses."""
+    quantization: Literal["none", "int8", "fp8"] = "none"
+    """The format in which linear layers compute, for engines with the capability `quantized_compute`."""
     tensor_parallel: int = 1
     seed: int = 0
     """The seed of requests that have no seed."""

@@ -19,7 +19,6 @@ from roll.errors import ConfigError
 from roll.inference import EngineSpec, get_engine_capabilities, prestart_engine, resolve_engine_kind
 from roll.models import (
     check_experts,
-    check_quantizable,
     check_rope_scaling,
     describe_model,
     find_stop_token_ids,
@@ -29,6 +28,7 @@ from roll.models import (
 )
 from roll.models.multimodal import has_media_config, open_media
 from roll.pipelines.environments import collect_first_observations
+from roll.pipelines.quantization import check_quantization
 from roll.rewards.python import check_reward_functions
 from roll.rewards.reward_model import check_reward_models
 from roll.rollout import SamplingPlan
@@ -99,8 +99,7 @@ def prepare(config: RolloutRunConfig, media_dir: Path | None = None, *, scores: 
     media = open_media(model_path, media_dir, trust_remote_code=config.model.trust_remote_code)
     run_to_end(collect_first_observations(config.data, config.sandbox, media))
     check_experts(model_path, config.training.parallel.ep)
-    if config.inference.quantization != "none":
-        check_quantizable(model_path)
+    check_quantization(config, model_path)
     check_adapter_sync(config, model_path)
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
     max_context = config.inference.max_context or read_context_length(model_path)
@@ -211,6 +210,7 @@ def build_engine_specs(
             max_context=prepared.max_context,
             max_num_seqs=config.inference.max_num_seqs,
             kv_cache_bytes=config.inference.kv_cache_bytes,
+            quantization=config.inference.quantization,
             tensor_parallel=len(part),
             seed=config.seed,
             num_threads=config.training.num_threads,

@@ -53,6 +53,11 @@ def read_run_settings(file: Path) -> dict[str, Any]:
         "training_config": training,
     }
     if isinstance(inference, InferenceConfig):
+        if inference.quantization != "none":
+            raise ConfigError(
+                f"roll serve does not support inference.quantization ({inference.quantization}): clients train "
+                "adapters, and engines with adapters compute in the model's dtype. Remove it."
+            )
         settings |= {"engine": inference.engine, "engine_options": inference}
         settings["max_context"] = getattr(inference, "max_context", None)
     return settings

@@ -209,7 +209,7 @@ def _build_workload(config: RolloutRunConfig, model_name: str) -> tuple[dict[str
         "answer_tokens": _build_assumed_answers(rollout.max_new_tokens),
         "training": {
             "passes": _count_passes(config),
-            "quantization": config.inference.quantization,
+            "quantization": config.sent_quantization,
             "share_prefix": config.training.share_prefix,
         },
     }

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from roll.config.inference import Quantization
 from roll.config.model import ModelConfig
+from roll.config.operations import Quantization
 from roll.config.training import TrainingConfig
 from roll.training.schedule import Schedule
 

@@ -3,15 +3,13 @@
     trainer   weight [outputs, inputs] ─ max magnitude of a row / largest code ─────────► `<name>_scale` [outputs, 1]
                                        └ weight / scale, to the nearest code ──────────► `<name>`, int8 or float8_e4m3fn
     engine    codes x scales, rounded to the dtype that the engine computes in: the applied weight
+              or, if the engine computes in 8 bits (`inference.quantization`), codes and scales themselves
 
 Codes and scales are both tensors of the manifest, so checksums cover the bytes that are sent. Their names and shapes
 are those of `compressed-tensors`. Scales are float32 and sent first, so that weights can be dequantized one at a time.
 
 A row is quantized as a whole, on rank 0 and in the engines' dtype. Its codes therefore depend only on the weight, not
 on the parallel layout or on a merged adapter.
-
-vLLM's 8-bit kernels are not used: on a CPU, its int8 kernel also quantizes activations, which more than doubles the
-difference of log-probs.
 """
 
 from __future__ import annotations
@@ -27,6 +25,7 @@ from roll.types import TensorSpec
 
 __all__ = [
     "FORMATS",
+    "QUANTIZED_DTYPES",
     "QuantizedWeights",
     "dequantize",
     "dequantize_stream",
@@ -37,7 +36,8 @@ __all__ = [
 
 FORMATS = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
 """Dtype and largest code of each format. Codes are symmetric: int8 does not use -128."""
-_CODE_DTYPES = frozenset(str(dtype).removeprefix("torch.") for dtype, _ in FORMATS.values())
+QUANTIZED_DTYPES = frozenset(str(dtype).removeprefix("torch.") for dtype, _ in FORMATS.values())
+"""Names of the dtypes of codes, as in a manifest."""
 _SUFFIX = "_scale"
 
 
@@ -96,7 +96,7 @@ def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 def find_quantized_dtype(manifest: Sequence[TensorSpec]) -> str | None:
     """Return the dtype of the codes in a manifest; `None` if no weight is quantized."""
-    return next((spec.dtype for spec in manifest if spec.dtype in _CODE_DTYPES), None)
+    return next((spec.dtype for spec in manifest if spec.dtype in QUANTIZED_DTYPES), None)
 
 
 def drop_scales(manifest: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
@@ -119,7 +119,7 @@ def dequantize_stream(
         WeightSyncError: codes were received before their scales, or the shape of the scales is wrong.
     """
     scale_names, scales = _list_scales(manifest), dict[str, Tensor]()
-    in_codes = {spec.name for spec in manifest if spec.dtype in _CODE_DTYPES}
+    in_codes = {spec.name for spec in manifest if spec.dtype in QUANTIZED_DTYPES}
     for name, tensor in tensors:
         if name in scale_names:
             scales[name] = tensor.clone()  # the transport reuses its buffer
@@ -136,4 +136,4 @@ def dequantize_stream(
 
 
 def _list_scales(manifest: Sequence[TensorSpec]) -> frozenset[str]:
-    return frozenset(spec.name + _SUFFIX for spec in manifest if spec.dtype in _CODE_DTYPES)
+    return frozenset(spec.name + _SUFFIX for spec in manifest if spec.dtype in QUANTIZED_DTYPES)

@@ -235,14 +235,30 @@ def test_config_estimate_critics_on_devices_of_their_own_are_spread_over_them():
 def test_config_estimate_codes_that_are_sent_count_beyond_the_activations_that_are_gone_by_then():
     # 2 layers x 192 x (3 + 3 + 1 + 1 heads of 64, and 3 x 512), and as many experts
     linear, experts = 2 * 192 * (8 * 64 + 3 * 512), 10**10
-    config, batch = batch_of("inference.quantization=fp8")
+    config, batch = batch_of("weight_sync.quantization=fp8")
     sizes = Sizes(expert_parameters=experts, num_parameters=2 * 10**10)
-    assert estimate_sync_bytes(config.inference, Sizes(), 2) == 2 * (1_000_000 - linear) + linear
-    assert estimate_sync_bytes(load_config(QUICKSTART).inference, Sizes(), 2) == 2_000_000
+    assert estimate_sync_bytes("fp8", Sizes(), 2) == 2 * (1_000_000 - linear) + linear
+    assert estimate_sync_bytes("none", Sizes(), 2) == 2_000_000
     roles = estimate_memory_by_role(config, sizes, batch, engine_kind="hf", max_context=72, on_accelerator=False)
     policy = roles[0].parts
     assert policy["weights in codes"] == linear + experts - policy["activations"]
-    assert "weights in codes" not in memory_of("inference.quantization=fp8")["actor_train"].parts
+    assert "weights in codes" not in memory_of("weight_sync.quantization=fp8")["actor_train"].parts
+
+
+@pytest.mark.parametrize(
+    ("form", "on_accelerator", "code_bytes"), [("int8", False, 1), ("fp8", False, 3), ("fp8", True, 1)]
+)
+def test_config_estimate_engines_that_compute_in_8_bits_hold_codes(
+    form: str, on_accelerator: bool, code_bytes: int
+) -> None:
+    """On a CPU, fp8 codes are held in 8 and in 16 bits."""
+    linear = 2 * 192 * (8 * 64 + 3 * 512)
+    config, batch = batch_of(f"inference.quantization={form}")
+    roles = estimate_memory_by_role(
+        config, Sizes(), batch, engine_kind="vllm", max_context=72, on_accelerator=on_accelerator
+    )
+    (engine,) = (role for role in roles if role.role == "actor_infer")
+    assert engine.parts["weights"] == 2 * (1_000_000 - linear) + code_bytes * linear
 
 
 def test_config_estimate_libraries_count_in_main_memory_only():

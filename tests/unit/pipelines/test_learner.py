@@ -94,7 +94,7 @@ def test_learner_only_the_policy_sends_weights_in_codes(tiny_model: Path) -> Non
     run = config(tiny_model, type="ppo")
     assert build_policy_spec(run, tiny_model).quantization == "none"
     run = run.model_copy(update={"inference": InferenceConfig(quantization="fp8")})
-    other: Any = SimpleNamespace(**dict(run), updates_per_step=1, synced_adapter=None)
+    other: Any = SimpleNamespace(**dict(run), updates_per_step=1, synced_adapter=None, sent_quantization="fp8")
     assert build_policy_spec(run, tiny_model).quantization == online_spec(other, tiny_model).quantization == "fp8"
     assert build_critic_specs(run, tiny_model)[0].quantization == "none"
 

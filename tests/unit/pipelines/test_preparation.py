@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def game(model: Path, num_turns: int, **inference: Any) -> RLVRConfig:
+def game(model: Path, num_turns: int, sent: str = "none", **inference: Any) -> RLVRConfig:
     return RLVRConfig.model_validate(
         {
             "name": "x",
@@ -35,6 +35,7 @@ def game(model: Path, num_turns: int, **inference: Any) -> RLVRConfig:
             "training": {"num_steps": 1},
             "rollout": {"max_new_tokens": 8, "episodes": {"observation_tokens": OBSERVATION}},
             "inference": inference,
+            "weight_sync": {"quantization": sent},
             "data": [{"source": "guess_number", "max_number": 3, "num_turns": num_turns}],
         }
     )
@@ -79,11 +80,11 @@ def test_preparation_experts_in_one_tensor_cannot_go_to_engines_in_8_bits(model:
     files |= {"model.layers.0.mlp.experts.up": "extra.safetensors"}
     (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
     prepare(game(tmp_path / "model", 1))
-    prepare(game(model, 1, quantization="int8"))
+    prepare(game(model, 1, "int8"))
     with pytest.raises(ModelError, match=r"experts\.up' of all experts in one tensor"):
-        prepare(game(tmp_path / "model", 1, quantization="int8"))
-    report = roll.check(game(tmp_path / "model", 1, quantization="int8"))
-    assert any("inference.quantization" in problem for problem in report.problems)
-    dense = roll.check(game(model, 1, quantization="int8", engine="hf"))
+        prepare(game(tmp_path / "model", 1, "int8"))
+    report = roll.check(game(tmp_path / "model", 1, "int8"))
+    assert any("weight_sync.quantization" in problem for problem in report.problems)
+    dense = roll.check(game(model, 1, "int8", engine="hf"))
     assert not dense.problems
-    assert "a weight sync sends 0 MB, linear weights as int8" in "\n".join(dense.batch)
+    assert "a weight sync sends 0 MB, linear weights as int8; engines convert" in "\n".join(dense.batch)

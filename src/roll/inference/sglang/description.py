@@ -22,6 +22,7 @@ SGLANG_ENGINE = LazyEngine(
             "continues_sampling": "its random numbers depend on the batch",
             "lora": "ROLL sends it merged weights",
             "supports_images": "ROLL sends it tokens only",
+            "quantized_compute": "ROLL sends it dequantized weights",
         },
     ),
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 from roll.inference.spec import EngineSpec
 from roll.inference.vllm.adapters import build_lora_arguments
+from roll.inference.vllm.quantized import build_quantization_arguments
 from roll.inference.vllm.scheduling import SCHEDULER_PATH
 
 __all__ = ["CPU_KV_CACHE_BYTES", "build_engine_arguments"]
@@ -64,4 +65,5 @@ def build_engine_arguments(spec: EngineSpec, *, cpu: bool) -> dict[str, Any]:
         arguments["enable_sleep_mode"] = spec.sleeps
         if spec.records_experts:
             arguments["enable_return_routed_experts"] = True
-    return arguments | build_lora_arguments(spec, cpu=cpu) | dict(spec.options)
+    arguments |= build_lora_arguments(spec, cpu=cpu)
+    return arguments | dict(spec.options) | build_quantization_arguments(spec)

@@ -20,6 +20,7 @@ VLLM_ENGINE = LazyEngine(
         can_sleep=not is_cpu_build(),
         tensor_parallel=True,
         quantization=True,
+        quantized_compute=True,
         lora=True,
         moe_lora=not is_cpu_build(),
         reserves_kv_cache=True,

@@ -21,7 +21,7 @@ import os
 import pickle
 import time
 import uuid
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -82,9 +82,8 @@ class VLLMEngine(PrefetchMixin):
         self._launch: VLLMServer | None = None
         self._running: dict[str, int] = {}
         """The number of running calls, by request id."""
-        self._paused = self._closed = self._mixed = False
+        self._paused = self._closed = self._asleep = self._mixed = False
         """`_mixed` is True if an update changed some weights and did not finish."""
-        self._asleep = False
         self._adapters = EngineAdapters(spec)
         self._unsynced = "" if spec.lora is None else "has received no adapter yet"
         """Why the engine has no usable weights; empty if it has."""
@@ -203,8 +202,7 @@ class VLLMEngine(PrefetchMixin):
             # Set before the call: if the workers die or the call is canceled, it is unknown which weights have changed.
             was_mixed, self._mixed = self._mixed, True
             replies = await self._call_workers("roll_update_weights", pickle.dumps((update, target)))
-            errors = [reply["error"] for reply in replies if "error" in reply]
-            if errors:
+            if errors := [reply["error"] for reply in replies if "error" in reply]:
                 self._mixed = was_mixed or not all(reply.get("intact", False) for reply in replies)
                 if not self._mixed:
                     await self._end_update()
@@ -225,6 +223,11 @@ class VLLMEngine(PrefetchMixin):
                 duration_s=time.monotonic() - began,
                 adapter=update.adapter,
             )
+
+    async def applied_checksums(self) -> Mapping[str, int] | None:
+        """Return the checksums of quantized weights and scales; other weights are packed and cannot be read back."""
+        can_read = self._spec.quantization != "none" and self._spec.tensor_parallel == 1
+        return (await self._call_workers("roll_read_checksums"))[0] if can_read else None
 
     async def sleep(self) -> None:
         """Free the device memory: drop weights and KV cache, and abort running requests.

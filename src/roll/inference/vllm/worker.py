@@ -27,6 +27,15 @@ from roll.inference.vllm import continuation, kernels, lora_kernels, routing
 from roll.inference.vllm.adapter_worker import apply_adapter
 from roll.inference.vllm.direct import DirectLoader, TensorPlacement, plan_direct_load
 from roll.inference.vllm.environment import is_cpu_build
+from roll.inference.vllm.quantized import (
+    DERIVED_PARAMETERS,
+    QuantizedLayer,
+    check_quantized_manifest,
+    compute_held_checksums,
+    find_quantized_layers,
+    register_loader,
+)
+from roll.inference.vllm.quantized_kernels import register_quantized_kernels
 from roll.openmp import start_spin_control
 from roll.types import WeightUpdate
 from roll.weights import open_update
@@ -44,6 +53,8 @@ if "vllm" in sys.modules:  # a worker imports this module before it builds the m
     kernels.register_cpu_kernels()
     lora_kernels.register_lora_kernels()
     continuation.register()
+    register_loader()
+    register_quantized_kernels()
     if is_cpu_build():
         start_spin_control()
 
@@ -77,6 +88,10 @@ class WeightReceiver:
         # vLLM does not decode arrays inside results, so dtype, shape and bytes are sent.
         return None if experts is None else (experts.dtype.str, list(experts.shape), experts.tobytes())
 
+    def roll_read_checksums(self) -> dict[str, int]:
+        """Return the checksums of the codes and scales that the layers contain; see `compute_held_checksums`."""
+        return compute_held_checksums(_get_quantized_layers(self))
+
     def roll_update_weights(self, payload: bytes) -> dict[str, Any]:
         """Receive and apply the weights of a pickled `WeightUpdate`, or those of an adapter.
 
@@ -106,14 +121,18 @@ def _update(worker: Any, update: WeightUpdate, progress: dict[str, bool]) -> dic
     if expected is not None:
         tied = bool(getattr(worker.model_config.hf_text_config, "tie_word_embeddings", False))
         check_manifest(drop_scales(update.manifest), expected, tied=tied, policy_version=update.policy_version)
-    model = worker.get_model()
+    model, quantized = worker.get_model(), _get_quantized_layers(worker)
+    if quantized:
+        check_quantized_manifest(quantized, update.manifest, update.policy_version)
     unmodified = _list_unmodified_parameters(model, sharded=worker.parallel_config.tensor_parallel_size > 1)
     sent: dict[str, torch.Tensor] = {}
     workers = worker.parallel_config.world_size
     with open_update(update, device=worker.device, worker=worker.rank, num_workers=workers) as receiver:
 
         def stream() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, tensor in dequantize_stream(receiver, update.manifest, worker.model_config.dtype):
+            dtype = worker.model_config.dtype
+            received = receiver if quantized else dequantize_stream(receiver, update.manifest, dtype)
+            for name, tensor in received:
                 # vLLM keeps a layer's tensors until the layer is complete, longer than the receiver's buffer is valid.
                 kept = tensor.to(worker.device, copy=update.transport not in PERSISTENT_TRANSPORTS)
                 if name in unmodified:
@@ -145,6 +164,12 @@ def _get_expected_shapes(worker: Any) -> dict[str, tuple[int, ...]] | None:
     return worker._roll_expected_shapes
 
 
+def _get_quantized_layers(worker: Any) -> list[QuantizedLayer]:
+    if not hasattr(worker, "_roll_quantized_layers"):
+        worker._roll_quantized_layers = find_quantized_layers(worker.get_model())
+    return worker._roll_quantized_layers
+
+
 def _plan_placements(
     worker: Any, model: torch.nn.Module, expected: Mapping[str, tuple[int, ...]] | None
 ) -> dict[str, TensorPlacement] | None:
@@ -167,8 +192,14 @@ def _reload_layers(worker: Any, model: torch.nn.Module) -> Generator[None]:
     """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+    from vllm.utils.torch_utils import set_default_torch_dtype
 
-    with set_current_vllm_config(worker.vllm_config), torch.no_grad(), _repack_experts_on_reload(model):
+    with (
+        set_current_vllm_config(worker.vllm_config),
+        set_default_torch_dtype(worker.model_config.dtype),  # as in the initial load; kernels read it
+        torch.no_grad(),
+        _repack_experts_on_reload(model),
+    ):
         initialize_layerwise_reload(model)
         try:
             yield
@@ -237,7 +268,7 @@ def check_weights_applied(
         WeightSyncError: a parameter was not loaded, or differs from the sent tensor; the message names the first one.
     """
     about = f"weight sync of policy version {policy_version}"
-    names = {name for name, _ in model.named_parameters()}
+    names = {name for name, _ in model.named_parameters() if name.rpartition(".")[2] not in DERIVED_PARAMETERS}
     missing = sorted(names - loaded) if loaded is not None else []
     if missing:
         raise WeightSyncError(f"{about}: vLLM's '{missing[0]}' was not loaded ({len(missing)} such parameters).")

@@ -26,6 +26,7 @@ from roll.errors import ConfigError, InfraError, RewardInfraError, UserError, on
 from roll.inference import get_engine_capabilities
 from roll.models import find_stop_token_ids, load_tokenizer, resolve_model
 from roll.pipelines.judge.specs import build_judge_specs, resolve_judge_kind
+from roll.pipelines.quantization import check_judge_quantization
 from roll.protocols import WorkerPool
 from roll.rewards.compose import WeightedReward
 from roll.rewards.judge.engine_judge import JudgeModel
@@ -156,13 +157,14 @@ async def start_judge(
     assert judge is not None
     capabilities = get_engine_capabilities(resolve_judge_kind(config))
     path = await run_in_thread(resolve_model, judge.model, allow_quantized=capabilities.quantization)
+    check_judge_quantization(judge, path)
     tokenizer = await run_in_thread(load_tokenizer, path, trust_remote_code=judge.trust_remote_code)
     specs = build_judge_specs(config, path, run)
 
     def build_model(generate: Callable[..., Any]) -> JudgeModel:
         return JudgeModel(
             name=judge.model,
-            identity=_build_weights_key(path, judge.dtype),
+            identity=_build_weights_key(path, judge.dtype, judge.quantization),
             tokenizer=tokenizer,
             stop_token_ids=find_stop_token_ids(path, tokenizer),
             max_context=specs[0].max_context,
@@ -196,10 +198,12 @@ async def start_scoring(
         yield await stack.enter_async_context(open_rewards(config.data, config.sandbox, pool, judge))
 
 
-def _build_weights_key(path: Path, dtype: str) -> str:
-    """Return a key that identifies the weights in `path`: a digest of dtype, file names, sizes and modification times.
+def _build_weights_key(path: Path, dtype: str, quantization: str) -> str:
+    """Return a key that identifies the weights in `path`: a digest of dtype, quantization, file names, sizes and
+    modification times.
 
     Hashing the files' contents would take longer than loading them.
     """
     files = sorted(file for file in path.iterdir() if file.is_file())
-    return compute_content_key(dtype, [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files])
+    form = dtype if quantization == "none" else f"{dtype} {quantization}"
+    return compute_content_key(form, [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files])

@@ -74,6 +74,7 @@ def build_judge_specs(config: RolloutRunConfig, path: Path, run: RunDirectory | 
             max_context=context,
             max_num_seqs=judge.max_num_seqs,
             kv_cache_bytes=cache,
+            quantization=judge.quantization,
             tensor_parallel=judge.tensor_parallel,
             seed=config.seed,
             num_threads=config.training.num_threads,

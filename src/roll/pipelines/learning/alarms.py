@@ -54,6 +54,14 @@ def _check_training(config: AlarmsConfig, metrics: Mapping[str, float]) -> Itera
     kl = metrics.get("training/kl/reference", metrics.get("training/mismatch/kl"))
     if config.kl_above is not None and kl is not None and kl > config.kl_above:
         yield "kl_above", f"KL divergence is {kl:.3g} nats per token, above {config.kl_above:g}"
+    apart = metrics.get("agreement/divergence")
+    if config.mismatch_above is not None and apart is not None and apart > config.mismatch_above:
+        yield (
+            "mismatch_above",
+            f"the trainer's log-probs diverge from the engine's by {apart:.3g} nats per token, above "
+            f"{config.mismatch_above:g}: if inference.quantization is set, set it to none; if many tokens are stale, "
+            "lower rollout.scheduling.async_ratio",
+        )
     trained = metrics.get("data/groups_trained", 1.0)
     if config.no_signal and trained == 0 and "reward/mean" in metrics:  # without a reward, infrastructure failed
         yield (

@@ -35,8 +35,9 @@ def compute_agreement_metrics(batch: TrainingBatch, results: Sequence[StepResult
     """Compute the differences between the log-probs of engine and trainer over all loss tokens.
 
     The trainer's log-probs are computed before the update or, with a single update, in its forward pass. The metrics
-    are the mean and the largest absolute difference, quantiles of the ratio old/rollout, and the effective sample size
-    under these ratios as a fraction of tokens. The result is empty if no sample has both log-probs."""
+    are the mean and the largest absolute difference, an unbiased estimate of KL(engine || trainer) (k3 of
+    https://joschu.net/blog/kl-approx.html), quantiles of the ratio old/rollout, and the effective sample size under
+    these ratios as a fraction of tokens. The result is empty if no sample has both log-probs."""
     given = [s.old_logprobs for s in batch.samples]
     trainer = given if all(x is not None for x in given) else (results[0].logprobs if len(results) == 1 else ())
     differences = [
@@ -47,11 +48,13 @@ def compute_agreement_metrics(batch: TrainingBatch, results: Sequence[StepResult
     if not differences:
         return {}
     together = np.concatenate(differences).astype(np.float64)
-    factors = np.exp(np.clip(together, -20.0, 20.0))
+    bounded = np.clip(together, -20.0, 20.0)
+    factors = np.exp(bounded)
     low, middle, high = np.quantile(factors, (0.01, 0.5, 0.99))
     return {
         "agreement/logprob_mean_abs": float(np.abs(together).mean()),
         "agreement/logprob_max_abs": float(np.abs(together).max()),
+        "agreement/divergence": float((np.expm1(bounded) - bounded).mean()),
         "agreement/factor_p01": float(low),
         "agreement/factor_p50": float(middle),
         "agreement/factor_p99": float(high),

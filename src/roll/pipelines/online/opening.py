@@ -287,7 +287,7 @@ def build_policy_spec(config: OnlineConfig, model_path: Path, **more: Any) -> Tr
         model_path=str(model_path),
         model=config.model,
         training=config.training,
-        quantization=config.inference.quantization,
+        quantization=config.sent_quantization,
         sends_adapter=config.synced_adapter is not None,
         schedule=Schedule.from_config(config.training, updates_per_step=config.updates_per_step),
         seed=config.seed,

@@ -91,7 +91,7 @@ def build_policy_spec(config: ReinforcementRunConfig, model_path: Path) -> Train
         model_path=str(model_path),
         model=config.model,
         training=config.training,
-        quantization=config.inference.quantization,
+        quantization=config.sent_quantization,
         sends_adapter=config.synced_adapter is not None,
         holds_reference=config.trainer_loads_reference,
         value_head_learning_rate=algorithm.critic.head_learning_rate if algorithm.shares_critic else None,

@@ -164,8 +164,8 @@ def estimate_memory_by_role(
     policy |= estimate_kernel_bytes(config.model, config.training, sizes, in_run, on_accelerator=on_accelerator)
     if not on_accelerator:
         policy |= estimate_heap_bytes(policy, trimmed=should_trim_heap(config.model, config.training, ranks))
-    beyond = count_quantized_parameters(config.inference, sizes) - policy["activations"]  # freed when weights are sent
-    if config.cluster.type == "local" and beyond > 0:
+    beyond = count_quantized_parameters(config.sent_quantization, sizes) - policy["activations"]
+    if config.cluster.type == "local" and beyond > 0:  # activations are freed when weights are sent
         policy["weights in codes"] = beyond
     engine = estimate_engine_bytes(
         config.inference,
@@ -245,7 +245,7 @@ def _estimate_store_memory(config: RolloutRunConfig, sizes: ModelSizes) -> list[
     if config.weight_sync.store is None:
         return []
     element_bytes = get_element_bytes(config.model.dtype)
-    copied = estimate_sync_bytes(config.inference, sizes, element_bytes, config.synced_adapter)
+    copied = estimate_sync_bytes(config.sent_quantization, sizes, element_bytes, config.synced_adapter)
     return [RoleMemory(role="weight store", count=1, parts={"copy of the weights": copied})]
 
 

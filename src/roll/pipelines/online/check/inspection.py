@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from roll.config.activation_memory import get_element_bytes
-from roll.config.estimate import JudgeEngines, count_quantized_parameters, estimate_disk_use, estimate_sync_bytes
+from roll.config.estimate import JudgeEngines, estimate_disk_use
 from roll.config.rollout_run import RolloutRunConfig
 from roll.errors import ConfigError
 from roll.media import MediaStore
@@ -95,10 +94,12 @@ def _check_roles(report: Report, config: RolloutRunConfig) -> None:
     load_user_loop(config.rollout.loop)
     check_backend_and_placement(report, config)
     from roll.inference import get_engine_capabilities, resolve_engine_kind
+    from roll.pipelines.quantization import describe_quantization
 
     report.engine_kind = resolve_engine_kind(config.inference.engine)
     check_engines(config)
     _check_continuations(report, config)
+    report.notes += describe_quantization(config)
     rule = resolve_sharing_rule(config, accelerated=report.machine.has_accelerators)
     if explanation := explain_sharing_rule(config, accelerated=report.machine.has_accelerators):
         report.notes.append(f"{explanation}.")
@@ -129,8 +130,8 @@ def _check_continuations(report: Report, config: RolloutRunConfig) -> None:
 
 def _check_model(report: Report, config: RolloutRunConfig) -> None:
     report.model = inspect_policy(report, config.model)
-    if report.model is not None and config.inference.quantization != "none":
-        _check_quantizable(config)
+    if report.model is not None:
+        _check_quantization(config)
     if report.model is not None:
         _check_adapters(config)
     if report.model is not None:
@@ -146,20 +147,25 @@ def _check_adapters(config: RolloutRunConfig) -> None:
         check_adapter_sync(config, directory)
 
 
-def _check_quantizable(config: RolloutRunConfig) -> None:
-    from roll.models import check_quantizable, find_model
+def _check_quantization(config: RolloutRunConfig) -> None:
+    from roll.models import find_model
+    from roll.pipelines.quantization import check_quantization
 
     if directory := find_model(config.model.path):
-        check_quantizable(directory)
+        check_quantization(config, directory)
 
 
 def _check_judge(report: Report, config: RolloutRunConfig) -> None:
     if config.judge is None:
         return
     from roll.inference import get_engine_capabilities
+    from roll.models import find_model
     from roll.pipelines.judge.specs import compute_judge_context, resolve_judge_kind
+    from roll.pipelines.quantization import check_judge_quantization
 
     kind, path = resolve_judge_kind(config), config.judge.model
+    if (directory := find_model(path, allow_quantized=True)) is not None:
+        check_judge_quantization(config.judge, directory)
     sizes = inspect_model(report, path, "the judge's model", allow_quantized=get_engine_capabilities(kind).quantization)
     if sizes is not None:
         report.judge = JudgeEngines(sizes=sizes, kind=kind, max_context=compute_judge_context(config, path))
@@ -293,6 +299,8 @@ def _estimate(
     extra_memory: Callable[[Report, C, RunSizes], ExtraMemory],
     trained_per_group: tuple[int, int] | None,
 ) -> None:
+    from roll.pipelines.quantization import describe_sync
+
     model = report.model
     if not report.train_prompts:
         return
@@ -310,15 +318,7 @@ def _estimate(
         report.notes.append("no source has held-out prompts, so the run is not evaluated.")
     if model is None or report.engine_kind is None:
         return
-    element_bytes = get_element_bytes(config.model.dtype)
-    sent = estimate_sync_bytes(config.inference, model, element_bytes, config.synced_adapter)
-    if config.synced_adapter is not None:
-        report.batch.append(f"a weight sync sends {sent / 1e6:,.1f} MB, only the adapter")
-    elif count_quantized_parameters(config.inference, model):
-        report.batch.append(
-            f"a weight sync sends {sent / 1e6:,.0f} MB, linear weights as {config.inference.quantization}; engines "
-            f"convert them back to {config.model.dtype}"
-        )
+    report.batch += describe_sync(config, model)
     context = report.max_context or config.inference.max_context or longest + config.max_rollout_tokens
     more = extra_memory(report, config, batch)
     recorded = estimate_rollout_bytes(config, batch, longest)
