@@ -273,6 +273,8 @@ class Checkpoints:
             fields["spec"] = {name: getattr(spec, name) for name in AdapterSpec.__dataclass_fields__}
             (partial / _FILE).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
             move_to_final_name(partial, target)
+            for directory in target.parents[1:3]:  # the names of new directories
+                atomic.fsync(directory)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise

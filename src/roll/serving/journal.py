@@ -1,19 +1,22 @@
 """The journal of a server: what it has accepted and answered, so that a server that was killed continues.
 
-    accept a request ─► append its body ─► return its promise      … compute …      append the outcome ─► show it
+    accept a request ─► append its body ─► sync ─► return its promise
+    compute          ─► append the outcome ─► sync ─► show it
 
 The file is a sequence of records: a line of JSON, the content, and a line break. A process that is killed leaves at
-most one incomplete record at the end, which is cut off when the file is opened again. Records are written without
-fsync: they survive the end of the process, but not power loss.
+most one incomplete record at the end, which is cut off when the file is opened again. Every answer waits for `sync`, so
+what a client knows survives power loss. One sync covers all records that were added before it began.
 """
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from typing import Any
 from roll.errors import ConfigError
 from roll.serving.failures import RequestFailure
 from roll.serving.submissions import Result, Submission
+from roll.tracking import atomic
 
 __all__ = ["FINISH", "Journal", "Record"]
 
@@ -79,6 +83,14 @@ class Journal:
             ) from error
         self.records = list(self._read())
         """The records of earlier servers."""
+        os.fsync(self._file)  # an earlier server may have been killed before it synced them
+        atomic.fsync(path.parent)
+        self._num_written = 0
+        """The number of bytes that this process has added."""
+        self._num_synced = 0
+        """The number of them that are on the disk."""
+        self._syncing: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
 
     @property
     def size(self) -> int:
@@ -108,6 +120,26 @@ class Journal:
         """Record the end of a session."""
         self._append(Record(kind="request", request_id=session_id, content=b"", path=FINISH))
 
+    async def sync(self) -> None:
+        """Wait until everything that was added before the call is on the disk.
+
+        Raises:
+            OSError: The disk has failed, now or earlier; it is then unknown which records it has.
+        """
+        wanted = self._num_written
+        while self._num_synced < wanted:
+            if self._syncing is None or (self._syncing.done() and self._syncing.exception() is None):
+                self._syncing = asyncio.create_task(self._sync_once(), name="journal")
+            await asyncio.shield(self._syncing)  # several answers wait for it
+
+    async def _sync_once(self) -> None:
+        written, file = self._num_written, os.dup(self._file)  # `compact` and `close` may close the file meanwhile
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, os.fdatasync, file)
+        finally:
+            os.close(file)
+        self._num_synced = max(self._num_synced, written)
+
     def compact(self, is_needed: Callable[[Record], bool]) -> None:
         """Replace the file by one without the records that are not needed. Blocks."""
         partial = self._path.with_name(f".{self._path.name}.tmp")
@@ -115,26 +147,35 @@ class Journal:
         partial.write_bytes(kept)
         file = os.open(partial, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         fcntl.flock(file, fcntl.LOCK_EX)
+        os.fsync(file)
         os.replace(partial, self._path)
+        atomic.fsync(self._path.parent)
         os.close(self._file)
-        self._file = file
+        self._file, self._num_synced = file, self._num_written
 
     def close(self) -> None:
-        """Close the file. What is added afterwards is not recorded."""
+        """Sync and close the file. What is added afterwards is not recorded. Blocks."""
         if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+            try:
+                os.fdatasync(self._file)
+                self._num_synced = self._num_written
+            finally:
+                os.close(self._file)
+                self._file = -1
+                self._thread.shutdown(wait=False)
 
     def _append(self, record: Record) -> None:
         if self._file < 0:
             return
-        before, content = self.size, memoryview(record.encode())
+        encoded = record.encode()
+        before, content = self.size, memoryview(encoded)
         try:
             while content:
                 content = content[os.write(self._file, content) :]
         except OSError:
             os.ftruncate(self._file, before)  # the next record would otherwise continue the incomplete one
             raise
+        self._num_written += len(encoded)
 
     def _read(self) -> Iterator[Record]:
         """Yield all complete records, and cut off an incomplete one at the end."""

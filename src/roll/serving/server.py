@@ -96,9 +96,12 @@ class TrainingServer:
         if self.service.is_closed:
             raise ApiError(503, "the server is stopping.")
         if path == "retrieve_future":
-            return await self._retrieve(owner, body)
-        found = await self._post(owner, path, request.content_type, body)
-        return _build_promise(found) if isinstance(found, Promise) else web.json_response(found)
+            response = await self._retrieve(owner, body)
+        else:
+            found = await self._post(owner, path, request.content_type, body)
+            response = _build_promise(found) if isinstance(found, Promise) else web.json_response(found)
+        await self.service.journal.sync()  # what this answer says survives a power cut
+        return response
 
     def _find_owner(self, key: str) -> str:
         digest = _hash(key)

@@ -78,10 +78,10 @@ class Service:
         self.sessions = Sessions(settings.session_timeout_s)
         self.promises = Promises(journal=journal)
         self.max_context = max_context
-        self._trainer = trainer
+        self.trainer = trainer
         self._sampler = sampler
         self._checkpoints = checkpoints
-        self._journal = journal
+        self.journal = journal
         self.is_closed = False
         self._tokenizer_id = tokenizer_id
         self._models = ModelStore(settings, self.sessions, self.promises, trainer, checkpoints)
@@ -92,7 +92,7 @@ class Service:
 
     def create_session(self, owner: str, submission: Submission) -> str:
         """Create a session, and return its ID."""
-        self._journal.add_request(owner, submission)
+        self.journal.add_request(owner, submission)
         return self.sessions.create(owner, submission.request_id).session_id
 
     # ---- models
@@ -164,7 +164,7 @@ class Service:
         return model.order.submit(
             message.seq_id,
             submission,
-            Work(run=lambda: self._trainer.forward_backward(model, message), changes_model=not message.forward_only),
+            Work(run=lambda: self.trainer.forward_backward(model, message), changes_model=not message.forward_only),
         )
 
     def optim_step(self, owner: str, request: OptimStep, submission: Submission) -> Promise:
@@ -173,7 +173,7 @@ class Service:
         check_params(params)
 
         async def step() -> Result:
-            return to_json({"metrics": await self._trainer.optim_step(model, params)})
+            return to_json({"metrics": await self.trainer.optim_step(model, params)})
 
         async def keep() -> None:
             await self._models.states.keep_if_due(model, request.seq_id)
@@ -267,7 +267,7 @@ class Service:
         else:
             find_checkpoint(self._checkpoints, request.model_path, owner, ("sampler_weights",), "model_path")
         name = self.sessions.add_sampling(session, request.sampling_session_seq_id, request.model_path)
-        self._journal.add_request(owner, submission)
+        self.journal.add_request(owner, submission)
         session.kept.add(submission.request_id)
         return name
 
@@ -296,7 +296,8 @@ class Service:
     async def finish_session(self, session: Session) -> None:
         """End a session: delete its models and its snapshots without a name. Checkpoints with a name stay."""
         session.is_finished = True
-        self._journal.finish(session.session_id)
+        self.journal.finish(session.session_id)
+        await self.journal.sync()  # a later server must not restore the session when its files are gone
         for model_id in sorted(session.model_ids):
             await self._models.delete(model_id)
         for each in session.sampling.values():
@@ -311,9 +312,9 @@ class Service:
         self._models.release_idle()
         self.promises.drop_expired()
         await asyncio.to_thread(self._checkpoints.delete_expired)
-        if self._journal.size > COMPACT_BYTES:
+        if self.journal.size > COMPACT_BYTES:
             needed = self._list_needed()
-            self._journal.compact(lambda record: record.request_id in needed)
+            self.journal.compact(lambda record: record.request_id in needed)
 
     def _list_needed(self) -> set[str]:
         """Return the IDs of the requests with which a later server restores the state."""
@@ -334,12 +335,10 @@ class Service:
     async def close(self) -> None:
         """Stop all requests; a later server continues them."""
         self.is_closed = True
-        self._journal.close()
+        self.journal.close()
         for model in self._models:
             await model.order.stop()
         await self.promises.close()
-
-    # ---- parts of requests
 
     def _submit_model(self, session: Session, number: int, submission: Submission, work: Any) -> Promise:
         promise = self.promises.create(session.owner, submission)

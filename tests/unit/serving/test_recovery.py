@@ -226,7 +226,7 @@ async def test_serving_recovery_ends_with_the_session(tiny_model: Path, tmp_path
         sampler = await one.snapshot(model, 0)
         await one.send(f"sessions/{one.session_id}/finish", {})
         await other.snapshot(kept, 0)
-        server.service._journal.compact(lambda record: record.request_id in server.service._list_needed())
+        server.service.journal.compact(lambda record: record.request_id in server.service._list_needed())
     killed = Killed(tmp_path / "a", tmp_path / "b")
     hidden = killed.directory / model / "sampler_weights" / ".snapshot-9"  # left by a kill while the session ended
     hidden.mkdir(parents=True)
@@ -262,7 +262,7 @@ async def test_serving_idle_models_leave_memory_and_come_back(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(tiny_model, tmp_path / "a", idle_timeout_s=1e-9) as server, client(server) as one:
-        store, group = server.service._models, server.service._trainer._group
+        store, group = server.service._models, server.service.trainer._group
         deleted: list[str] = []
         original = group.call
 

@@ -106,6 +106,7 @@ async def test_serving_sampling_settings_are_obeyed_or_refused(
             ({"topk_prompt_logprobs": 2}, "topk_prompt_logprobs: top-k"),
             ({"topk_sample_logprobs": 2}, "topk_sample_logprobs: top-k"),
             ({"prompt_alt_tokens_k": 1}, "prompt_alt_tokens_k: alternatives"),
+            ({"target_prompt_logprobs": [[5, 6]]}, "target_prompt_logprobs: log-probs of other tokens"),
             ({"record_stability_info": True}, "record_stability_info: the loss stable_reinforce"),
             ({"prompt_logprobs_last_n": 2}, "prompt_logprobs_last_n: it needs prompt_logprobs"),
             ({"params": {"top_k": 0}}, "sampling_params.top_k"),
@@ -139,7 +140,7 @@ async def test_serving_samples_200_sequences_at_once_during_a_forward_backward(
     async with serving(tiny_model, tmp_path) as server, client(server) as one:
         model = await one.create_model()
         session = await one.snapshot(model, 0)
-        group, samples_are_done = server.service._trainer._group, asyncio.Event()
+        group, samples_are_done = server.service.trainer._group, asyncio.Event()
         original = group.forward_backward
 
         async def compute(*arguments: Any) -> Any:
