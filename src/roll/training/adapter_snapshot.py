@@ -4,6 +4,9 @@ A trainer's adapters have the rank R of its configuration. An adapter of a lower
 A and the first r columns of B, and the rest is 0. The gradients of the rest are 0 as well, because the gradient of A is
 a product with B and the gradient of B is a product with A. The rest therefore stays 0, and the adapter trains exactly
 as one of rank r. Layers without an adapter have zeros in A and B for the same reason.
+
+With several ranks whose weights are sharded over data-parallel ranks, every rank gets the whole snapshot and keeps its
+own part, and snapshots are gathered; all functions here are then collective.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from roll.errors import ModelError, UnsupportedError
 from roll.training.adapters import AdapterState, Progress
@@ -84,7 +87,7 @@ def create_snapshot(spec: AdapterSpec, adapters: Mapping[str, Adapter], masters:
         if parameter not in by_parameter:
             continue
         layer, adapter = by_parameter[parameter]
-        a, b = masters.get_local(adapter.a), masters.get_local(adapter.b)
+        a, b = masters.get_full(adapter.a), masters.get_full(adapter.b)
         initial = torch.empty(spec.rank, a.shape[1])
         nn.init.kaiming_uniform_(initial, a=math.sqrt(5), generator=generator)
         if spec.covers(layer):
@@ -111,14 +114,16 @@ def take_snapshot(
     moments: dict[str, dict[str, Tensor]] = {}
     steps: dict[str, int] = {}
     for name, parameter in _name_parameters(spec, adapters).items():
-        part = _select_rank(name, spec.rank)
-        weights[name] = masters.get_local(parameter)[part].detach().cpu().clone(memory_format=torch.contiguous_format)
+        part, weight = _select_rank(name, spec.rank), masters.parameters[parameter]
+
+        def copy(local: Tensor, part: tuple[slice, slice] = part, weight: Tensor = weight) -> Tensor:
+            whole = _gather(local, weight)
+            return whole[part].detach().cpu().clone(memory_format=torch.contiguous_format)
+
+        weights[name] = copy(masters.get_local(parameter))
         state = states[parameter]
         steps[name] = state.num_updates
-        moments[name] = {
-            label: moment[part].detach().cpu().clone(memory_format=torch.contiguous_format)
-            for label, moment in state.moments.items()
-        }
+        moments[name] = {label: copy(moment) for label, moment in state.moments.items()}
     return AdapterSnapshot(spec=spec, weights=weights, moments=moments, steps=steps, num_steps=num_steps)
 
 
@@ -135,7 +140,7 @@ def build_state(
 
     Raises:
         ModelError: The snapshot has another rank, other layers or other shapes than the network allows.
-        UnsupportedError: The weights are sharded, or the optimizer's state is not that of AdamW in 32 bits.
+        UnsupportedError: The weights are sharded in another way than over data-parallel ranks.
     """
     spec = snapshot.spec
     if not 1 <= spec.rank <= rank:
@@ -147,11 +152,12 @@ def build_state(
     weights: dict[str, Tensor] = {}
     optimizer: dict[str, WeightState] = {}
     for name, parameter in names.items():
-        if isinstance(masters.parameters[parameter], DTensor):
-            raise UnsupportedError("adapters of clients are supported by trainers of one rank only")
-        whole = masters.get_local(parameter)
+        if masters.is_model_parallel(parameter):
+            raise UnsupportedError("adapters of clients are supported by trainers without tp and ep only")
+        whole = masters.get_full(parameter)
         part = _select_rank(name, spec.rank)
-        expected, given = tuple(whole[part].shape), tuple(snapshot.weights[name].shape)
+        expected = (spec.rank, whole.shape[1]) if ".lora_A." in name else (whole.shape[0], spec.rank)
+        given = tuple(snapshot.weights[name].shape)
         if given != expected:
             raise ModelError(f"the adapter's tensor '{name}' must have the shape {expected}, got {given}")
         weights[parameter] = _embed(snapshot.weights[name], whole, part)
@@ -164,10 +170,18 @@ def build_state(
 
 
 def _embed(small: Tensor, whole: Tensor, part: tuple[slice, slice]) -> Tensor:
-    """Return a tensor like `whole` that is 0 except for `small` in `part`."""
-    padded = torch.zeros_like(whole)
-    padded[part] = small.to(whole)
-    return padded
+    """Return this rank's part of a tensor like `whole` that is 0 except for `small` in `part`."""
+    padded = torch.zeros(whole.shape, dtype=whole.dtype, device=whole.device)
+    padded[part] = small.to(padded)
+    if not isinstance(whole, DTensor):
+        return padded
+    # Every rank has all elements, so nothing is sent.
+    return distribute_tensor(padded, whole.device_mesh, whole.placements, src_data_rank=None).to_local()
+
+
+def _gather(local: Tensor, weight: Tensor) -> Tensor:
+    """Return all elements of a tensor of which this rank has the part that it has of `weight`."""
+    return DTensor(local, weight._spec, requires_grad=False).full_tensor() if isinstance(weight, DTensor) else local
 
 
 def _name_parameters(spec: AdapterSpec, adapters: Mapping[str, Adapter]) -> dict[str, str]:

@@ -168,7 +168,7 @@ class TorchBackend(TorchRank[TrainingBatch, LossFn], LanguageModelRank):
 
         Raises:
             ModelError: The content does not fit the network; nothing has changed.
-            UnsupportedError: The trainer has no adapters, or has several ranks.
+            UnsupportedError: The trainer has no adapters, or its weights are split over pp, tp or ep.
         """
         store, adapters = self._get_adapter_store(name), collect_adapters(self.network)
         assert self.spec.model.lora is not None
@@ -196,8 +196,8 @@ class TorchBackend(TorchRank[TrainingBatch, LossFn], LanguageModelRank):
         self._adapter_specs.pop(name, None)
 
     def _get_adapter_store(self, name: str) -> AdapterStore:
-        if self._adapters is None or self.ranks.size > 1 or name == DEFAULT_ADAPTER:
-            lacks = "has no model.lora" if self._adapters is None else "has several ranks"
+        if self._adapters is None or self.ranks.stage is not None or name == DEFAULT_ADAPTER:
+            lacks = "has no model.lora" if self._adapters is None else "has several pipeline stages"
             reason = "the name is reserved" if name == DEFAULT_ADAPTER else f"the trainer {lacks}"
             raise UnsupportedError(f"adapter '{name}' cannot be created, read or deleted: {reason}")
         return self._adapters

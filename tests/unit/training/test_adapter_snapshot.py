@@ -6,17 +6,17 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from snapshot_ranks import LORA, SPEC, run_rank, train_two
 from training_helpers import logprobs_of, make_batch, make_spec
+from worlds.ranks import run_ranks
 
 from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.errors import ModelError, UnsupportedError
 from roll.training import TorchBackend
-from roll.training.adapter_snapshot import AdapterSpec
-
-SPEC = AdapterSpec(rank=2, alpha=6.0, seed=5)
 
 
 def trainer(model: Path, rank: int = 8, seed: int = 0) -> TorchBackend:
@@ -112,3 +112,30 @@ def test_adapters_that_do_not_fit_are_rejected_and_change_nothing(tiny_model: Pa
     backend.delete_adapter("one")  # twice is safe
     with pytest.raises(UnsupportedError, match=r"the trainer has no model\.lora"):
         TorchBackend(make_spec(tiny_model)).put_adapter("one", SPEC)
+
+
+@pytest.mark.parametrize("parallel", [{}, {"dp_replicate": 2}])
+def test_adapters_of_several_ranks_are_those_of_one(tiny_model: Path, tmp_path: Path, parallel: dict[str, int]) -> None:
+    alone = train_two(TorchBackend(make_spec(tiny_model, lora=LORA, weight_decay=0.1)))
+    run_ranks(run_rank, (tmp_path, tiny_model, parallel, 2), 2)
+    found = torch.load(tmp_path / "found.pt", weights_only=False)
+    for mine, theirs in zip(found["rows"], alone["rows"], strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+    for name in ("first", "one", "two"):
+        one, several = alone[name], found[name]
+        assert (several.num_steps, several.steps) == (one.num_steps, one.steps)
+        assert several.weights.keys() == one.weights.keys()
+        for key, weight in one.weights.items():
+            torch.testing.assert_close(several.weights[key], weight, atol=1e-5, rtol=1e-4)
+            for label, moment in one.moments[key].items():
+                torch.testing.assert_close(several.moments[key][label], moment, atol=1e-5, rtol=1e-3)
+    for key, weight in found["one"].weights.items():
+        assert torch.equal(weight, found["two"].weights[key])  # a copy continues exactly
+
+
+def test_adapters_of_pipeline_stages_and_tensor_parallel_ranks_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+    for parallel, message in (({"pp": 2}, "has several pipeline stages"), ({"tp": 2}, "without tp and ep only")):
+        directory = tmp_path / "".join(parallel)
+        directory.mkdir()
+        with pytest.raises(Exception, match=message):
+            run_ranks(run_rank, (directory, tiny_model, parallel, 2), 2)
