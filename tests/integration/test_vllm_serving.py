@@ -65,3 +65,36 @@ async def test_serving_vllm_samples_from_snapshots_and_the_base_model_at_once(
         await train(one, first, 50)
         assert await check(one, first, await one.snapshot(first, 3), 0) < 1e-4
         assert await check(one, second, sessions[1][1], 9) < 1e-4
+
+
+async def test_serving_vllm_processes_that_are_killed_during_samples_are_replaced(
+    servable_model: Path, tmp_path: Path
+) -> None:
+    changes = {"engine": "vllm", "max_context": 256, "max_adapters": 2}
+    async with serving(servable_model, tmp_path, **changes) as server, client(server) as one:
+        model = await one.create_model(0)
+        sessions = []
+        for number in range(2):
+            await train(one, model, 100 + number)
+            sessions.append(await one.snapshot(model, number))
+
+        def sample(number: int) -> Any:
+            params = {"max_tokens": 200, "stop": []}
+            return asyncio.gather(*(one.sample(session, number, TOKENS, 2, params=params) for session in sessions))
+
+        expected = await sample(0)
+        (served,) = server.service._sampler._engines.members
+        engine = served._running.engine
+        asked = asyncio.ensure_future(sample(1))
+        while engine.load().num_running < 4:
+            await asyncio.sleep(0)
+        for process in engine.processes:  # type: ignore[attr-defined]
+            process.kill()
+        for before, after in zip(expected, await asked, strict=True):
+            for (tokens, logprobs, _), (again, same, _) in zip(
+                read_sequences(before), read_sequences(after), strict=True
+            ):
+                assert len(tokens) == 200 and again == tokens
+                np.testing.assert_allclose(same, logprobs, atol=1e-4)
+        assert served.num_restarts == 1
+        assert await check(one, model, sessions[1], 9) < 1e-4  # the new engine has the current weights

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from roll.errors import ConfigError
+from roll.errors import ConfigError, InfraError
 from roll.process_environment import prepare_environment
 from roll.running import run_to_end
 
@@ -36,6 +36,7 @@ __all__ = ["serve"]
     help="Directory of the checkpoints.",
 )
 @click.option("--engine", default="hf", show_default=True, help="Inference engine.")
+@click.option("--num-engines", default=1, show_default=True, help="Number of inference engines.")
 @click.option(
     "--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", show_default=True, help="Compute dtype."
 )
@@ -55,6 +56,7 @@ def serve(
     keys_file: Path | None,
     directory: Path,
     engine: str,
+    num_engines: int,
     dtype: str,
     max_rank: int,
     alpha: float,
@@ -66,7 +68,7 @@ def serve(
 ) -> None:
     """Serve the training of LoRA adapters on MODEL to clients of the Tinker API.
 
-    FILE is the configuration of a run (*.yaml); its sections model, training and inference apply.
+    FILE is the configuration of a run (*.yaml); its sections model, training, inference and cluster apply.
 
     \b
     roll serve smollm2-135m-instruct --key tml-my-secret-key
@@ -80,6 +82,7 @@ def serve(
     chosen: dict[str, Any] = {
         "model": model,
         "engine": engine,
+        "num_engines": num_engines,
         "dtype": dtype,
         "max_rank": max_rank,
         "alpha": alpha,
@@ -129,7 +132,12 @@ async def _serve(settings: ServeSettings, created_key: str) -> None:
         click.echo(f"export TINKER_BASE_URL={server.url}")
         if created_key:
             click.echo(f"export TINKER_API_KEY={created_key}")
-        await stop.wait()
+        stopping, died = asyncio.create_task(stop.wait()), server.service.trainer.died
+        await asyncio.wait({stopping, died}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if died.done():
+            cause = str(died.exception()).removesuffix(": resume the run.")
+            raise InfraError(f"{cause}: start the server again with the same options. Clients continue.")
         for number in (signal.SIGTERM, signal.SIGINT):  # a second signal ends the process at once
             loop.remove_signal_handler(number)
         click.echo("Stopping.")

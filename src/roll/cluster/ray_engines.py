@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import ray
 
@@ -22,7 +22,7 @@ from roll.cluster.ray_answers import await_result
 from roll.errors import EngineDiedError
 from roll.inference import ENGINES, EngineSpec, build_engine, resolve_engine_kind
 from roll.inference.step_log import MAX_SPANS
-from roll.protocols import PauseMode, SupportsPrefetch, SupportsReadback
+from roll.protocols import PauseMode, SupportsAdapterScoring, SupportsPrefetch, SupportsReadback
 from roll.types import (
     EngineLoad,
     EngineStepSpan,
@@ -67,6 +67,14 @@ class EngineActor:
     async def load(self) -> EngineLoad:
         """Return the engine's load."""
         return self._engine.load()
+
+    async def logprobs(
+        self, sequences: Sequence[IntArray], media: SequenceMedia, adapter: str | None
+    ) -> list[FloatArray]:
+        """Score sequences; only engines with adapters accept the name of one."""
+        if adapter is None:
+            return await self._engine.logprobs(sequences, media)
+        return await cast(SupportsAdapterScoring, self._engine).logprobs(sequences, media, adapter=adapter)
 
     async def applied_checksums(self) -> Mapping[str, int] | None:
         """Return the checksums of the weights in use; `None` if the engine cannot read its weights back."""
@@ -126,8 +134,10 @@ class RayEngine:
                 self._reported = await self._await(self._actor.load.remote())
                 await asyncio.sleep(REPORT_INTERVAL_S)
 
-    async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
-        return await self._await(self._actor.call.remote("logprobs", list(sequences), list(media)))
+    async def logprobs(
+        self, sequences: Sequence[IntArray], media: SequenceMedia = (), *, adapter: str | None = None
+    ) -> list[FloatArray]:
+        return await self._await(self._actor.logprobs.remote(list(sequences), list(media), adapter))
 
     async def abort(self, request_ids: Collection[str]) -> None:
         await self._await(self._actor.call.remote("abort", list(request_ids)))

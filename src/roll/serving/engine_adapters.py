@@ -141,6 +141,12 @@ class EngineAdapters:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._sender.close()
 
+    async def abandon(self) -> None:
+        """Wait for the loads, which fail because the engine was closed, and free the memory of the transport."""
+        tasks = [slot.loading for slot in self._slots if slot.loading is not None]
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._sender.close()
+
     async def _acquire(self, path: str) -> _Slot:
         """Return the slot of a snapshot; if necessary, wait for a slot that no request uses, and load the snapshot."""
         async with self._released:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
+from roll.errors import WorkerDiedError
 from roll.protocols import TrainerGroup
 from roll.serving import wire
 from roll.serving.data import decode_request
@@ -78,21 +80,37 @@ class ModelTrainer:
         self._max_tokens = max_tokens
         self._vocab_size = vocab_size
         self._turn = asyncio.Lock()
+        self.died: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
+        """Raises the error of a rank whose process has ended. The server must then be started again."""
+
+    @asynccontextmanager
+    async def _take_turn(self) -> AsyncIterator[None]:
+        """Use the trainer for one request. If the trainer dies, the request stays without an outcome.
+
+        A later server then runs the request again, instead of telling the client that it failed.
+        """
+        async with self._turn:
+            try:
+                yield
+            except WorkerDiedError as error:
+                if not self.died.done():
+                    self.died.set_exception(error)
+                await asyncio.Event().wait()  # until the server stops
 
     async def put(self, model_id: str, content: AdapterSpec | AdapterSnapshot) -> None:
         """Create a model's adapter, or replace its weights, gradient and optimizer state."""
-        async with self._turn:
+        async with self._take_turn():
             await self._group.call("put_adapter", model_id, content)
 
     async def read(self, model: Model) -> AdapterSnapshot:
         """Return a copy of a model's adapter."""
-        async with self._turn:
+        async with self._take_turn():
             await self._load(model)
             return await self._group.call("read_adapter", model.model_id)
 
     async def release(self, model: Model, read_state: Callable[[], Awaitable[AdapterSnapshot]]) -> None:
         """Free the memory of a model until it is used again. It must have no gradient, and its state must be stored."""
-        async with self._turn:
+        async with self._take_turn():
             await self._group.call("delete_adapter", model.model_id)
             model.read_state = read_state
 
@@ -105,7 +123,7 @@ class ModelTrainer:
 
     async def delete(self, model_id: str) -> None:
         """Delete a model's adapter."""
-        async with self._turn:
+        async with self._take_turn():
             await self._group.call("delete_adapter", model_id)
 
     async def forward_backward(self, model: Model, message: Any) -> Result:
@@ -114,7 +132,7 @@ class ModelTrainer:
             request = await asyncio.to_thread(
                 decode_request, message, max_tokens=self._max_tokens, vocab_size=self._vocab_size
             )
-            async with self._turn:
+            async with self._take_turn():
                 await self._load(model)
                 await self._group.use_adapter(model.model_id)
                 run = self._group.measure if request.forward_only else self._group.forward_backward
@@ -141,7 +159,7 @@ class ModelTrainer:
             RequestFailure: A part of the gradient was discarded, there is no gradient, or it is not finite. The weights
                 are unchanged, and there is no gradient afterwards.
         """
-        async with self._turn:
+        async with self._take_turn():
             await self._load(model)
             await self._group.use_adapter(model.model_id)
             model.has_gradient = False

@@ -1,4 +1,4 @@
-"""`roll serve run.yaml`: what a run's configuration says about the model, the trainer and the engine."""
+"""`roll serve run.yaml`: what a run's configuration says about the model, the trainer and the engines."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _FIXED: dict[str, str] = {
 def read_run_settings(file: Path) -> dict[str, Any]:
     """Return the arguments of `ServeSettings` that a run's configuration determines.
 
-    The sections `model`, `training` and `inference` apply. Data, rewards, the algorithm and the optimizer are the
-    business of clients.
+    The sections `model`, `training`, `inference` and `cluster` apply. Data, rewards, the algorithm and the optimizer
+    are the business of clients.
 
     Raises:
         ConfigError: The configuration is invalid, or needs what the server does not support.
@@ -51,6 +51,8 @@ def read_run_settings(file: Path) -> dict[str, Any]:
         "num_threads": training.num_threads,
         "model_config": config.model.model_copy(update={"lora": lora}),
         "training_config": training,
+        "cluster": config.cluster,
+        "roles": {name: config.roles[name] for name in ("actor_train", "actor_infer") if name in config.roles},
     }
     if isinstance(inference, InferenceConfig):
         if inference.quantization != "none":
@@ -59,20 +61,44 @@ def read_run_settings(file: Path) -> dict[str, Any]:
                 "adapters, and engines with adapters compute in the model's dtype. Remove it."
             )
         settings |= {"engine": inference.engine, "engine_options": inference}
+        settings["num_engines"] = config.roles["actor_infer"].count
         settings["max_context"] = getattr(inference, "max_context", None)
     return settings
 
 
 def _check(config: RunConfig, training: TrainingConfig) -> None:
-    if config.cluster.type != "local":
-        raise ConfigError(
-            f"roll serve supports one trainer rank and one engine (cluster.type local), got cluster.type "
-            f"{config.cluster.type}."
-        )
     if training.backend != "torch":
         raise ConfigError(f"roll serve supports only training.backend torch, got {training.backend}.")
+    if training.optimizer != "adamw":
+        raise ConfigError(f"roll serve supports only training.optimizer adamw, got {training.optimizer}.")
+    if config.cluster.type == "ray":
+        _check_cluster(config, training)
     defaults = LoRAConfig()
     for key, reason in _FIXED.items():
         value = getattr(config.model.lora or defaults, key)
         if value != getattr(defaults, key):
             raise ConfigError(f"roll serve does not support model.lora.{key} ({value}): {reason}. Remove it.")
+
+
+def _check_cluster(config: RunConfig, training: TrainingConfig) -> None:
+    """Check that trainer and engines are on this machine, and that the ranks are data-parallel or context-parallel."""
+    for name in ("pp", "tp", "ep"):
+        if (size := getattr(training.parallel, name)) > 1:
+            raise ConfigError(
+                f"roll serve does not support training.parallel.{name} ({size}): the adapters of clients can only be "
+                "sharded over dp_shard, dp_replicate and cp. Remove it."
+            )
+    if "actor_infer" not in config.roles:
+        raise ConfigError(
+            f"roll serve needs engines in cluster.device_mapping.actor_infer, but the pipeline {config.pipeline} has "
+            "none: use a pipeline with the section inference, or set cluster.type to local."
+        )
+    if config.roles["actor_infer"].wider:
+        raise ConfigError("roll serve supports engines of one width: set inference.tensor_parallel to one number.")
+    cluster = config.cluster
+    for key, value in (("num_nodes", cluster.num_nodes > 1), ("address", cluster.address)):
+        if value:
+            raise ConfigError(
+                f"roll serve does not support cluster.{key}: snapshots reach the engines through shared memory, so all "
+                "devices must be on this machine. Remove it."
+            )

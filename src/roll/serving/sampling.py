@@ -1,30 +1,40 @@
-"""Sampling: sessions that name what to sample from, and requests for several sequences of one prompt."""
+"""Sampling: sessions that name what to sample from, and requests for several sequences of one prompt.
+
+If the engine dies, a request continues on another one, or on the same one after its restart: sequences that are
+complete are kept, and the others are sampled again with the same seeds.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
 
 from roll.protocols import InferenceEngine, SupportsAdapterScoring
 from roll.serving import wire
-from roll.serving.engine_adapters import EngineAdapters
+from roll.serving.engines import ServedEngines, find_death
 from roll.serving.failures import ApiError, RequestFailure
 from roll.serving.requests import Sample, SamplingSettings
 from roll.serving.submissions import Result
-from roll.types import FloatArray, GenerationRequest, IntArray, SamplingParams
+from roll.types import FloatArray, Generation, GenerationRequest, IntArray, SamplingParams
 
-__all__ = ["FIRST_SLICE", "MIN_TEMPERATURE", "Sampler", "SamplingSession"]
+__all__ = ["FIRST_SLICE", "MAX_DEATHS", "MIN_TEMPERATURE", "Sampler", "SamplingSession"]
 
 FIRST_SLICE = 32
-"""The number of tokens after which the text is first searched for stop strings; every later slice is twice as long."""
+"""The number of tokens after which the text is first searched for stop strings. It is searched again whenever the
+number of tokens has doubled.
+"""
 
 MIN_TEMPERATURE = 1e-4
 """The lowest temperature other than 0: logits are divided by it in float32, and must not overflow."""
+
+
+MAX_DEATHS = 3
+"""The number of times that an engine may die during a request until the request fails: it may be the cause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,12 +47,31 @@ class SamplingSession:
     """The path of a snapshot; `None` for the base model."""
 
 
+@dataclass(kw_only=True, slots=True)
+class _Sequence:
+    """A sequence that is sampled, with what is known of it."""
+
+    seed: int
+    tokens: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
+    logprobs: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
+    stop_reason: str = ""
+    """`length` or `stop`; empty until the sequence is complete."""
+
+    def add(self, found: Generation) -> None:
+        """Append what an engine has generated."""
+        self.tokens = np.concatenate([self.tokens, found.token_ids]).astype(np.int32)
+        self.logprobs = np.concatenate([self.logprobs, found.logprobs]).astype(np.float32)
+
+    def end(self, stop_reason: str, length: int | None = None) -> None:
+        """Complete the sequence, after `length` tokens if it is given."""
+        self.tokens, self.logprobs, self.stop_reason = self.tokens[:length], self.logprobs[:length], stop_reason
+
+
 class Sampler:
-    """Samples with an engine.
+    """Samples with engines.
 
     Args:
-        engine: The engine.
-        adapters: The snapshots in the engine.
+        engines: The engines.
         max_context: The largest number of tokens of a prompt with its answer.
         vocab_size: The number of tokens in the vocabulary.
         end_token_ids: The tokens that end an answer by default.
@@ -51,16 +80,14 @@ class Sampler:
 
     def __init__(
         self,
-        engine: InferenceEngine,
-        adapters: EngineAdapters,
+        engines: ServedEngines,
         *,
         max_context: int,
         vocab_size: int,
         end_token_ids: Sequence[int],
         tokenizer: object,
     ) -> None:
-        self._engine = engine
-        self._adapters = adapters
+        self._engines = engines
         self._max_context = max_context
         self._vocab_size = vocab_size
         self._end_token_ids = tuple(end_token_ids)
@@ -113,53 +140,83 @@ class Sampler:
             request: The request.
             tokens: The tokens of the prompt.
             seed: The seed of a request without one.
+
+        Raises:
+            RequestFailure: The engine died several times, or cannot be started again.
         """
         settings = request.sampling_params
         seed = seed if settings.seed is None else settings.seed % 2**63
         seeds = np.random.SeedSequence(seed).generate_state(request.num_samples, np.uint64)
-        async with self._adapters.use(session.path) as adapter, asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._sample_one(tokens, settings, adapter, int(own) >> 1)) for own in seeds]
-            scoring = group.create_task(self._score(request, tokens, adapter))
-        sequences = [task.result() for task in tasks]
-        return Result(body=wire.encode_samples(sequences, scoring.result()), content_type=wire.CONTENT_TYPE)
+        sequences = [_Sequence(seed=int(own) >> 1) for own in seeds]
+        num_deaths = 0
+        while True:
+            try:
+                scores = await self._run(session, request, tokens, sequences)
+            except Exception as error:
+                if (death := find_death(error)) is None:
+                    raise
+                num_deaths += 1
+                if num_deaths == MAX_DEATHS:
+                    raise RequestFailure(
+                        f"an engine died {num_deaths} times during this request, the last time because {death.cause}. "
+                        "Send the request again.",
+                        "server",
+                    ) from error
+                continue
+            content = [(each.tokens, each.logprobs, each.stop_reason) for each in sequences]
+            return Result(body=wire.encode_samples(content, scores), content_type=wire.CONTENT_TYPE)
 
-    async def _sample_one(
-        self, prompt: IntArray, settings: SamplingSettings, adapter: str | None, seed: int
-    ) -> tuple[IntArray, FloatArray, str]:
-        """Sample one sequence; return its tokens, log-probs and stop reason.
+    async def _run(
+        self, session: SamplingSession, request: Sample, prompt: IntArray, sequences: Sequence[_Sequence]
+    ) -> FloatArray | None:
+        """Complete the sequences on one engine, and return the log-probs of the prompt if they are requested."""
+        waiting = [each for each in sequences if not each.stop_reason]
+        served = self._engines.choose(session.path)
+        async with served.use(session.path, len(waiting)) as (engine, adapter), asyncio.TaskGroup() as group:
+            for each in waiting:
+                group.create_task(self._complete(engine, adapter, prompt, request.sampling_params, each))
+            scoring = group.create_task(self._score(engine, adapter, request, prompt))
+        return scoring.result()
+
+    async def _complete(
+        self,
+        engine: InferenceEngine,
+        adapter: str | None,
+        prompt: IntArray,
+        settings: SamplingSettings,
+        sequence: _Sequence,
+    ) -> None:
+        """Sample the rest of a sequence.
 
         With stop strings, the answer is generated in slices, and cut after the token that completes a stop string.
         """
         limit = min(settings.max_tokens or self._max_context, self._max_context - len(prompt))
         strings, stop_ids = self._read_stop(settings)
-        tokens, logprobs = np.zeros(0, np.int32), np.zeros(0, np.float32)
-        size = min(FIRST_SLICE, limit) if strings else limit
         while True:
-            done = len(tokens)
+            done = len(sequence.tokens)
+            size = max(FIRST_SLICE, done) if strings else limit
             params = SamplingParams(
                 max_new_tokens=min(size, limit - done),
                 temperature=settings.temperature,
                 top_p=settings.top_p,
                 top_k=max(settings.top_k, 0),
                 stop_token_ids=stop_ids,
-                seed=seed,
+                seed=sequence.seed,
                 position=done,
             )
             name = f"sample-{next(self._numbers)}"
-            context = np.concatenate([prompt, tokens])
-            found = await self._engine.generate(
+            context = np.concatenate([prompt, sequence.tokens])
+            found = await engine.generate(
                 GenerationRequest(request_id=name, token_ids=context, sampling=params, adapter=adapter)
             )
             if found.finish_reason == "abort":
                 raise RequestFailure("the engine aborted the request.", "server")
-            tokens = np.concatenate([tokens, found.token_ids]).astype(np.int32)
-            logprobs = np.concatenate([logprobs, found.logprobs]).astype(np.float32)
-            end = self._find_end(tokens, done, strings)
+            sequence.add(found)
+            end = self._find_end(sequence.tokens, done, strings)
             if end is not None:
-                return tokens[:end], logprobs[:end], "stop"
-            if found.finish_reason != "length" or len(tokens) >= limit:
-                return tokens, logprobs, "length" if found.finish_reason == "length" else "stop"
-            size *= 2
+                return sequence.end("stop", end)
+            if found.finish_reason != "length" or len(sequence.tokens) >= limit:
+                return sequence.end("length" if found.finish_reason == "length" else "stop")
 
     def _read_stop(self, settings: SamplingSettings) -> tuple[list[str], tuple[int, ...]]:
         """Return the strings and the tokens that end an answer."""
@@ -189,11 +246,13 @@ class Sampler:
     def _decode(self, tokens: IntArray) -> str:
         return self._tokenizer.decode(tokens.tolist())  # type: ignore[attr-defined]
 
-    async def _score(self, request: Sample, tokens: IntArray, adapter: str | None) -> FloatArray | None:
+    async def _score(
+        self, engine: InferenceEngine, adapter: str | None, request: Sample, tokens: IntArray
+    ) -> FloatArray | None:
         """Return the log-probs of the prompt, NaN where they are not requested."""
         if not request.prompt_logprobs:
             return None
-        (found,) = await cast(SupportsAdapterScoring, self._engine).logprobs([tokens], adapter=adapter)
+        (found,) = await cast(SupportsAdapterScoring, engine).logprobs([tokens], adapter=adapter)
         scored = found.astype(np.float32)
         first = 1 if request.prompt_logprobs_last_n is None else len(tokens) - request.prompt_logprobs_last_n
         scored[:first] = np.nan

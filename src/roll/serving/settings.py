@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from roll.config.cluster import ClusterConfig, RoleDevices
 from roll.config.inference import InferenceConfig
 from roll.config.model import ModelConfig
 from roll.config.training import TrainingConfig
@@ -39,6 +40,7 @@ class ServeSettings:
     keys: Mapping[str, str] = field(default_factory=dict)
     """Owners by API key."""
     engine: str = "hf"
+    num_engines: int = 1
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     max_rank: int = 32
     """The largest rank of a client's adapter."""
@@ -48,7 +50,7 @@ class ServeSettings:
     """The largest number of tokens of a prompt with its answer, or of a datum; by default that of the model, but at
     most 4096."""
     max_adapters: int = 16
-    """The number of snapshots that the engine holds at a time; others are read from disk when they are sampled."""
+    """The number of snapshots that each engine holds at a time; others are read from disk when they are sampled."""
     session_timeout_s: float = 3600.0
     """The time without a request or heartbeat after which a session ends."""
     idle_timeout_s: float = 900.0
@@ -63,12 +65,17 @@ class ServeSettings:
     training_config: TrainingConfig | None = None
     """The configuration of the trainer, of which clients replace the optimizer's settings."""
     engine_options: InferenceConfig | None = None
-    """The configuration of the engine."""
+    """The configuration of the engines."""
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    """The cluster of the trainer's ranks and of the engines; `local`: one rank and all engines are in this process."""
+    roles: Mapping[str, RoleDevices] = field(default_factory=dict)
+    """The devices of `actor_train` and `actor_infer` in the cluster."""
 
     def __post_init__(self) -> None:
         limits = {
             "max_rank": 1,
             "max_adapters": 1,
+            "num_engines": 1,
             "alpha": 0,
             "session_timeout_s": 0,
             "idle_timeout_s": 0,

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import dataclasses
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import torch
 
-from roll.cluster.local import LocalCluster
+from roll.cluster.base import Cluster, open_cluster
 from roll.config.engines import EngineRequirement, check_engine, get_engine_capabilities, resolve_engine_kind
 from roll.config.inference import InferenceConfig
 from roll.config.model import LoRAConfig, ModelConfig
 from roll.config.training import TrainingConfig
 from roll.errors import ConfigError
-from roll.inference import EngineSpec, build_engine
+from roll.inference import EngineSpec
 from roll.models import describe_model, find_stop_token_ids, list_adapted_layers, load_tokenizer, resolve_model
 from roll.protocols import InferenceEngine
 from roll.serving.checkpoints import Checkpoints
 from roll.serving.engine_adapters import EngineAdapters, EngineLayers
+from roll.serving.engines import ServedEngine, ServedEngines
 from roll.serving.journal import Journal
 from roll.serving.models import ModelTrainer
 from roll.serving.recovery import restore
@@ -38,7 +40,7 @@ DEFAULT_MAX_CONTEXT = 4096
 
 @asynccontextmanager
 async def open_server(settings: ServeSettings) -> AsyncIterator[TrainingServer]:
-    """Load the base model into a trainer and an engine, and serve until the end of the `with` block.
+    """Load the base model into a trainer and engines, and serve until the end of the `with` block.
 
     Raises:
         ConfigError: The engine cannot sample with adapters, or the server cannot listen on the address.
@@ -53,12 +55,10 @@ async def open_server(settings: ServeSettings) -> AsyncIterator[TrainingServer]:
     async with AsyncExitStack() as stack:
         journal = Journal(settings.directory / "journal")
         stack.callback(journal.close)
-        cluster = LocalCluster()
+        cluster = open_cluster(settings.cluster, settings.roles)
+        stack.push_async_callback(cluster.close)
         trainer = await cluster.start_trainer(_build_trainer_spec(settings, path), "actor_train")
         stack.push_async_callback(trainer.close)
-        engine = build_engine(_build_engine_spec(settings, path, kind, context))
-        await engine.start()
-        stack.push_async_callback(engine.close)
         checkpoints = Checkpoints(settings.directory, settings.model_name, str(path))
         service: Service | None = None
 
@@ -66,18 +66,11 @@ async def open_server(settings: ServeSettings) -> AsyncIterator[TrainingServer]:
             assert service is not None
             return service.read_snapshot(snapshot_path)
 
-        layers = EngineLayers(
-            shapes=list_adapted_layers(str(path), "all-linear"),
-            lora=_build_lora(settings),
-            dtype=getattr(torch, settings.dtype),
-        )
-        adapters = EngineAdapters(engine, cluster.choose_transport(kind), layers, settings.max_adapters, read)
-        stack.push_async_callback(adapters.close)
-        await adapters.start()
+        engines = await _start_engines(settings, cluster, path, context, read, stack)
         service = Service(
             settings,
             ModelTrainer(trainer, context, description.vocab_size),
-            _build_sampler(engine, adapters, path, context),
+            _build_sampler(engines, path, context),
             checkpoints,
             journal,
             tokenizer_id=_find_tokenizer_id(settings.model, path),
@@ -97,10 +90,38 @@ async def open_server(settings: ServeSettings) -> AsyncIterator[TrainingServer]:
         yield server
 
 
-def _build_sampler(engine: InferenceEngine, adapters: EngineAdapters, path: Path, context: int) -> Sampler:
+async def _start_engines(
+    settings: ServeSettings,
+    cluster: Cluster,
+    path: Path,
+    context: int,
+    read: Callable[[str], AdapterSnapshot],
+    stack: AsyncExitStack,
+) -> ServedEngines:
+    kind = resolve_engine_kind(settings.engine, "--engine")
+    group = await cluster.start_engines(_build_engine_specs(settings, path, kind, context), "actor_infer")
+    stack.push_async_callback(group.close)
+    layers = EngineLayers(
+        shapes=list_adapted_layers(str(path), "all-linear"),
+        lora=_build_lora(settings),
+        dtype=getattr(torch, settings.dtype),
+    )
+    # Snapshots are sent by this process, from its memory, and all engines are on its machine.
+    shares_process = settings.cluster.type == "local" and get_engine_capabilities(kind).shares_process
+    transport = "in_process" if shares_process else "shared_memory"
+
+    def open_adapters(engine: InferenceEngine) -> EngineAdapters:
+        return EngineAdapters(engine, transport, layers, settings.max_adapters, read)
+
+    engines = ServedEngines([ServedEngine(group, engine, open_adapters) for engine in group.engines])
+    stack.push_async_callback(engines.close)
+    await engines.start()
+    return engines
+
+
+def _build_sampler(engines: ServedEngines, path: Path, context: int) -> Sampler:
     return Sampler(
-        engine,
-        adapters,
+        engines,
         max_context=context,
         vocab_size=describe_model(path).vocab_size,
         end_token_ids=find_stop_token_ids(path),
@@ -124,11 +145,11 @@ def _build_lora(settings: ServeSettings) -> LoRAConfig:
     return LoRAConfig(rank=settings.max_rank, alpha=settings.alpha)
 
 
-def _build_engine_spec(settings: ServeSettings, path: Path, kind: str, context: int) -> EngineSpec:
+def _build_engine_specs(settings: ServeSettings, path: Path, kind: str, context: int) -> list[EngineSpec]:
     options = settings.engine_options or InferenceConfig()
     model = settings.model_config
-    return EngineSpec(
-        engine_id="sampler",
+    spec = EngineSpec(
+        engine_id="sampler-0",
         kind=kind,
         model_path=str(path),
         dtype=settings.dtype,
@@ -142,6 +163,7 @@ def _build_engine_spec(settings: ServeSettings, path: Path, kind: str, context: 
         trust_remote_code=model is not None and model.trust_remote_code,
         options={**get_engine_capabilities(kind).sequential_options, **options.options},
     )
+    return [dataclasses.replace(spec, engine_id=f"sampler-{index}") for index in range(settings.num_engines)]
 
 
 def _build_trainer_spec(settings: ServeSettings, path: Path) -> TrainerSpec:

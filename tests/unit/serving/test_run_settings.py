@@ -17,6 +17,12 @@ from roll.serving import ServeSettings
 from roll.serving.run_settings import read_run_settings
 from roll.serving.starting import open_server
 
+RAY = {
+    "cluster__type": "ray",
+    "cluster__devices_per_node": 4,
+    "cluster__device_mapping": {"actor_train": [0, 1], "actor_infer": [2, 3]},
+}
+
 
 def write_config(tmp_path: Path, model: Path, **changes: Any) -> Path:
     content: dict[str, Any] = {
@@ -42,7 +48,7 @@ async def test_serving_a_configuration_determines_model_trainer_and_engine(tiny_
     assert (settings.model, settings.dtype, settings.engine) == (str(tiny_model), "float32", "hf")
     assert (settings.max_rank, settings.alpha, settings.max_context, settings.num_threads) == (6, 12.0, 80, 1)
     async with open_server(settings) as server, client(server) as one:
-        assert server.service._sampler._engine._spec.max_num_seqs == 3
+        assert server.service._sampler._engines.members[0]._running.engine._spec.max_num_seqs == 3
         model = await one.create_model(rank=6)
         each = datum([5, 6, 7], [6, 7, 8], weights=np.ones(3))
         first, _ = await one.forward_backward(model, [each])
@@ -55,7 +61,12 @@ async def test_serving_a_configuration_determines_model_trainer_and_engine(tiny_
     [
         ({"model__lora": {"use_dora": True}}, r"does not support model\.lora\.use_dora \(True\)"),
         ({"model__lora": {"target_modules": ["q_proj"]}}, r"does not support model\.lora\.target_modules"),
-        ({"cluster__type": "ray"}, "one trainer rank and one engine"),
+        ({"training__optimizer": "adamw_8bit"}, r"supports only training\.optimizer adamw, got adamw_8bit"),
+        ({**RAY, "training__parallel": {"tp": 2}}, r"does not support training\.parallel\.tp \(2\)"),
+        ({**RAY, "training__parallel": {"pp": 2}}, r"does not support training\.parallel\.pp \(2\)"),
+        ({**RAY, "inference__tensor_parallel": [1, 2]}, "engines of one width"),
+        ({**RAY, "cluster__address": "auto"}, r"does not support cluster\.address"),
+        ({**RAY, "cluster__num_nodes": 2}, r"does not support cluster\.num_nodes"),
         ({"training__backend": "deepspeed"}, "supports only training.backend torch"),
         ({"training__nonsense": 1}, "training.nonsense"),
     ],
@@ -65,6 +76,14 @@ def test_serving_a_configuration_that_cannot_be_served_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         read_run_settings(write_config(tmp_path, tiny_model, **changes))
+
+
+def test_serving_a_configuration_determines_the_numbers_of_ranks_and_engines(tiny_model: Path, tmp_path: Path) -> None:
+    chosen = read_run_settings(write_config(tmp_path, tiny_model, **RAY))
+    assert chosen["num_engines"] == 2 and chosen["cluster"].type == "ray"
+    assert {name: role.count for name, role in chosen["roles"].items()} == {"actor_train": 2, "actor_infer": 2}
+    alone = read_run_settings(write_config(tmp_path, tiny_model))
+    assert alone["num_engines"] == 1 and alone["cluster"].type == "local"
 
 
 def test_serving_options_that_the_configuration_determines_are_refused(tiny_model: Path, tmp_path: Path) -> None:

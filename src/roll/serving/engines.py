@@ -1,0 +1,166 @@
+"""The engines of a server: each with its own snapshots, and started again when it has died.
+
+    request ─► the engine with the fewest sequences ─► its snapshots (`engine_adapters`) ─► tokens
+                       └─ died: started again, without snapshots; requests load theirs again and continue
+
+A new engine has the base model's weights, and receives a snapshot when a request needs it. Requests therefore continue
+with the weights with which they began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from roll.errors import EngineDiedError, iterate_leaf_errors, one_line_error
+from roll.protocols import InferenceEngine
+from roll.rollout.engine_group import EngineGroup
+from roll.serving.engine_adapters import EngineAdapters
+from roll.serving.failures import RequestFailure
+
+__all__ = ["ServedEngine", "ServedEngines", "find_death"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    engine: InferenceEngine
+    adapters: EngineAdapters
+
+
+class ServedEngine:
+    """An engine that is started again when it has died.
+
+    Args:
+        group: The group of the engine.
+        engine: The engine, started.
+        open_adapters: A function that opens the adapters of an engine.
+    """
+
+    def __init__(
+        self, group: EngineGroup, engine: InferenceEngine, open_adapters: Callable[[InferenceEngine], EngineAdapters]
+    ) -> None:
+        self.engine_id = engine.engine_id
+        self.num_sequences = 0
+        """The number of sequences that requests sample now."""
+        self.num_restarts = 0
+        self._group = group
+        self._open_adapters = open_adapters
+        self._running = _Running(engine, open_adapters(engine))
+        self._restart: asyncio.Task[None] | None = None
+        """The restart, from the death of the engine until a new one runs."""
+
+    @property
+    def is_ready(self) -> bool:
+        """True if the engine runs, as far as is known."""
+        return self._restart is None
+
+    @property
+    def paths(self) -> Sequence[str]:
+        """The paths of the snapshots in the engine."""
+        return self._running.adapters.paths
+
+    async def start(self) -> None:
+        """Prepare the engine for requests."""
+        await self._running.adapters.start()
+
+    @asynccontextmanager
+    async def use(self, path: str | None, num_sequences: int) -> AsyncIterator[tuple[InferenceEngine, str | None]]:
+        """Keep a snapshot in the engine during the `with` block.
+
+        Args:
+            path: The path of the snapshot; `None` for the base model.
+            num_sequences: The number of sequences that the block samples.
+
+        Yields:
+            The engine, and the name of the snapshot in it.
+
+        Raises:
+            EngineDiedError: The engine died, and is being started again. It may be in an exception group.
+            RequestFailure: The engine died and cannot be started again.
+        """
+        self.num_sequences += num_sequences
+        try:
+            if self._restart is not None:
+                await asyncio.shield(self._restart)  # several requests wait for it
+            running = self._running
+            try:
+                async with running.adapters.use(path) as adapter:
+                    yield running.engine, adapter
+            except Exception as error:
+                if (death := find_death(error)) is not None:
+                    self._report(running, death)
+                raise
+        finally:
+            self.num_sequences -= num_sequences
+
+    def _report(self, running: _Running, death: EngineDiedError) -> None:
+        """Start the engine again, unless that was done since the request began."""
+        if running is self._running and self._restart is None:
+            logger.error("%s. It is started again.", death)
+            self._restart = asyncio.create_task(self._start_again(running), name=f"restart {self.engine_id}")
+            self._restart.add_done_callback(lambda task: task.cancelled() or task.exception())  # it was logged
+
+    async def _start_again(self, dead: _Running) -> None:
+        try:
+            engine = await self._group.replace(self.engine_id)  # closes the dead one, so its loads of snapshots fail
+            await dead.adapters.abandon()
+            adapters = self._open_adapters(engine)
+            await adapters.start()
+        except Exception as error:
+            logger.exception("the engine '%s' could not be started again", self.engine_id)
+            raise RequestFailure(
+                f"the engine died and could not be started again: {one_line_error(error)}. Send the request later.",
+                "server",
+            ) from error
+        else:
+            self._running = _Running(engine, adapters)
+            self.num_restarts += 1
+            logger.warning("the engine '%s' was started again", self.engine_id)
+        finally:
+            self._restart = None
+
+    async def close(self) -> None:
+        """Stop a restart, and free the memory of snapshots. The group closes the engine."""
+        if self._restart is not None:
+            self._restart.cancel()
+            await asyncio.gather(self._restart, return_exceptions=True)
+        await self._running.adapters.close()
+
+
+class ServedEngines:
+    """The engines of a server.
+
+    Args:
+        engines: The engines; at least one.
+    """
+
+    def __init__(self, engines: Sequence[ServedEngine]) -> None:
+        self.members = tuple(engines)
+
+    def choose(self, path: str | None) -> ServedEngine:
+        """Return the engine for a request: one that runs, with few sequences, that has the snapshot already."""
+
+        def rank(engine: ServedEngine) -> tuple[bool, int, bool]:
+            return not engine.is_ready, engine.num_sequences, path is not None and path not in engine.paths
+
+        return min(self.members, key=rank)
+
+    async def start(self) -> None:
+        """Prepare all engines for requests."""
+        for each in self.members:
+            await each.start()
+
+    async def close(self) -> None:
+        """Free what the engines share with this process."""
+        for each in self.members:
+            await each.close()
+
+
+def find_death(error: BaseException) -> EngineDiedError | None:
+    """Return the error of an engine that died, if there is one in an error or exception group."""
+    return next((each for each in iterate_leaf_errors(error) if isinstance(each, EngineDiedError)), None)
