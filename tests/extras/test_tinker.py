@@ -52,13 +52,22 @@ def run_client(url: str, program: Path, *arguments: str) -> str:
     return found.stdout
 
 
-@pytest.mark.parametrize("engine", ["hf", "vllm"])
-def test_extras_tinker_the_client_trains_samples_saves_and_resumes(
-    request: pytest.FixtureRequest, tmp_path: Path, engine: str
-) -> None:
-    if engine == "vllm":
+ENGINES = ("hf", pytest.param("vllm", marks=pytest.mark.vllm))
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    if request.param == "vllm":
         pytest.importorskip("vllm")
-    model: Path = request.getfixturevalue("servable_model" if engine == "vllm" else "tiny_model")
+    return request.param
+
+
+@pytest.fixture
+def model(request: pytest.FixtureRequest, engine: str) -> Path:
+    return request.getfixturevalue("servable_model" if engine == "vllm" else "tiny_model")
+
+
+def test_extras_tinker_the_client_trains_samples_saves_and_resumes(model: Path, tmp_path: Path, engine: str) -> None:
     with serving(model, tmp_path / "checkpoints", "--engine", engine) as url:
         output = run_client(url, Path(__file__).parent / "tinker" / "train.py", "tiny", str(model))
     found: dict[str, Any] = json.loads(output.splitlines()[-1])
@@ -96,9 +105,9 @@ def test_extras_tinker_the_example_of_the_documentation_runs(tiny_model: Path, t
     assert json.loads((saved / "adapter_config.json").read_text())["r"] == 16
 
 
-def test_extras_tinker_two_clients_at_once_train_as_one_alone(tiny_model: Path, tmp_path: Path) -> None:
+def test_extras_tinker_two_clients_at_once_train_as_one_alone(model: Path, tmp_path: Path, engine: str) -> None:
     program = ROOT / "examples" / "serve" / "client.py"
-    with serving(tiny_model, tmp_path / "checkpoints") as url, ThreadPoolExecutor() as threads:
+    with serving(model, tmp_path / "checkpoints", "--engine", engine) as url, ThreadPoolExecutor() as threads:
         alone = run_client(url, program)
         together = list(threads.map(lambda _: run_client(url, program), range(2)))
     for output in together:

@@ -29,11 +29,19 @@ def write_rows(file: Path, rows: list[dict[str, Any]]) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+@pytest.fixture(scope="module", params=["hf", pytest.param("vllm", marks=pytest.mark.vllm)])
+def engine(request: pytest.FixtureRequest) -> str:
+    """The inference engine; `-m "extras and not vllm"` halves the time."""
+    if request.param == "vllm":
+        pytest.importorskip("vllm")
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Path:
     """A working directory with the model, and with data sets under the names that recipes load."""
-    directory = tmp_path_factory.mktemp("cookbook")
-    write_boxed_model(directory / MODEL)
+    directory = tmp_path_factory.mktemp(f"cookbook-{engine}")
+    write_boxed_model(directory / MODEL, hidden=128 if engine == "vllm" else 64)  # vLLM's kernels need wide heads
     chats = [
         {"messages": [{"role": "user", "content": f"Say {n}."}, {"role": "assistant", "content": f"Here: {n}{n}."}]}
         for n in range(40)
@@ -57,13 +65,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Server:
     """`roll serve` on a port that stays the same."""
 
-    def __init__(self, place: Path, port: int = 0) -> None:
-        self.directory, self.port, self.url = place / "served", port, ""
-        self.log = place / "server.log"
+    def __init__(self, place: Path, engine: str) -> None:
+        self.directory, self.port, self.url = place / "served", 0, ""
+        self.engine, self.log = engine, place / "server.log"
 
     def start(self) -> None:
         command = [sys.executable, "-m", "roll", "serve", MODEL, "--port", str(self.port), "--key", KEY]
         command += ["--dir", str(self.directory), "--dtype", "float32", "--num-threads", "1", "--max-context", "2048"]
+        command += ["--engine", self.engine]
         with self.log.open("a") as output:
             self.process = subprocess.Popen(
                 command, cwd=self.log.parent, stdout=subprocess.PIPE, stderr=output, text=True
@@ -82,8 +91,8 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server(place: Path) -> Iterator[Server]:
-    started = Server(place)
+def server(place: Path, engine: str) -> Iterator[Server]:
+    started = Server(place, engine)
     started.start()
     yield started
     assert started.stop(signal.SIGTERM) == 0, started.log.read_text()
@@ -158,9 +167,9 @@ def test_extras_cookbook_sl_loop_is_killed_and_resumes(server: Server, place: Pa
     assert again[8] < 0.8 * before[0]["train_mean_nll"]
 
 
-def test_extras_cookbook_sl_loop_goes_on_when_the_server_is_killed_and_started_again(place: Path) -> None:
+def test_extras_cookbook_sl_loop_goes_on_when_the_server_is_killed_and_started_again(place: Path, engine: str) -> None:
     (place / "other").mkdir(exist_ok=True)
-    own = Server(place)
+    own = Server(place, engine)
     own.directory = place / "other" / "served"
     own.start()
     process = start_recipe(own, place, "sl_loop", "sl-server", *SL_LOOP)
@@ -173,13 +182,28 @@ def test_extras_cookbook_sl_loop_goes_on_when_the_server_is_killed_and_started_a
     assert own.stop(signal.SIGTERM) == 0
 
 
-@pytest.mark.parametrize("loss", ["importance_sampling", "cispo"])
-def test_extras_cookbook_rl_loop_trains(server: Server, place: Path, loss: str) -> None:
-    arguments = ("batch_size=2", "group_size=8", "max_tokens=12", "lora_rank=8", "learning_rate=0.01", "max_steps=3")
-    metrics = run_recipe(server, place, "rl_loop", f"rl-{loss}", f"loss_fn={loss}", *arguments)
+RL_LOOP = ("batch_size=2", "group_size=8", "max_tokens=12", "lora_rank=8", "learning_rate=0.01", "max_steps=3")
+
+
+def check_rl_loop(metrics: list[dict[str, Any]]) -> None:
     assert [row["progress/batch"] for row in metrics] == [0, 1, 2]
     assert any("grad_norm" in row for row in metrics)
     assert 0 < sum(row["reward/total"] for row in metrics) < 3
+
+
+@pytest.mark.parametrize("loss", ["importance_sampling", "cispo"])
+def test_extras_cookbook_rl_loop_trains(server: Server, place: Path, loss: str) -> None:
+    check_rl_loop(run_recipe(server, place, "rl_loop", f"rl-{loss}", f"loss_fn={loss}", *RL_LOOP))
+
+
+def test_extras_cookbook_two_recipes_at_once_train_as_each_alone(server: Server, place: Path) -> None:
+    alone = run_recipe(server, place, "sl_loop", "sl-alone", *SL_LOOP)
+    sampling = start_recipe(server, place, "rl_loop", "rl-beside", "loss_fn=cispo", *RL_LOOP)
+    together = [start_recipe(server, place, "sl_loop", f"sl-{index}", *SL_LOOP) for index in range(2)]
+    for index, process in enumerate(together):
+        rows = finish(process, place / f"sl-{index}")
+        assert [row["train_mean_nll"] for row in rows] == [row["train_mean_nll"] for row in alone]
+    check_rl_loop(finish(sampling, place / "rl-beside"))
 
 
 def test_extras_cookbook_sl_basic_trains(server: Server, place: Path) -> None:

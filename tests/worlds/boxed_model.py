@@ -12,12 +12,12 @@ _START, _END, _FIRST_BYTE = 1, 2, 4
 _STEPS, _BATCH_SIZE = 150, 8
 
 
-def write_boxed_model(directory: Path, context_length: int = 2048) -> Path:
+def write_boxed_model(directory: Path, context_length: int = 2048, hidden: int = 64) -> Path:
     r"""Write a model whose answer to any prompt is `\boxed{d}` with a random digit d, nearly always."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    write_tiny_model(directory, hidden=64, context_length=context_length)
+    write_tiny_model(directory, hidden=hidden, context_length=context_length)
     network = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     optimizer = torch.optim.AdamW(network.parameters(), lr=5e-3)
     random = torch.Generator().manual_seed(0)
