@@ -35,6 +35,8 @@ class Work:
     run: Callable[[], Awaitable[Result]]
     changes_model: bool = False
     """True if the weights, the gradient or the optimizer's state depend on the request."""
+    loses_gradient: bool = False
+    """True if the gradient is discarded when the request fails."""
     after: Callable[[], Awaitable[None]] | None = None
     """Called after the request has succeeded, before the next request begins."""
 
@@ -149,7 +151,10 @@ class RequestOrder:
 
     async def _process(self, each: _Waiting) -> None:
         earlier = each.promise.outcome
-        if isinstance(earlier, RequestFailure) and earlier.was_skipped:
+        if isinstance(earlier, RequestFailure) and (
+            # A failure of the server, such as too little memory, need not happen again, but the client knows of it.
+            earlier.was_skipped or (each.work.loses_gradient and earlier.category == "server")
+        ):
             self._on_gap(earlier.message)
             return
         if earlier is not None and not each.work.changes_model:

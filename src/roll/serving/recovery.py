@@ -5,7 +5,7 @@
     models  ─► last stored state ─► later requests of the journal
 
 Models compute the same numbers again, so each request that was accepted is applied once, and no outcome that a client
-has seen is lost.
+has seen is lost. What failed because of the server is not computed again: it stays as it was for the client.
 """
 
 from __future__ import annotations

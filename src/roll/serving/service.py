@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any
 
 from roll.serving.bodies import (
@@ -161,11 +162,10 @@ class Service:
         model = self._models.find(message.model_id, owner)
         if message.seq_id < 1:
             raise ApiError(400, f"must be at least 1, got {message.seq_id}.", field="seq_id")
-        return model.order.submit(
-            message.seq_id,
-            submission,
-            Work(run=lambda: self.trainer.forward_backward(model, message), changes_model=not message.forward_only),
-        )
+        trains = not message.forward_only
+        run = partial(self.trainer.forward_backward, model, message)
+        work = Work(run=run, changes_model=trains, loses_gradient=trains)
+        return model.order.submit(message.seq_id, submission, work)
 
     def optim_step(self, owner: str, request: OptimStep, submission: Submission) -> Promise:
         """Update a model with its gradient."""

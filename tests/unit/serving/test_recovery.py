@@ -201,6 +201,30 @@ async def test_serving_recovery_does_not_run_what_was_skipped(tiny_model: Path, 
         assert (await two.forward_backward(model, [simple(1)], seq=6))[0] == expected
 
 
+async def test_serving_recovery_does_not_run_again_what_failed_in_the_server(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tiny_model, tmp_path / "a") as server, client(server) as one:
+        model, group = await one.create_model(), server.service.trainer._group
+        with monkeypatch.context() as patch:
+
+            async def fail(*_: Any) -> Any:
+                raise RuntimeError("no memory is left")
+
+            patch.setattr(group, "forward_backward", fail)
+            with pytest.raises(ApiFailure, match="no memory is left") as failure:
+                await one.forward_backward(model, [simple(1)])
+        assert failure.value.content["category"] == "server"
+        with pytest.raises(ApiFailure, match=r"optim_step was rejected .* no memory is left"):
+            await one.step(model)
+        await train(one, model, 2, 1)
+        killed = Killed(tmp_path / "a", tmp_path / "b")
+        expected = await train(one, model, 3, 2)
+    async with killed.restart(tiny_model, one) as two:
+        two.seq[model] = 4
+        assert await train(two, model, 3, 2) == expected
+
+
 async def test_serving_recovery_finds_a_checkpoint_that_was_written_but_not_confirmed(
     tiny_model: Path, tmp_path: Path
 ) -> None:
