@@ -2,7 +2,7 @@
 
     HTTP ─► server ─► keys, requests, wire ─► service ─┬─► ordering ─► models ─► trainer (one adapter per model)
                                                        ├─► checkpoints (PEFT directories, optimizer states)
-                                                       └─► sampling ─► snapshots ─► engine (one adapter per snapshot)
+                                                       └─► sampling ─► engines ─► snapshots (one adapter each)
 
     journal ─► what was accepted and answered ─► recovery, when a server is started again (states: adapters of models)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import logging
 import os
 import zlib
 from collections.abc import Callable, Iterator
@@ -27,6 +28,8 @@ from roll.serving.submissions import Result, Submission
 from roll.tracking import atomic
 
 __all__ = ["FINISH", "Journal", "Record"]
+
+logger = logging.getLogger(__name__)
 
 FINISH = "finish"
 """The path in the record of the end of a session."""
@@ -159,10 +162,11 @@ class Journal:
             try:
                 os.fdatasync(self._file)
                 self._num_synced = self._num_written
-            finally:
-                os.close(self._file)
-                self._file = -1
-                self._thread.shutdown(wait=False)
+            except OSError as error:  # answers that wait for the sync fail
+                logger.error("the journal could not be synced: %s", error)
+            os.close(self._file)
+            self._file = -1
+            self._thread.shutdown(wait=False)
 
     def _append(self, record: Record) -> None:
         if self._file < 0:
