@@ -19,12 +19,16 @@ FILES = {
     "verifiers": ["tests/unit/envs/adapters/test_verifiers.py"],
     "ocr": ["tests/unit/pipelines/test_diffusion_text_reward.py"],
     "checkers": ["tests/unit/test_deploy.py"],
+    "megatron": ["tests/unit/training/test_megatron.py"],
+    "megatron, layouts": ["tests/unit/training/test_megatron_layouts.py"],
+    "megatron, contract": ["tests/unit/training/test_contract.py", "-k", "megatron"],
 }
+"""Arguments of pytest, by environment; what follows a comma tells several runs in one environment apart."""
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_extras_environment_no_test_of_files_is_skipped_in_their_environment(name: str) -> None:
-    directory = extra_directory(name)
+    directory = extra_directory(name.partition(",")[0])
     programs = directory / "bin"
     command = [programs / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", *FILES[name]]
     environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}

@@ -113,11 +113,6 @@ class RunConfig(Section):
         training, lora = getattr(self, "training", None), self.model.lora
         if not isinstance(training, TrainingConfig) or lora is None:
             return self
-        if training.backend == "megatron":
-            raise ValueError(
-                "training.backend 'megatron' does not support LoRA: remove model.lora, or set training.backend to "
-                "'torch'"
-            )
         if lora.use_dora and (training.backend != "torch" or training.parallel.tp > 1):
             raise ValueError(
                 "model.lora.use_dora requires whole rows of the weights: use the torch back-end with "

@@ -82,7 +82,8 @@ class TrainingConfig(Section):
     )
     parallel: ParallelConfig = option(
         ParallelConfig(),
-        "Parallel layout of the ranks (back-end `torch`; `megatron` supports `tp` and `pp`).",
+        "Parallel layout of the ranks (back-end `torch`; `megatron` supports all sizes except `vpp` and "
+        "`dp_replicate`).",
     )
     deepspeed: DeepSpeedConfig = option(DeepSpeedConfig(), "Sharding and offload of the back-end `deepspeed`.")
     max_tokens_per_micro_batch: int = option(
@@ -166,8 +167,8 @@ class TrainingConfig(Section):
     @field_validator("backend")
     @classmethod
     def _check_backend(cls, name: str, info: ValidationInfo) -> str:
-        if name == "deepspeed" and info.data.get("optimizer") != "adamw":
-            raise ValueError("the deepspeed back-end supports only 32-bit AdamW: set training.optimizer to adamw")
+        if name in ("deepspeed", "megatron") and info.data.get("optimizer") != "adamw":
+            raise ValueError(f"the {name} back-end supports only 32-bit AdamW: set training.optimizer to adamw")
         return TRAINERS.validate_name(name)
 
     @field_validator("parallel")
@@ -178,9 +179,10 @@ class TrainingConfig(Section):
                 "the deepspeed back-end does not support training.parallel: remove it (training.deepspeed configures "
                 "the sharding), or use the torch back-end"
             )
-        if info.data.get("backend") == "megatron" and (parallel.cp, parallel.dp_replicate, parallel.vpp) != (1, 1, 1):
+        if info.data.get("backend") == "megatron" and (parallel.dp_replicate, parallel.vpp) != (1, 1):
             raise ValueError(
-                "the megatron back-end supports only tp and pp of training.parallel: remove the other sizes"
+                "the megatron back-end does not support dp_replicate and vpp of training.parallel: remove them, or use "
+                "the torch back-end"
             )
         return parallel
 
@@ -204,6 +206,16 @@ class TrainingConfig(Section):
             raise ValueError(
                 f"the back-end {backend} does not support this key: set training.backend to torch, or remove the "
                 f"key{own}"
+            )
+        return value
+
+    @field_validator("tiled_mlp_tokens")
+    @classmethod
+    def _check_tiled_mlp(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and info.data.get("backend") == "megatron":
+            raise ValueError(
+                "the back-end megatron does not support tiled MLPs: remove this key and set "
+                "training.activation_checkpointing, or set training.backend to torch"
             )
         return value
 

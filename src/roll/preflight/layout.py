@@ -39,9 +39,11 @@ def check_layout(report: Report, config: RunConfig) -> None:
     """Check that the model can be sharded over the ranks, and has the linear layers that adapters and FP8 need.
 
     The check is skipped if it cannot fail: on one rank, without FP8, and if the settings of adapters name no layers.
+    For the back-end `megatron`, the model's config.json is checked instead.
 
     Raises:
-        ModelError: the model cannot be sharded this way, lacks these layers, or the backend is not installed.
+        ModelError: the model cannot be sharded this way, lacks these layers, or the backend is not installed or does
+            not support the model.
     """
     training, lora = config.get_section("training", TrainingConfig), config.model.lora
     backend = training.backend
@@ -51,6 +53,8 @@ def check_layout(report: Report, config: RunConfig) -> None:
         if config.cluster.type == "local":
             raise ModelError(f"{problem}, or set training.backend to 'torch'")
         report.notes.append(f"{problem} on every machine of the run.")
+    if backend == "megatron" and report.model is not None and _is_downloaded(config):
+        _check_megatron(config, training)
     names_layers = lora is not None and bool(
         lora.target_modules != "all-linear" or lora.rank_pattern or lora.alpha_pattern
     )
@@ -61,6 +65,14 @@ def check_layout(report: Report, config: RunConfig) -> None:
 
         check_experts(resolve_model(config.model.path), training.parallel.ep)
         _run_check(_build_request(config, 0, with_step=False))
+
+
+def _check_megatron(config: RunConfig, training: TrainingConfig) -> None:
+    from roll.models import resolve_model
+    from roll.models.sizes import get_text_config, read_config
+    from roll.training.megatron.supported import check_model
+
+    check_model(get_text_config(read_config(resolve_model(config.model.path))), training.parallel)
 
 
 def dry_run_step(report: Report, config: RunConfig, report_progress: Callable[[str], None] = lambda line: None) -> None:

@@ -98,7 +98,7 @@ class LanguageModelRank(TrainerRank[TrainingBatch, LossFn]):
         """
         if self.spec.model.lora is None:
             raise UnsupportedError("weight_sync.lora 'adapter' cannot be used: the trainer has no model.lora")
-        adapters = collect_adapters(self.network)
+        adapters = collect_adapters(self._hf_network)
         return AdapterWeights(adapters, self._read, self.engine_dtype, is_first=self.ranks.is_first)
 
     def export(self, path: Path) -> None:
@@ -122,5 +122,5 @@ class LanguageModelRank(TrainerRank[TrainingBatch, LossFn]):
 
     @property
     def _hf_network(self) -> PolicyNetwork | ValueNetwork:
-        """The network whose HF configuration is exported."""
+        """The network with the HF configuration and the adapters that are exported."""
         return self.network

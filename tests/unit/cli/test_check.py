@@ -252,6 +252,21 @@ def test_cli_check_a_back_end_that_is_not_installed_is_a_problem_here_and_a_note
     assert f"{said} on every machine of the run." in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (["training.parallel.ep=2"], "ep is 2, but this model has no experts"),
+        (["training.parallel.vpp=2", "training.parallel.pp=2"], "does not support dp_replicate and vpp"),
+        (["training.tiled_mlp_tokens=64"], "does not support tiled MLPs"),
+        (["model.lora.use_dora=true"], "use_dora requires whole rows of the weights"),
+    ],
+)
+def test_cli_check_megatron_settings_that_it_does_not_support_are_problems(place, capsys, monkeypatch, sizes, message):
+    monkeypatch.setattr(layout, "find_spec", lambda package: True)
+    assert run(["check", "config.yaml", *RANKS, "training.backend=megatron", *sizes]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_cli_check_all_problems_of_a_run_come_in_one_look(place, capsys):
     (place / "runs" / "trial").mkdir(parents=True)
     (place / "runs" / "trial" / "config.yaml").write_text("name: trial")

@@ -41,7 +41,10 @@ def test_config_parallel_parts_of_stages_are_refused_without_stages() -> None:
 
 @pytest.mark.parametrize(
     ("backend", "says"),
-    [("megatron", "megatron back-end supports only tp and pp"), ("deepspeed", "does not support training.parallel")],
+    [
+        ("megatron", "megatron back-end does not support dp_replicate and vpp"),
+        ("deepspeed", "does not support training.parallel"),
+    ],
 )
 def test_config_parallel_parts_of_stages_are_refused_by_other_back_ends(backend: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):

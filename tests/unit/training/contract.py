@@ -260,10 +260,6 @@ SCENARIOS: dict[str, Callable[[Build, Place], dict[str, Any]]] = {
 }
 
 
-REFUSED = {"megatron": ("with_adapters",)}
-"""What a back-end says that it does not do."""
-
-
 def perform(rank: int, num_ranks: int, backend: str, settings: dict[str, Any], place: Place) -> None:
     """Every scenario on one rank; writes down what was found, and what was raised."""
     with megatron_on_cpu() if "megatron" in backend else contextlib.nullcontext():
@@ -273,7 +269,6 @@ def perform(rank: int, num_ranks: int, backend: str, settings: dict[str, Any], p
 def _perform(rank: int, num_ranks: int, backend: str, settings: dict[str, Any], place: Place) -> None:
     module, _, name = backend.partition(":")
     kind = getattr(importlib.import_module(module), name)
-    refused = REFUSED.get(settings.get("backend", "torch"), ())
     if "deepspeed" in module:
         starting = importlib.import_module("roll.training.deepspeed.initialize")
         starting.PERSISTENT_NUMEL = 50  # type: ignore[attr-defined]  # else a tiny model's weights all stay whole
@@ -290,7 +285,6 @@ def _perform(rank: int, num_ranks: int, backend: str, settings: dict[str, Any], 
     found = {}
     for scenario_name, scenario in SCENARIOS.items():
         np.random.seed(rank)
-        if scenario_name not in refused:
-            found[scenario_name] = scenario(build, place)
+        found[scenario_name] = scenario(build, place)
     torch.save(found, place.directory / f"found-{rank}.pt")
     built[-1].close()

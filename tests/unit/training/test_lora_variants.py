@@ -116,7 +116,8 @@ def test_lora_variant_patterns_that_fit_no_layer_are_refused(
     ("overrides", "message"),
     [
         (["model.lora.use_dora=true", "training.backend=deepspeed"], "use_dora requires whole rows"),
-        (["model.lora.rank=4", "training.backend=megatron"], "megatron' does not support LoRA"),
+        (["model.lora.use_dora=true", "training.backend=megatron"], "use_dora requires whole rows"),
+        (["model.lora.base=nf4", "training.backend=megatron"], "4-bit weights cannot be sharded"),
         (["model.lora.rank_pattern={'q_proj(': 4}"], "is not a regular expression"),
         (["model.lora.loraplus_lr_ratio=0"], "loraplus_lr_ratio"),
     ],

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from roll.errors import ModelError
-from roll.training.megatron.weight_mapping import locate_weights
+from roll.training.megatron.weight_mapping import Shards, locate_weights
 
 QUERIES, KEYS, WIDTH, HIDDEN, INNER = 4, 2, 3, 5, 8
 CONFIG = SimpleNamespace(
@@ -92,3 +92,44 @@ def test_megatron_names_what_has_no_place_is_refused_by_name() -> None:
         locate_weights(["lm_head.weight", LAYER + "self_attn.sinks"], CONFIG)
     with pytest.raises(ModelError, match=r"does not support 1 weights"):
         locate_weights([LAYER + "mlp.up_proj.bias"], CONFIG)
+
+
+def test_megatron_names_matrices_of_adapters_are_sharded_where_they_meet_sharded_inputs_or_outputs() -> None:
+    names = [
+        f"{LAYER}{layer}.lora_{matrix}.default.weight"
+        for layer in ("self_attn.k_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
+        for matrix in "AB"
+    ]
+    places = locate_weights([*names, f"{LAYER}self_attn.k_proj.base_layer.bias"], CONFIG)
+    found = {place.parameter.removeprefix("model.layers.7.inside."): place.dim for place in places.values()}
+    assert found == {
+        "self_attention.linear_qkv.adapters.k.lora_A": None,
+        "self_attention.linear_qkv.adapters.k.lora_B": 0,
+        "self_attention.linear_proj.adapters.whole.lora_A": 1,
+        "self_attention.linear_proj.adapters.whole.lora_B": None,
+        "mlp.linear_fc1.adapters.gate.lora_A": None,
+        "mlp.linear_fc1.adapters.gate.lora_B": 0,
+        "mlp.linear_fc2.adapters.whole.lora_A": 1,
+        "mlp.linear_fc2.adapters.whole.lora_B": None,
+        "self_attention.linear_qkv.bias": 0,
+    }
+
+
+def test_megatron_names_experts_are_sharded_over_their_own_ranks() -> None:
+    names = [f"{LAYER}mlp.{name}" for name in ("gate.weight", "experts.down_proj", "shared_expert.up_proj.weight")]
+    router, experts, shared = locate_weights(
+        names, SimpleNamespace(**vars(CONFIG) | {"model_type": "qwen2_moe"})
+    ).values()
+    assert [
+        place.parameter.removeprefix("model.layers.7.inside.mlp.block.") for place in (router, experts, shared)
+    ] == [
+        "gate.weight",
+        "experts.down_proj",
+        "shared_expert.up_proj.weight",
+    ]
+    tp, ep = rank(1, 2), rank(2, 3)
+    shards = Shards(tp=tp, ep=ep)
+    assert [shards.get_ranks(place) for place in (router, experts, shared)] == [None, ep, None]
+    own = torch.zeros(2, 4, 5)
+    experts.write(own, torch.arange(6.0)[:, None, None].expand(6, 4, 5), ep)
+    assert own[:, 0, 0].tolist() == [4, 5]

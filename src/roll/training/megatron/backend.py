@@ -13,7 +13,6 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from roll.errors import UnsupportedError
@@ -22,16 +21,18 @@ from roll.training.checkpoint.full_state import load_full_state, save_full_state
 from roll.training.distributed import pick_device
 from roll.training.language_rank import LanguageModelRank
 from roll.training.megatron.convert import Network, collect_weights, convert_from_hf
-from roll.training.megatron.full_weights import MegatronWeights, MegatronWeightSource
+from roll.training.megatron.full_weights import MegatronWeights
 from roll.training.megatron.initialize import (
     all_reduce_gradients,
-    build_optimizer,
     check_spec,
     create_process_groups,
     reduce_tied_gradients,
     wrap_data_parallel,
 )
+from roll.training.megatron.optimizer import MegatronOptimizer
 from roll.training.network.loading import build_network
+from roll.training.network.lora import apply_loraplus
+from roll.training.network.weights import TrainerWeights, collect_adapters
 from roll.training.offload import are_on_host
 from roll.training.passes import PassRunner
 from roll.training.spec import TrainerSpec
@@ -57,21 +58,33 @@ class MegatronBackend(LanguageModelRank):
         create_process_groups(spec, self.device)
         self._hf = build_network(spec, self.engine_dtype)
         self._model_names = [name for name, _ in self._hf.root.named_parameters()]
-        self.network, config, placement = convert_from_hf(self._hf, spec.training, self.ranks)
+        lora = None if spec.role == "reference" else spec.model.lora
+        self.network, config, placement = convert_from_hf(self._hf, spec.training, self.ranks, lora)
         parameters = collect_weights(self.network)
         self._ddp: Any = None
         self._optimizer: Any = None
         if spec.role == "reference":
             self.network.requires_grad_(False)
         else:
-            factors = {name: self.head_factor for name in parameters if name.startswith("value_head.")}
+            heads = {name: self.head_factor for name in placement.trained if name.startswith("value_head.")}
+            factors = apply_loraplus(lora, placement.trained, heads)
+            by_parameter = {placement.locations[name].parameter: factor for name, factor in factors.items()}
+            trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
             self._ddp = wrap_data_parallel(self.network, config)
-            self._optimizer = build_optimizer(self._ddp, parameters, factors, spec.training)
-        self.full_weights = MegatronWeights(parameters, placement, self._ddp, self._optimizer)
+            self._optimizer = MegatronOptimizer(self._ddp, trained, by_parameter, spec.training)
+        self.full_weights = MegatronWeights(parameters, placement, self._optimizer)
         self._passes = PassRunner(spec, self.network, self.ranks, self.device, self._random_states, call=self._ddp)
 
     def weights(self) -> WeightSource:
-        return MegatronWeightSource(self.full_weights, self._model_names, is_first=self.ranks.is_first)
+        return TrainerWeights(
+            names=self._model_names,
+            read=self.full_weights.read,
+            adapters=collect_adapters(self._hf),
+            dtype=self.engine_dtype,
+            is_first=self.ranks.is_first,
+            model=self._hf.root if self._hf.projection is not None else self._hf.backbone,
+            get_shape=self.full_weights.get_shape,
+        )
 
     def save(self, path: Path, *, background: bool = False) -> None:
         """Save the state in the foreground even if `background` is true, because it must be gathered from all ranks."""
@@ -117,17 +130,10 @@ class MegatronBackend(LanguageModelRank):
         if self.network.pipeline_split is not None:
             reduce_tied_gradients(self.network.pipeline_split, collect_weights(self.network))
         all_reduce_gradients(self._ddp)
-        self._optimizer.prepare_grads()
-        return float(self._optimizer.get_grad_norm())
+        return self._optimizer.prepare_grads()
 
     def _scale_grads(self, scale: float) -> None:
         self._ddp.scale_gradients(scale)
 
     def _step_optimizer(self, learning_rate: float, grad_norm: float, params: OptimParams) -> None:
-        # `step_with_ready_grads` does not clip.
-        if grad_norm > self.spec.training.max_grad_norm:
-            grads = [p.grad for p in self._optimizer.get_parameters() if p.grad is not None]
-            torch._foreach_mul_(grads, self.spec.training.max_grad_norm / grad_norm)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate * group["factor"]
-        self._optimizer.step_with_ready_grads()
+        self._optimizer.step(learning_rate, grad_norm)

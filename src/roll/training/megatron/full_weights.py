@@ -8,19 +8,18 @@ Reading is collective; every rank makes the same calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
-from roll.training.megatron.weight_mapping import WeightLocation, gather_weight
+from roll.training.megatron.optimizer import MegatronOptimizer
+from roll.training.megatron.weight_mapping import Shards, WeightLocation
 from roll.training.network.pipeline_split import PipelineSplit
 
-__all__ = ["MegatronWeightSource", "MegatronWeights", "WeightPlacement"]
+__all__ = ["MegatronWeights", "WeightPlacement"]
 
 _STATE_NAMES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
 
@@ -31,19 +30,22 @@ class WeightPlacement:
 
     locations: Mapping[str, WeightLocation]
     """The location of each weight in Megatron's modules, by HF name, in the order of the HF model."""
+    trained: Sequence[str]
+    """The HF names of the weights that are trained, in the order of the HF model; with adapters, only theirs."""
     parameters: Mapping[str, Tensor]
     """The parameters of all stages by Megatron's names, without data."""
     pipeline_split: PipelineSplit | None
     """The split of the model into pipeline stages, if there are several."""
-    tp: ProcessGroup | None
+    shards: Shards
     """The ranks over which the weights are sharded."""
 
     def get_shape(self, name: str) -> torch.Size:
         """Return the shape of a full HF weight."""
         location = self.locations[name]
         shape = list(location.read(self.parameters[location.parameter]).shape)
-        if self.tp is not None and location.dim is not None:
-            shape[location.dim] *= self.tp.size()
+        ranks = self.shards.get_ranks(location)
+        if ranks is not None and location.dim is not None:
+            shape[location.dim] *= ranks.size()
         return torch.Size(shape)
 
     def gather(self, name: str, part: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -56,7 +58,7 @@ class WeightPlacement:
             device: The device of the result if another stage has the weight.
         """
         location = self.locations[name]
-        weight = None if part is None else gather_weight(location.read(part), location, self.tp)
+        weight = None if part is None else self.shards.gather(location.read(part), location)
         if self.pipeline_split is None:
             assert weight is not None
             return weight
@@ -75,26 +77,24 @@ class MegatronWeights:
     Args:
         parameters: The parameters of the network, by Megatron's names.
         placement: The ranks and parameters that store each weight.
-        ddp: Megatron's data-parallel wrapper of a trained network.
-        optimizer: The `DistributedOptimizer` of a trained network.
+        optimizer: The optimizer of a trained network.
     """
 
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
         placement: WeightPlacement,
-        ddp: Any = None,
-        optimizer: Any = None,
+        optimizer: MegatronOptimizer | None = None,
     ) -> None:
         self._parameters = parameters
         self._placement = placement
-        self._ddp = ddp
-        self._optimizer = optimizer
+        self._trained_by = optimizer
         one = next(iter(parameters.values()))
         self._dtype, self._device = one.dtype, one.device
         self._master = torch.promote_types(one.dtype, torch.float32)
-        for part in self._iter_parts():  # AdamW does this at its first step, but a checkpoint may be loaded before
-            optimizer.optimizer.state[part] = {
+        self._states = [] if optimizer is None else [(adamw.state, part) for adamw, part in optimizer.parts]
+        for states, part in self._states:  # AdamW does this at its first step, but a checkpoint may be loaded before
+            states[part] = {
                 "step": torch.tensor(0.0, device=part.device),
                 "exp_avg": torch.zeros_like(part, requires_grad=False),
                 "exp_avg_sq": torch.zeros_like(part, requires_grad=False),
@@ -102,19 +102,18 @@ class MegatronWeights:
 
     @property
     def names(self) -> list[str]:
-        """The names of all weights, in the order of the HF model."""
-        return list(self._placement.locations)
+        """The names of all trained weights, in the order of the HF model."""
+        return list(self._placement.trained)
 
     @property
     def num_updates(self) -> int:
         """The number of AdamW updates, the same for all weights."""
-        states = self._optimizer.optimizer.state
-        return max((int(states[part]["step"]) for part in self._iter_parts()), default=0)
+        return max((int(states[part]["step"]) for states, part in self._states), default=0)
 
     @num_updates.setter
     def num_updates(self, number: int) -> None:
-        for part in self._iter_parts():
-            self._optimizer.optimizer.state[part]["step"].fill_(float(number))
+        for states, part in self._states:
+            states[part]["step"].fill_(float(number))
 
     def get_shape(self, name: str) -> torch.Size:
         """Return the shape of the full weight."""
@@ -138,8 +137,8 @@ class MegatronWeights:
             if local is not None:
                 values, entries = local
                 weight.view(-1)[entries] = values
-            # Every data rank has a range of the entries and 0 elsewhere, so a sum assembles the weight.
-            dist.all_reduce(weight, group=self._optimizer.data_parallel_group)
+            # Every rank has a range of the entries and 0 elsewhere, so a sum assembles the weight.
+            dist.all_reduce(weight, group=self._optimizer.get_group(parameter))
         return self._placement.gather(name, weight, self._master, self._device)
 
     @torch.no_grad()
@@ -157,54 +156,25 @@ class MegatronWeights:
         # A range may begin and end inside a fused parameter, so the weight is placed in a whole parameter first.
         scratch = torch.empty(parameter.shape, dtype=self._master, device=self._device)
         scratch.view(-1)[entries] = values
-        location.write(scratch, value.to(scratch), self._placement.tp)
+        location.write(scratch, value.to(scratch), self._placement.shards.get_ranks(location))
         values.copy_(scratch.view(-1)[entries])
 
     def refresh(self) -> None:
         """Copy the master weights into the network on every rank."""
-        self._optimizer._copy_main_params_to_model_params()
-        # Each data rank has written its range only; this gathers the others.
-        self._ddp.start_param_sync()
+        self._optimizer.refresh()
 
-    def _iter_parts(self) -> Iterator[Tensor]:
-        """Yield the tensors that the optimizer updates on this rank."""
-        if self._optimizer is not None:
-            yield from self._optimizer.get_parameters()
+    @property
+    def _optimizer(self) -> MegatronOptimizer:
+        assert self._trained_by is not None, "a reference has no optimizer"
+        return self._trained_by
 
     def _get_local_values(self, parameter: nn.Parameter, state: str | None) -> tuple[Tensor, slice] | None:
         """Return this rank's values of a master weight or moment, and the slice of the flat parameter that they cover.
 
-        Return `None` if this rank's optimizer does not have the parameter.
+        Return `None` if this rank does not update the parameter.
         """
-        optimizer = self._optimizer
-        if parameter not in optimizer.model_param_gbuf_map:
+        found = self._optimizer.get_part(parameter)
+        if found is None:
             return None
-        entries = optimizer._get_model_param_range_map(parameter)["param"]
-        group, order = optimizer.model_param_group_index_map[parameter]
-        main = optimizer.optimizer.param_groups[group]["params"][order]
-        values = main.detach() if state is None else optimizer.optimizer.state[main][_STATE_NAMES[state]]
-        return values, slice(entries.start, entries.end)
-
-
-class MegatronWeightSource:
-    """Yields the weights for the engines, gathered one at a time. See `roll.protocols.WeightSource`.
-
-    Args:
-        weights: All weights of the network.
-        names: The names of the model's weights, in order.
-        is_first: True on rank 0. Iteration is collective; other ranks receive `None` for every weight.
-    """
-
-    def __init__(self, weights: MegatronWeights, names: Sequence[str], *, is_first: bool) -> None:
-        self._weights = weights
-        self._names = list(names)
-        self._is_first = is_first
-
-    def names(self) -> Sequence[str]:
-        """Return the names in the HF checkpoint, in the order of iteration."""
-        return self._names
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for name in self._names:
-            weight = self._weights.read(name)
-            yield name, weight if self._is_first else None  # type: ignore[misc]
+        adamw, part, entries = found
+        return part.detach() if state is None else adamw.state[part][_STATE_NAMES[state]], entries

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from roll.config.training import TrainingConfig
 from roll.errors import ModelError, UnsupportedError
 from roll.training.network.pipeline_split import PipelineSplit
 from roll.training.spec import TrainerSpec
@@ -20,9 +19,9 @@ from roll.version import build_install_command
 __all__ = [
     "SUPPORTED_DEVICE_TYPES",
     "all_reduce_gradients",
-    "build_optimizer",
     "check_spec",
     "create_process_groups",
+    "is_expert",
     "reduce_tied_gradients",
     "suppress_import_warnings",
     "wrap_data_parallel",
@@ -44,7 +43,7 @@ def check_spec(spec: TrainerSpec, device: torch.device) -> None:
     """Raise an error if Megatron cannot train a spec, before anything is loaded.
 
     Raises:
-        ModelError: Megatron is not installed, the device is not supported, or adapters are configured.
+        ModelError: Megatron is not installed, or the device or a variant of the adapters is not supported.
     """
     try:
         with suppress_import_warnings():
@@ -58,9 +57,11 @@ def check_spec(spec: TrainerSpec, device: torch.device) -> None:
         raise ModelError(
             f"training.backend 'megatron' requires CUDA devices, got '{device.type}': set training.backend to 'torch'"
         )
-    if spec.model.lora is not None:
+    if spec.model.lora is not None and (spec.model.lora.use_dora or spec.model.lora.base != "as_is"):
+        key = "use_dora" if spec.model.lora.use_dora else "base"
         raise ModelError(
-            "training.backend 'megatron' does not support LoRA: remove model.lora, or set training.backend to 'torch'"
+            f"training.backend 'megatron' does not support model.lora.{key} "
+            f"({getattr(spec.model.lora, key)}): remove it, or set training.backend to 'torch'"
         )
     if spec.model.vision.freeze or spec.model.vision.learning_rate_factors:
         raise ModelError(
@@ -78,26 +79,38 @@ def create_process_groups(spec: TrainerSpec, device: torch.device) -> None:
     """
     from megatron.core import parallel_state
 
-    tp, pp = spec.training.parallel.tp, spec.training.parallel.pp
+    parallel = spec.training.parallel
     if not dist.is_initialized():
         dist.init_process_group("gloo" if device.type == "cpu" else None, store=dist.HashStore(), rank=0, world_size=1)
     # Megatron keeps its groups in global variables, so all trainers of a process share them.
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(
-            tp,
-            pp,
+            parallel.tp,
+            parallel.pp,
+            context_parallel_size=parallel.cp,
+            expert_model_parallel_size=parallel.ep,
+            expert_tensor_parallel_size=1,  # ep ranks may be tp ranks, whose tokens differ
             create_gloo_process_groups=False,
             get_embedding_ranks=lambda ranks, *unused: ranks[
                 :1
             ],  # `reduce_tied_gradients` sums tied weights of two stages
         )
-    found_tp = parallel_state.get_tensor_model_parallel_world_size()
-    found_pp = parallel_state.get_pipeline_model_parallel_world_size()
-    if (found_tp, found_pp) != (tp, pp):
+    found = {
+        "tp": parallel_state.get_tensor_model_parallel_world_size(),
+        "pp": parallel_state.get_pipeline_model_parallel_world_size(),
+        "cp": parallel_state.get_context_parallel_world_size(),
+        "ep": parallel_state.get_expert_model_parallel_world_size(),
+    }
+    wanted = {name: getattr(parallel, name) for name in found}
+    if found != wanted:
         raise UnsupportedError(
-            f"a trainer of this process has tp {found_tp} and pp {found_pp}. Megatron supports one layout per "
-            f"process, got tp {tp} and pp {pp} for another role: use the same training.parallel for all roles"
+            f"a trainer of this process has {_format_sizes(found)}. Megatron supports one layout per process, got "
+            f"{_format_sizes(wanted)} for another role: use the same training.parallel for all roles"
         )
+
+
+def _format_sizes(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size}" for name, size in sizes.items())
 
 
 def wrap_data_parallel(network: nn.Module, config: Any) -> Any:
@@ -115,10 +128,17 @@ def wrap_data_parallel(network: nn.Module, config: Any) -> Any:
     return DistributedDataParallel(config, settings, network)
 
 
+def is_expert(parameter: Any) -> bool:
+    """Return whether a parameter belongs to experts, whose gradients are summed over ranks with the same experts."""
+    return not getattr(parameter, "allreduce", True)  # Megatron's name
+
+
 @torch.no_grad()
 def reduce_tied_gradients(split: PipelineSplit, parameters: Mapping[str, Any]) -> None:
     """Sum the gradients of tied weights over the two stages that share the weights. Collective."""
     for name in split.tied:
+        if not parameters[name].requires_grad:  # adapters are trained instead
+            continue
         parameters[name].main_grad.add_(split.stage.exchange_between_ends(parameters[name].main_grad))
 
 
@@ -127,58 +147,3 @@ def all_reduce_gradients(ddp: Any) -> None:
     from megatron.core.distributed.finalize_model_grads import finalize_model_grads
 
     finalize_model_grads([ddp])
-
-
-def build_optimizer(
-    ddp: Any, trainable: Mapping[str, nn.Parameter], factors: Mapping[str, float], training: TrainingConfig
-) -> Any:
-    """Build Megatron's distributed optimizer: each data rank updates a part of all weights with PyTorch's AdamW.
-
-    Args:
-        ddp: The result of `wrap_data_parallel`.
-        trainable: The trainable weights by name; weight decay applies to matrices only.
-        factors: Learning rate factors of some weights, by name.
-        training: The training configuration, with AdamW's hyperparameters.
-    """
-    with suppress_import_warnings():
-        from megatron.core import parallel_state
-        from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-        from megatron.core.optimizer.optimizer_config import OptimizerConfig
-
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-    for name, parameter in trainable.items():
-        decay = training.weight_decay if parameter.ndim > 1 else 0.0
-        groups.setdefault((decay, factors.get(name, 1.0)), []).append(parameter)
-    adamw = torch.optim.AdamW(
-        [
-            {"params": own, "weight_decay": decay, "factor": factor, "is_expert_parallel": False}
-            for (decay, factor), own in groups.items()
-        ],
-        lr=training.learning_rate,
-        betas=(training.beta1, training.beta2),
-        eps=training.epsilon,
-    )
-    dtype = next(iter(trainable.values())).dtype
-    optimizer = DistributedOptimizer(
-        adamw,
-        OptimizerConfig(
-            optimizer="adam",
-            lr=training.learning_rate,
-            # Non-finite gradients must be found before anything changes, so the back-end computes the norm and clips.
-            clip_grad=0.0,
-            bf16=dtype == torch.bfloat16,
-            params_dtype=dtype,
-            use_distributed_optimizer=True,
-        ),
-        grad_scaler=None,
-        init_state_fn=None,
-        model_chunks=[ddp],
-        per_model_buffers={0: ddp.buffers},
-        data_parallel_group=parallel_state.get_data_parallel_group(with_context_parallel=True),
-        data_parallel_group_gloo=None,
-        data_parallel_group_idx=dist.get_rank(parallel_state.get_model_parallel_group()),
-        distributed_optimizer_instance_id=0,
-    )
-    optimizer.grad_stats_parallel_group = None  # all ranks, because each has its part of the gradients
-    optimizer.tp_group = parallel_state.get_tensor_model_parallel_group()
-    return optimizer

@@ -2,12 +2,14 @@
 
     ids [1, N] ─ embedding ─► [1, n, H] ─ layers with the trainer's attention ─► norm ─► [1, n, H]
 
-Of N tokens of a row, each tp rank has n = N / tp between attention and MLP (sequence parallel). Rotary angles are
-computed as in the HF model.
+Of N tokens of a row, each tp rank has n = N / tp between attention and MLP (sequence parallel). With context
+parallelism, N are the tokens of the rank's slice of a row, and the trainer's attention exchanges slices for heads
+(`roll.training.parallel.tokens`). Rotary angles are computed as in the HF model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +17,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.utils.checkpoint import checkpoint
 
 from roll.config.training import TrainingConfig
 from roll.errors import ModelError, UnsupportedError
 from roll.training.attention.packed import packed_attention
 from roll.training.attention.plan import AttentionPlan
+from roll.training.megatron.experts import ExpertBlock
+from roll.training.megatron.supported import check_model
+from roll.training.memory.activation_checkpointing import create_recompute_contexts
 
 __all__ = ["MegatronModel", "build_transformer_config"]
 
@@ -62,21 +68,32 @@ class _Norm(nn.RMSNorm):
 class _Layer(nn.Module):
     """Wraps a Megatron layer, which expects hidden states [n, 1, H], so that it accepts hidden states [1, n, H]."""
 
-    def __init__(self, config: Any, spec: Any, number: int) -> None:
+    def __init__(self, config: Any, spec: Any, number: int, experts: ExpertBlock | None) -> None:
         super().__init__()
         from megatron.core.transformer.spec_utils import build_module
 
         self.recomputes = config.recompute_granularity == "full"
+        self.has_dropout = False
+        """True if the layer's adapters have dropout, which a recomputation must repeat."""
         self.inside = build_module(spec, config=config, layer_number=number)
+        if experts is not None:
+            self.inside.mlp = experts
 
-    def forward(self, states: Tensor, angles: Tensor, plan: AttentionPlan) -> Tensor:
+    def forward(self, states: Tensor, angles: Tensor, *, roll_plan: AttentionPlan) -> Tensor:
         """Run the layer on states [1, n, H], with the rotary angles [N, 1, 1, d] of all tokens of the row; return [1,
         n, H].
         """
         if self.recomputes and self.training and torch.is_grad_enabled():
-            # There is no dropout, so the state of the random generators need not be saved.
-            return checkpoint(self._run, states, angles, plan, use_reentrant=False, preserve_rng_state=False)
-        return self._run(states, angles, plan)
+            return checkpoint(
+                self._run,
+                states,
+                angles,
+                roll_plan,
+                use_reentrant=False,
+                context_fn=create_recompute_contexts,
+                preserve_rng_state=self.has_dropout,
+            )
+        return self._run(states, angles, roll_plan)
 
     def _run(self, states: Tensor, angles: Tensor, plan: AttentionPlan) -> Tensor:
         turned = states.transpose(0, 1)
@@ -89,7 +106,7 @@ class _Layer(nn.Module):
 class _Backbone(nn.Module):
     """The decoder of a Megatron model: embeddings, layers, and the last norm."""
 
-    def __init__(self, config: Any, hf_config: Any) -> None:
+    def __init__(self, config: Any, hf_config: Any, experts: Mapping[int, nn.Module], ep: ProcessGroup | None) -> None:
         super().__init__()
         from megatron.core.tensor_parallel import VocabParallelEmbedding
 
@@ -105,8 +122,11 @@ class _Backbone(nn.Module):
             looked_up = self.embedding.forward
             # The reduce-scatter of sequence parallelism divides dimension 0, and returns [n, 1, H].
             self.embedding.forward = lambda ids: looked_up(ids).transpose(0, 1)
-        spec = _build_layer_spec(config, _read_attention_windows(hf_config))
-        self.layers = nn.ModuleList(_Layer(config, spec, number) for number in range(1, config.num_layers + 1))
+        windows = _read_attention_windows(hf_config)
+        self.layers = nn.ModuleList()
+        for i in range(config.num_layers):
+            block = ExpertBlock(experts[i], hf_config, config.params_dtype, ep) if i in experts else None
+            self.layers.append(_Layer(config, _build_layer_spec(config, windows, block is None), i + 1, block))
         self.norm = _Norm(config, config.hidden_size, config.layernorm_epsilon)
         self.frequencies = torch.empty(0)
         """The frequencies of the rotary positions."""
@@ -125,7 +145,7 @@ class _Backbone(nn.Module):
         angles = torch.cat([angles, angles], dim=-1)[:, None, None]
         states = self.embedding(input_ids)
         for layer in self.layers:
-            states = layer(states, angles, roll_plan)
+            states = layer(states, angles, roll_plan=roll_plan)
         return SimpleNamespace(last_hidden_state=self.norm(states))
 
 
@@ -147,17 +167,28 @@ class MegatronModel(nn.Module):
     Args:
         config: Megatron's configuration.
         hf_config: The configuration of the corresponding HF model.
+        experts: The HF model's mixtures of experts, by the index of their layer.
+        ep: The ranks over which experts are sharded.
         has_separate_projection: Whether the vocabulary projection is separate from the embeddings.
         score: The head of an HF classifier; only the shape of the head is used. `None` if the model has no head.
     """
 
     base_model_prefix = "model"
 
-    def __init__(self, config: Any, hf_config: Any, *, has_separate_projection: bool, score: nn.Linear | None) -> None:
+    def __init__(
+        self,
+        config: Any,
+        hf_config: Any,
+        experts: Mapping[int, nn.Module],
+        ep: ProcessGroup | None,
+        *,
+        has_separate_projection: bool,
+        score: nn.Linear | None,
+    ) -> None:
         super().__init__()
         self.config = hf_config
         self.dtype = config.params_dtype
-        self.model = _Backbone(config, hf_config)
+        self.model = _Backbone(config, hf_config, experts, ep)
         weight: nn.Parameter = self.model.embedding.weight
         self.lm_head = _Projection(nn.Parameter(torch.empty_like(weight)) if has_separate_projection else weight)
         if score is not None:
@@ -186,13 +217,12 @@ def build_transformer_config(decoder: Any, training: TrainingConfig, dtype: torc
     from megatron.core.transformer import TransformerConfig
 
     own, rotary, tp = decoder.config, decoder.rotary_emb, training.parallel.tp
-    if own.hidden_act != "silu" or rotary.attention_scaling != 1.0 or rotary.rope_type in ("dynamic", "longrope"):
+    check_model(own.to_dict(), training.parallel)
+    if rotary.attention_scaling != 1.0 or rotary.rope_type in ("dynamic", "longrope"):
         raise ModelError(
-            "training.backend 'megatron' supports gated MLPs with silu, and RoPE that does not depend on the sequence "
-            f"length, but this model has the activation '{own.hidden_act}' and the RoPE type '{rotary.rope_type}': "
-            "set training.backend to 'torch'"
+            "training.backend 'megatron' supports RoPE that does not depend on the sequence length, but this model has "
+            f"the RoPE type '{rotary.rope_type}': set training.backend to 'torch'"
         )
-    _check_divisibility(own, tp)
     recomputed = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     return TransformerConfig(
         num_layers=own.num_hidden_layers,
@@ -204,10 +234,10 @@ def build_transformer_config(decoder: Any, training: TrainingConfig, dtype: torc
         activation_func=F.silu,
         gated_linear_unit=True,
         add_bias_linear=False,
-        add_qkv_bias=own.model_type == "qwen2" or bool(getattr(own, "attention_bias", False)),
+        add_qkv_bias=own.model_type == "qwen2" or bool(getattr(own, "attention_bias", getattr(own, "qkv_bias", False))),
         normalization="RMSNorm",
         layernorm_epsilon=own.rms_norm_eps,
-        qk_layernorm=own.model_type == "qwen3",
+        qk_layernorm=own.model_type in ("qwen3", "qwen3_moe"),
         attention_dropout=0.0,
         hidden_dropout=0.0,
         tensor_model_parallel_size=tp,
@@ -226,16 +256,6 @@ def build_transformer_config(decoder: Any, training: TrainingConfig, dtype: torc
     )
 
 
-def _check_divisibility(config: Any, tp: int) -> None:
-    names = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
-    wrong = {name: getattr(config, name) for name in names if getattr(config, name) % tp}
-    if wrong:
-        raise ModelError(
-            ", ".join(f"{name} ({count})" for name, count in wrong.items())
-            + f" must be divisible by training.parallel.tp ({tp})"
-        )
-
-
 def _read_attention_windows(config: Any) -> list[int | None]:
     """Return the attention window of each layer, `None` for full attention."""
     window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
@@ -244,8 +264,14 @@ def _read_attention_windows(config: Any) -> list[int | None]:
     return [window if kind == "sliding_attention" else None for kind in types]
 
 
-def _build_layer_spec(config: Any, windows: list[int | None]) -> Any:
-    """Return the spec of a Megatron layer whose modules need neither Apex nor Transformer Engine."""
+def _build_layer_spec(config: Any, windows: list[int | None], has_mlp: bool) -> Any:
+    """Return the spec of a Megatron layer whose modules need neither Apex nor Transformer Engine.
+
+    Args:
+        config: Megatron's configuration.
+        windows: The attention window of each layer.
+        has_mlp: Whether the layer has a dense MLP.
+    """
     from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
     from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
     from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
@@ -272,7 +298,9 @@ def _build_layer_spec(config: Any, windows: list[int | None]) -> Any:
         pre_mlp_layernorm=_Norm,
         mlp=ModuleSpec(
             module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
-        ),
+        )
+        if has_mlp
+        else IdentityOp,
         mlp_bda=get_bias_dropout_add,
     )
     return ModuleSpec(module=TransformerLayer, submodules=layer)

@@ -5,7 +5,9 @@
     everything else                  ─►  one parameter
 
 Each tp rank has a slice of every HF weight, and fuses its slices. So a part of a fused parameter is a view of it, and
-weights and optimizer states are read and written in the same way.
+weights and optimizer states are read and written in the same way. Adapters are not fused: each linear layer of the HF
+model has its own adapter, as in `peft`. Each ep rank has some of a layer's experts, which the HF model stacks in
+tensors of three dimensions.
 """
 
 from __future__ import annotations
@@ -18,12 +20,11 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from roll.errors import ModelError
+from roll.training.megatron.supported import check_family
+from roll.training.network.lora import get_checkpoint_name
 from roll.training.parallel.collectives import all_gather
 
-__all__ = ["FAMILIES", "Heads", "WeightLocation", "gather_weight", "locate_weights"]
-
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Supported values of `model_type`; all are dense models with rotary positions and gated MLPs."""
+__all__ = ["Heads", "Shards", "WeightLocation", "get_adapter_module", "locate_weights"]
 
 _MODEL_WEIGHTS = {
     "model.embed_tokens.weight": ("model.embedding.weight", 0),
@@ -46,6 +47,10 @@ _FUSED_WEIGHTS = {
     "gate_proj": ("mlp.linear_fc1", "gate"),
     "up_proj": ("mlp.linear_fc1", "up"),
 }
+_EXPERTS = re.compile(r"mlp\.(?:gate|experts|shared_expert|shared_expert_gate)\..+")
+"""The weights of a mixture of experts, whose module is that of the HF model."""
+_ADAPTER = re.compile(r"(?P<layer>.+)\.lora_(?P<matrix>[AB])\.\w+\.weight")
+"""The names that `peft` gives the matrices of an adapter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,10 +69,12 @@ class WeightLocation:
     parameter: str
     """The name of Megatron's parameter that is, or contains, the weight."""
     dim: int | None
-    """The dimension along which the HF weight is sharded over tp; `None`: every rank has the full weight."""
+    """The dimension along which the HF weight is sharded; `None`: every rank has the full weight."""
     part: Literal["q", "k", "v", "gate", "up"] | None
     """The part of a fused parameter."""
     heads: Heads
+    is_expert: bool = False
+    """True if the weight is sharded over ep instead of tp."""
 
     def view(self, fused: Tensor) -> Tensor:
         """Return a view of the HF weight's entries in `fused`, a tensor shaped like this rank's parameter."""
@@ -85,19 +92,35 @@ class WeightLocation:
         weight = self.view(fused)
         return weight.flatten(0, 2) if self.part in ("q", "k", "v") else weight
 
-    def write(self, fused: Tensor, weight: Tensor, tp: ProcessGroup | None) -> None:
-        """Copy this rank's slice of a full HF weight into `fused`, a tensor shaped like the rank's parameter."""
-        if tp is not None and self.dim is not None:
-            weight = weight.chunk(tp.size(), self.dim)[tp.rank()]
+    def write(self, fused: Tensor, weight: Tensor, ranks: ProcessGroup | None) -> None:
+        """Copy this rank's slice of a full HF weight into `fused`, a tensor shaped like the rank's parameter.
+
+        `ranks` are the ranks over which the weight is sharded.
+        """
+        if ranks is not None and self.dim is not None:
+            weight = weight.chunk(ranks.size(), self.dim)[ranks.rank()]
         target = self.view(fused)
         target.copy_(weight.reshape(target.shape))
 
 
-def gather_weight(part: Tensor, location: WeightLocation, tp: ProcessGroup | None) -> Tensor:
-    """Gather the full HF weight from the slices of all tp ranks. Collective."""
-    if tp is None or location.dim is None:
-        return part
-    return all_gather(part.movedim(location.dim, 0).contiguous(), tp).movedim(0, location.dim).contiguous()
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shards:
+    """The ranks over which a network's weights are sharded; `None` if a dimension has one rank."""
+
+    tp: ProcessGroup | None = None
+    ep: ProcessGroup | None = None
+
+    def get_ranks(self, location: WeightLocation) -> ProcessGroup | None:
+        """Return the ranks over which a weight is sharded; `None` if every rank has the full weight."""
+        ranks = self.ep if location.is_expert else self.tp
+        return None if location.dim is None else ranks
+
+    def gather(self, part: Tensor, location: WeightLocation) -> Tensor:
+        """Gather a full HF weight from this rank's slice. Collective."""
+        ranks, dim = self.get_ranks(location), location.dim
+        if ranks is None or dim is None:
+            return part
+        return all_gather(part.movedim(dim, 0).contiguous(), ranks).movedim(0, dim).contiguous()
 
 
 def locate_weights(names: list[str], config: Any) -> dict[str, WeightLocation]:
@@ -110,14 +133,10 @@ def locate_weights(names: list[str], config: Any) -> dict[str, WeightLocation]:
     Raises:
         ModelError: The model family, or one of its weights, is not supported.
     """
-    if config.model_type not in FAMILIES:
-        raise ModelError(
-            f"training.backend 'megatron' supports the model families {', '.join(FAMILIES)}, but this model is "
-            f"'{config.model_type}': set training.backend to 'torch'"
-        )
+    check_family(config.model_type)
     queries, keys = config.num_attention_heads, config.num_key_value_heads
     heads = Heads(queries=queries // keys, width=getattr(config, "head_dim", None) or config.hidden_size // queries)
-    locations = {name: _locate(name, heads) for name in names}
+    locations = {name: _locate(get_checkpoint_name(name), heads) for name in names}
     unknown = [name for name, location in locations.items() if location is None]
     if unknown:
         raise ModelError(
@@ -127,7 +146,16 @@ def locate_weights(names: list[str], config: Any) -> dict[str, WeightLocation]:
     return {name: location for name, location in locations.items() if location is not None}
 
 
+def get_adapter_module(location: WeightLocation) -> str:
+    """Return the name of the module that holds the adapter of the linear layer whose weight has this location."""
+    return f"{location.parameter.removesuffix('.weight')}.adapters.{location.part or 'whole'}"
+
+
 def _locate(name: str, heads: Heads) -> WeightLocation | None:
+    adapter = _ADAPTER.fullmatch(name)
+    if adapter is not None:
+        adapted = _locate(f"{adapter['layer']}.weight", heads)
+        return None if adapted is None else _locate_adapter(adapted, adapter["matrix"])
     if name in _MODEL_WEIGHTS:
         parameter, dim = _MODEL_WEIGHTS[name]
         return WeightLocation(parameter=parameter, dim=dim, part=None, heads=heads)
@@ -136,6 +164,15 @@ def _locate(name: str, heads: Heads) -> WeightLocation | None:
         return None
     number, inside = match.groups()
     before = f"model.layers.{number}.inside."
+    if _EXPERTS.fullmatch(inside):
+        is_expert = inside.startswith("mlp.experts.")
+        return WeightLocation(
+            parameter=f"{before}mlp.block.{inside.removeprefix('mlp.')}",
+            dim=0 if is_expert else None,
+            part=None,
+            heads=heads,
+            is_expert=is_expert,
+        )
     if inside in _LAYER_WEIGHTS:
         parameter, dim = _LAYER_WEIGHTS[inside]
         return WeightLocation(parameter=before + parameter, dim=dim, part=None, heads=heads)
@@ -146,3 +183,18 @@ def _locate(name: str, heads: Heads) -> WeightLocation | None:
     if fused[2] == "bias" and part in ("gate", "up"):
         return None
     return WeightLocation(parameter=f"{before}{parameter}.{fused[2]}", dim=0, part=part, heads=heads)  # type: ignore[arg-type]
+
+
+def _locate_adapter(adapted: WeightLocation, matrix: str) -> WeightLocation:
+    """Return the location of a matrix of a linear layer's adapter.
+
+    The matrix that reads sharded inputs (A), or writes sharded outputs (B), is sharded like the weight. Every rank has
+    the other matrix.
+    """
+    sharded = 1 if matrix == "A" else 0
+    return WeightLocation(
+        parameter=f"{get_adapter_module(adapted)}.lora_{matrix}",
+        dim=sharded if adapted.dim == sharded else None,
+        part=None,
+        heads=adapted.heads,
+    )

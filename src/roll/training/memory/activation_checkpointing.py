@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from roll.errors import ModelError
 
-__all__ = ["checkpoint_layers", "is_recomputing", "tile_mlps"]
+__all__ = ["checkpoint_layers", "create_recompute_contexts", "is_recomputing", "tile_mlps"]
 
 _state = threading.local()
 
@@ -33,7 +33,7 @@ def is_recomputing() -> bool:
 def checkpoint_layers(model: Any) -> None:
     """Enable activation checkpointing: an HF model's decoder layers keep only their inputs during training."""
     # Only the non-reentrant variant takes contexts, which distinguish a recomputation from the first run.
-    model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": _create_recompute_contexts})
+    model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": create_recompute_contexts})
 
 
 def tile_mlps(model: nn.Module, num_tokens: int) -> None:
@@ -78,7 +78,7 @@ def _build_tiled_forward(original_forward: Callable[[Tensor], Tensor], num_token
     return forward
 
 
-def _create_recompute_contexts() -> tuple[
+def create_recompute_contexts() -> tuple[
     contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]
 ]:
     """Return two context managers: one for the first forward pass of a checkpointed layer, and one for its

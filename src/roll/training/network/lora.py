@@ -25,6 +25,7 @@ from roll.training.network.vision_parts import build_part_finder
 __all__ = [
     "Adapter",
     "AdapterScales",
+    "SwitchableAdapters",
     "add_adapters",
     "apply_loraplus",
     "build_peft_settings",
@@ -71,6 +72,16 @@ class Adapter:
         norms = _compute_row_norms(merged, transposed=self.transposed).to(weight.dtype)
         factors = (magnitude.to(dtype) / norms.to(dtype))[:, None]
         return merged * (factors.t() if self.transposed else factors)
+
+
+class SwitchableAdapters(nn.Module):
+    """A module of adapters that are not those of peft; `disable_adapters` disables them too."""
+
+    is_enabled = True
+
+    def enable_adapters(self, enabled: bool) -> None:
+        """Enable or disable all adapters of the module."""
+        self.is_enabled = enabled
 
 
 def add_adapters(model: Any, config: LoRAConfig, seed: int, vision: VisionConfig | None = None) -> None:
@@ -266,7 +277,7 @@ def disable_adapters(model: Any, *, allow_missing: bool = False) -> Iterator[Non
     """
     from peft.tuners.lora import LoraLayer
 
-    layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
+    layers: list[Any] = [m for m in model.modules() if isinstance(m, LoraLayer | SwitchableAdapters)]
     if not layers and not allow_missing:
         raise ValueError("the model has no adapters to disable: load a separate reference model")
     for layer in layers:

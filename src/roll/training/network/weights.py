@@ -36,6 +36,7 @@ class TrainerWeights:
         is_first: True on rank 0. Iteration is collective; other ranks receive `None` for every weight.
         model: The HF model, if its weights may have other names and shapes in the checkpoint.
         fetch: A function that takes a name and this rank's result of `read`, and returns the full tensor on rank 0.
+        get_shape: A function that takes a name and returns the shape of the full tensor, if `read` is collective.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class TrainerWeights:
         is_first: bool,
         model: Any = None,
         fetch: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
+        get_shape: Callable[[str], torch.Size] | None = None,
     ) -> None:
         parts = {part for adapter in adapters.values() for part in adapter.parameters}
         self._parameters = {get_checkpoint_name(name): name for name in names if name not in parts}
@@ -56,6 +58,7 @@ class TrainerWeights:
         self._dtype = dtype
         self._is_first = is_first
         self._fetch = fetch
+        self._get_shape = get_shape or (lambda name: read(name).shape)
         self._model = model if model is not None and has_renamed_weights(model) else None
         self._names = {name: self._list_names(name, parameter) for name, parameter in self._parameters.items()}
 
@@ -116,7 +119,7 @@ class TrainerWeights:
     def _list_names(self, name: str, parameter: str) -> list[str]:
         if self._model is None:
             return [name]
-        return list(to_checkpoint_tensors(self._model, name, torch.empty(self._read(parameter).shape, device="meta")))
+        return list(to_checkpoint_tensors(self._model, name, torch.empty(self._get_shape(parameter), device="meta")))
 
     @torch.no_grad()
     def _gather_tensor(self, name: str, parameter: str) -> Tensor | None:

@@ -25,7 +25,7 @@ from roll.training.experts import compute_expert_outputs, find_experts
 from roll.training.parallel.collectives import all_to_all_no_grad, all_to_all_rows
 from roll.training.parallel.tensor import get_local_part
 
-__all__ = ["apply_expert_parallel"]
+__all__ = ["apply_expert_parallel", "build_dispatch_forward"]
 
 
 def apply_expert_parallel(model: Any, mesh: DeviceMesh) -> dict[str, nn.Module]:
@@ -49,13 +49,19 @@ def apply_expert_parallel(model: Any, mesh: DeviceMesh) -> dict[str, nn.Module]:
             part = parameter.detach().chunk(mesh.size())[mesh.get_local_rank()].clone()
             sharded = DTensor.from_local(part, mesh, [Shard(0)], run_check=False)
             experts._parameters[name] = nn.Parameter(sharded, requires_grad=parameter.requires_grad)
-        experts.forward = _build_dispatch_forward(experts, group)
+        experts.forward = build_dispatch_forward(experts, group)
     return found
 
 
-def _build_dispatch_forward(experts: Any, group: ProcessGroup) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def build_dispatch_forward(experts: Any, group: ProcessGroup) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return a `forward` that sends tokens to their experts on the ranks of `group`, and adds the experts' outputs.
+
+    Args:
+        experts: The experts module, whose parameters contain this rank's experts only.
+        group: The `ep` ranks.
+    """
     size, count = group.size(), experts.num_experts // group.size()
-    ranks = torch.arange(size)
+    ranks = torch.arange(size, device="cpu")  # the model may be built on the meta device
 
     def forward(states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         owners = chosen // count
