@@ -101,24 +101,30 @@ class PlanSearch:
 
         With the largest async ratio, splits are simulated in ascending order of their predicted step times, until no
         prediction is lower than the fastest plan. The fastest splits are then simulated with smaller ratios.
+        Predictions are scaled by the ratio of simulated to predicted time of splits with engines of the same size:
+        the ratio differs between sizes.
         """
         largest = ASYNC_RATIOS[-1]
         splits = self._list_splits()
         found: list[Candidate] = []
-        factors: list[float] = []
+        factors: dict[int, float] = {}
+        """The lowest ratio by engine width, multiplied by `PREDICTION_FACTOR`."""
         while splits and len(found) < MAX_SPLITS:
             known = [*synchronous, *found]
             predicted = {split: self._predict_step_s(split, largest, known) for split in splits}
-            split = min(splits, key=lambda each: (predicted[each], abs(each.training - each.generation)))
+            scaled = {split: factors.get(split.width, 1.0) * predicted[split] for split in splits}
+            split = min(splits, key=lambda each: (scaled[each], abs(each.training - each.generation)))
             fastest = min((candidate.step_s for candidate in known), default=math.inf)
-            if min(factors, default=1.0) * predicted[split] >= fastest:
+            if scaled[split] >= fastest:
                 self._record_too_slow(known[0], split, predicted[split], fastest)
                 break
             splits.remove(split)
             candidate = self._try_split(split, largest)
             if candidate is not None:
                 found.append(candidate)
-                factors += [PREDICTION_FACTOR * candidate.step_s / predicted[split]] if predicted[split] else []
+                if predicted[split]:
+                    factor = PREDICTION_FACTOR * candidate.step_s / predicted[split]
+                    factors[split.width] = min(factor, factors.get(split.width, math.inf))
         return [*found, *self._lower_async_ratio(found)]
 
     def search_shared_plans(
@@ -156,6 +162,8 @@ class PlanSearch:
     def _list_shared_splits(self, widths: Sequence[int], rule: SharingRule, *sizes: int) -> list[Split]:
         splits: list[Split] = []
         for width in widths:
+            if self.total % width:
+                continue
             unit = width * self._get_max_divisor()
             unit = unit if 4 * unit <= self.total else width
             whole = {size // unit * unit for size in (*sizes, self.total // 2, self.total * 3 // 4)}

@@ -88,6 +88,16 @@ def test_plan_search_finds_a_plan_that_is_nearly_the_fastest(seed: int) -> None:
     assert ratio is None or ratio <= TOLERANCE
 
 
+def test_plan_search_compares_the_engine_sizes_of_splits_with_long_rewards() -> None:
+    """With a reward of 5 s, splits with TP 1 take three times the predicted time, those with TP 2 half as much more."""
+    assert compute_ratio(1002) == pytest.approx(1.0)
+
+
+def test_plan_search_shares_no_devices_that_cannot_be_divided_into_engines() -> None:
+    """The fastest split has 4 + 2 devices and TP 4: six devices that all generate have no engines of this size."""
+    assert compute_ratio(1072) == pytest.approx(1.0)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_plan_search_is_within_5_percent_of_all_plans_on_95_percent_of_200_clusters() -> None:
