@@ -18,6 +18,7 @@ from roll.config.training import TrainingConfig
 from roll.training.distributed import Ranks
 from roll.training.memory.adamw_8bit import AdamWConstants, create_moments, is_stored_in_8_bits, update
 from roll.training.precision import MasterWeights
+from roll.training.transfers import move_to_device
 from roll.types import OptimParams
 
 __all__ = ["Optimizer", "WeightState"]
@@ -228,4 +229,5 @@ def _sum_squares(tensors: list[Tensor], device: torch.device) -> Tensor:
     if not tensors:
         return torch.zeros((), dtype=torch.float64, device=device)
     # In float64: the sum of many squares would lose small ones.
-    return torch.stack(torch._foreach_norm(tensors)).double().square().sum().to(device)
+    total = torch.stack(torch._foreach_norm(tensors)).double().square().sum()
+    return total if total.device == device else move_to_device(total, device)

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,16 @@ RUNS: dict[str, dict[str, Any]] = {
     "adapters": {"dtype": "bfloat16", "lora": {"rank": 2}},
     "checkpointing": {"dtype": "bfloat16", "activation_checkpointing": True},
     "8-bit": {"dtype": "bfloat16", "optimizer": "adamw_8bit"},
+}
+MORE_RUNS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
+    "offloaded activations": {"dtype": "bfloat16", "offload_activations": True},
+    "offloaded optimizer": {"dtype": "bfloat16", "offload_optimizer": True},
     "divergence from the adapters' base": {"dtype": "bfloat16", "lora": {"rank": 2}, "loss": FULL_KL},
     "divergence from a reference": {"dtype": "bfloat16", "holds_reference": True, "loss": FULL_KL},
 }
+COPIES_OF_MODELS = {"phi-moe": 1}
+"""Copies to the device in each forward pass of `transformers`: phi-moe computes RoPE frequencies from a list."""
 FAST_FAMILIES = ("gemma3", "gpt-oss", "qwen3-moe")
 
 
@@ -39,14 +46,17 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @needs_compiler
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "families",
-    [FAST_FAMILIES, pytest.param(tuple(sorted(set(FAMILIES) - set(FAST_FAMILIES))), marks=pytest.mark.slow)],
+    ("runs", "families"),
+    [
+        (RUNS, FAST_FAMILIES),
+        pytest.param(MORE_RUNS, sorted(set(FAMILIES) - set(FAST_FAMILIES)), marks=pytest.mark.slow),
+    ],
     ids=["three", "others"],
 )
 def test_fake_cuda_training_step_stays_on_its_device(
-    tiny_model: Path, library: Path, tmp_path: Path, families: tuple[str, ...]
+    tiny_model: Path, library: Path, tmp_path: Path, runs: dict[str, Any], families: Sequence[str]
 ) -> None:
-    cases = {f"llama, {name}": {"model": str(tiny_model), "settings": settings} for name, settings in RUNS.items()}
+    cases = {f"llama, {name}": {"model": str(tiny_model), "settings": settings} for name, settings in runs.items()}
     for name in families:
         model = write_model(tmp_path / name, tiny_model, FAMILIES[name])
         cases[name] = {"model": str(model), "settings": {"dtype": "bfloat16"}}
@@ -62,11 +72,15 @@ def check_transfers(name: str, result: dict[str, int]) -> None:
     results, one of the gradient norm, and a wait at its end.
     """
     assert result["micro_batches"] >= 3, name
-    assert result["copies"] <= 2 * result["micro_batches"], name
+    own = COPIES_OF_MODELS.get(name, 0) * result["micro_batches"]
+    if "offloaded" in name:
+        assert result["copies to pinned memory"] > 0, name
+    else:
+        assert result["copies"] - own <= 2 * result["micro_batches"], name
     assert result["reads"] == 2, name
     assert result["waits"] == 1, name
     assert result.get("reads elsewhere", 0) == 0, name
-    assert result.get("pageable copies", 0) == 0, name
+    assert result.get("pageable copies", 0) == own, name
 
 
 @needs_compiler
