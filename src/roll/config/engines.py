@@ -96,6 +96,8 @@ class EngineCapabilities:
     if the engine has no such option."""
     sequential_options: Mapping[str, Any] = field(default_factory=dict)
     """`EngineSpec.options` for requests that arrive one at a time, so that they do not wait for each other."""
+    test_note: str = ""
+    """A sentence for `roll check` about what the engine has run on, if that matters to users."""
     missing_reasons: Mapping[str, str] = field(default_factory=dict)
     """Reasons why capabilities are missing on this machine, by capability; for messages."""
 

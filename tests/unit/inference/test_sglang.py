@@ -18,11 +18,13 @@ import psutil
 import pytest
 import torch
 from aiohttp import web
+from chaos.harness import tiny_config
 from hf_helpers import Weights, engine_spec, has_generated, request, send
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang_server import SGLangServer, serving
 
+import roll
 from roll.config.engines import get_engine_capabilities, resolve_engine_kind
 from roll.config.load import load_config
 from roll.config.rollout_run import RolloutRunConfig
@@ -533,3 +535,9 @@ def test_sglang_one_server_for_several_engines_is_refused(cluster: dict[str, Any
     check_engines(cast(RolloutRunConfig, load_config(config)))
     with pytest.raises(ConfigError, match=rf"inference\.options\.url http://host:30000 is one server, but {words}"):
         check_engines(cast(RolloutRunConfig, load_config(config | {"cluster": cluster})))
+
+
+def test_sglang_check_says_what_it_has_run_on(tiny_model: Path) -> None:
+    notes = {engine: roll.check(tiny_config(tiny_model, engine=engine)).notes for engine in ("sglang", "hf")}
+    note = "The engine sglang has run on a CPU with placeholder kernels, not on a GPU."
+    assert [note in each for each in notes.values()] == [True, False]

@@ -15,6 +15,7 @@ SGLANG_ENGINE = LazyEngine(
         quantization=True,
         reserves_kv_cache=True,
         address_option="url",
+        test_note="The engine sglang has run on a CPU with placeholder kernels, not on a GPU.",
         missing_reasons={
             "truncates_sampling": "its server returns log-probs of the distribution before truncation",
             "restricts_choices": "its server has no option that restricts sampling to given tokens",

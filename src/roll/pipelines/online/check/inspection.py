@@ -108,7 +108,9 @@ def _check_roles(report: Report, config: RolloutRunConfig) -> None:
             f"engines of {' and '.join(map(str, widths))} devices use the same devices: those of one width generate, "
             "and the others sleep."
         )
-    report.is_colocated = rule != "disaggregated" and get_engine_capabilities(config.inference.engine).can_sleep
+    capabilities = get_engine_capabilities(config.inference.engine)
+    report.notes += [capabilities.test_note] if capabilities.test_note else []
+    report.is_colocated = rule != "disaggregated" and capabilities.can_sleep
 
 
 def _check_continuations(report: Report, config: RolloutRunConfig) -> None:
