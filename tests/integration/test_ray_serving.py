@@ -22,7 +22,7 @@ from roll.serving.run_settings import read_run_settings
 from roll.serving.starting import open_server
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 PROMPT = list(range(10, 22))
 
