@@ -20,7 +20,9 @@ FILES = {
     "ocr": ["tests/unit/pipelines/test_diffusion_text_reward.py"],
     "checkers": ["tests/unit/test_deploy.py"],
     "megatron": ["tests/unit/training/test_megatron.py"],
-    "megatron, layouts": ["tests/unit/training/test_megatron_layouts.py"],
+    "megatron, adapters": ["tests/unit/training/test_megatron_layouts.py", "-k", "lora"],
+    "megatron, context": ["tests/unit/training/test_megatron_layouts.py", "-k", "context"],
+    "megatron, experts": ["tests/unit/training/test_megatron_layouts.py", "-k", "experts"],
     "megatron, contract": ["tests/unit/training/test_contract.py", "-k", "megatron"],
 }
 """Arguments of pytest, by environment; what follows a comma tells several runs in one environment apart."""
