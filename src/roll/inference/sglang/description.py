@@ -21,7 +21,7 @@ SGLANG_ENGINE = LazyEngine(
             "restricts_choices": "its server has no option that restricts sampling to given tokens",
             "records_experts": "ROLL does not read the experts that its server returns",
             "continues_sampling": "its random numbers depend on the batch",
-            "lora": "ROLL sends it merged weights",
+            "lora": "ROLL sends it merged weights, because its adapters could not be tested on a CPU",
             "supports_images": "ROLL sends it tokens only",
             "quantized_compute": "ROLL sends it dequantized weights",
         },
