@@ -6,7 +6,6 @@ from typing import Any
 
 from roll.inference.spec import EngineSpec
 from roll.inference.vllm.adapters import build_lora_arguments
-from roll.inference.vllm.quantized import build_quantization_arguments
 from roll.inference.vllm.scheduling import SCHEDULER_PATH
 
 __all__ = ["CPU_KV_CACHE_BYTES", "build_engine_arguments"]
@@ -66,4 +65,8 @@ def build_engine_arguments(spec: EngineSpec, *, cpu: bool) -> dict[str, Any]:
         if spec.records_experts:
             arguments["enable_return_routed_experts"] = True
     arguments |= build_lora_arguments(spec, cpu=cpu)
+    if spec.quantization == "none":
+        return arguments | dict(spec.options)
+    from roll.inference.vllm.quantized import build_quantization_arguments  # imports torch
+
     return arguments | dict(spec.options) | build_quantization_arguments(spec)

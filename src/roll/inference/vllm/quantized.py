@@ -49,9 +49,7 @@ _VNNI = 4
 
 
 def build_quantization_arguments(spec: EngineSpec) -> dict[str, Any]:
-    """Return vLLM's arguments for the spec's quantization; empty if it has none."""
-    if spec.quantization == "none":
-        return {}
+    """Return vLLM's arguments for the spec's quantization, which is not `none`."""
     names = list_linear_weights(spec.model_path, trust_remote_code=spec.trust_remote_code)
     kind = "int" if spec.quantization == "int8" else "float"
     common = {"num_bits": 8, "type": kind, "symmetric": True}
