@@ -181,7 +181,7 @@ def _patch_for_dry_run(tracker: _MemoryTracker) -> Iterator[None]:
         "roll.training.network.logprobs.has_small_cache": lambda device: False,
         "torch.bincount": lambda x, minlength: x.new_empty(minlength),
         "roll.training.experts._grouped_matmul": _build_grouped_mm_result,
-        "roll.training.parallel.experts._build_dispatch_forward": _build_balanced_routing,
+        "roll.training.parallel.experts.build_dispatch_forward": _build_balanced_routing,
         "roll.training.passes.build_loss_inputs": lambda layout, batch, predicted, counts, attention: predicted,
         "roll.training.results.PassResults.read": lambda *args: ({}, {}, {}),
         "roll.training.network.routing.Routing._record_routing": lambda *args: None,
