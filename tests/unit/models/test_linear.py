@@ -32,7 +32,7 @@ def test_model_linear_every_matrix_but_embeddings_outputs_and_routers(
         matrices = {key for key in file.keys() if len(file.get_slice(key).get_shape()) == 2}  # noqa: SIM118
     if name in IN_ONE_TENSOR:
         with pytest.raises(
-            ModelError, match=r"experts\.\w+' of all experts in one tensor\. Set inference\.quantization"
+            ModelError, match=r"experts\.\w+' of all experts in one tensor\. Set weight_sync\.quantization"
         ):
             list_linear_weights(str(path))
     else:

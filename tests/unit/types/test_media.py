@@ -18,7 +18,6 @@ from roll.inference.spec import reject_media
 from roll.pipelines.episodes.state import AnchorEpisode
 from roll.pipelines.supervised import output_store
 from roll.rollout.episode_replay import ReplayedTurns, build_trajectory, check_replay
-from roll.training.network.hidden_states import _build_rotary_ids
 from roll.training.packing.blocks import BlockMember, group_into_blocks
 from roll.training.packing.layout import build_layout, pad_layout
 from roll.types import (
@@ -148,11 +147,7 @@ def test_media_layouts_carry_media_once_and_positions_of_three_axes() -> None:
     assert layout.rotary_ids[:, first:].tolist() == [list(range(8))] * 3
     wider = pad_layout(layout, 32)
     assert wider.rotary_ids is not None and wider.rotary_ids.shape == (3, 32) and wider.media == layout.media
-    assert (
-        _build_rotary_ids(layout, slice(1, 4)).tolist() == own[:, None, 1:4].tolist()
-    )  # as decoders take it: [3, 1, n]
     plain = build_layout(group_into_blocks(members(sample("a"))))
-    assert _build_rotary_ids(plain, slice(1, 4)).tolist() == [[1, 2, 3]]
     assert plain.rotary_ids is None and plain.media == () and plain.position_ids.tolist() == list(range(8))
 
 
