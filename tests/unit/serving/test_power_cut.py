@@ -1,4 +1,4 @@
-"""What a client was told is on the disk: a machine whose power is cut at any moment loses nothing of it."""
+"""Answers follow the sync of their records to disk, so a power cut at any moment loses no acknowledged request."""
 
 from __future__ import annotations
 

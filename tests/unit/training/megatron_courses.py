@@ -37,7 +37,7 @@ VARIANTS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Course:
-    """What is trained, and where."""
+    """The layout and the settings of a training run."""
 
     model: Path
     sizes: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""What two FSDP ranks do in their processes for `test_adapter_snapshot.py`; rank 0 writes down what came out."""
+"""The program of two FSDP ranks for `test_adapter_snapshot.py`; rank 0 writes the results to a file."""
 
 from __future__ import annotations
 

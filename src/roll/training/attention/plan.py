@@ -86,7 +86,7 @@ class _Branch(NamedTuple):
 
 @dataclass(slots=True)
 class PlanNeeds:
-    """What the layers of one model have requested from their plans."""
+    """Records which tensors the layers of a model have requested from their plans."""
 
     calls: set[CallKey] = field(default_factory=set)
     """Spans are those of the layers, not limited to the length of a row."""

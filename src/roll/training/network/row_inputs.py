@@ -23,7 +23,7 @@ from roll.training.transfers import move_to_device, to_tensor
 __all__ = ["RowInputs", "RowTensors", "build_row_inputs"]
 
 _NEEDS: WeakKeyDictionary[Any, PlanNeeds] = WeakKeyDictionary()
-"""What the layers of each decoder have requested from the plans of earlier rows."""
+"""Tensors that the layers of each decoder requested from the plans of earlier rows."""
 
 
 @dataclass(frozen=True, slots=True)
