@@ -41,6 +41,12 @@ def test_weight_quantization_int8_by_hand():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weight_quantization_int8_rounds_halves_to_even_codes(dtype: torch.dtype):
+    weight = torch.tensor([[0.5, 1.5, 2.5, 3.5, -0.5, -1.5, -2.5, 127.0]], dtype=dtype)  # the scale is 1
+    assert quantize(weight, "int8")[0].tolist() == [[0, 2, 2, 4, 0, -2, -2, 127]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weight_quantization_fp8_takes_the_nearest_number_of_the_format(dtype: torch.dtype):
     weight = torch.randn(6, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
     codes, scales = quantize(weight, "fp8")
@@ -93,6 +99,18 @@ def test_weight_quantization_an_engine_reads_back_what_was_sent_bit_for_bit(form
     for name, weight in tensors().items():
         sent = dequantize(*quantize(weight, format), torch.bfloat16) if name in ("up", "down") else weight
         assert same_bytes(found[name], sent)
+
+
+@pytest.mark.parametrize("format", ["int8", "fp8"])
+def test_weight_quantization_every_iteration_quantizes_the_current_weights(format: str):
+    held = tensors()
+    source = QuantizedWeights(DictSource(held), format, {"up"})
+    before = {name: tensor.clone() for name, tensor in source}
+    held["up"].mul_(-2)  # in place, as an optimizer step
+    after = dict(source)
+    codes, scales = quantize(tensors()["up"] * -2, format)
+    assert same_bytes(after["up"], codes) and same_bytes(after["up_scale"], scales)
+    assert not same_bytes(after["up"], before["up"])
 
 
 def test_weight_quantization_other_ranks_go_through_the_same_names_with_nothing():
