@@ -26,6 +26,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Any, TypeVar
 
+import numpy as np
+
 from roll.config.operations import WeightSyncConfig
 from roll.errors import EngineDiedError, WeightSyncError
 from roll.protocols import InferenceEngine, SupportsReadback, TrainerGroup
@@ -309,6 +311,12 @@ class WeightSync:
         else:  # one after the other: on the same cores this takes 0.34 s instead of 0.47 s (measured on two cores)
             trainer = await scored
             answers = await request_logprobs()
+        if not all(np.isfinite(logprobs[1:]).all() for logprobs in trainer["logprobs"]):
+            raise WeightSyncError(
+                f"weight sync of policy version {version}: the trainer's own log-probs are not finite, so the policy's "
+                "weights have NaN or infinite values: resume from an earlier checkpoint with a lower "
+                "training.learning_rate."
+            )
         if self._probe_checker is None:
             self._probe_checker = ProbeChecker(
                 NOISE_BOUNDS.get(dtype, NOISE_BOUNDS["bfloat16"]), self._config.probe_tolerance

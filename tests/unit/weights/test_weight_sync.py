@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -267,6 +268,23 @@ async def test_weight_sync_engines_hold_what_the_codes_that_were_sent_stand_for(
             close = torch.maximum(weight.abs() / 16, largest / 448 / 2**10) * 1.0001
             assert ((held[name] - weight).abs() <= close).all() and not torch.equal(held[name], weight)
     assert 1e-3 < report.probe["engine-0"].mean_abs < 0.5
+
+
+@pytest.mark.parametrize(("form", "value"), [("none", math.nan), ("int8", math.inf), ("fp8", math.nan)])
+async def test_weight_sync_weights_that_are_not_finite_are_the_trainers_and_not_the_engines_fault(
+    open_bench: Callable[..., Any], form: str, value: float
+):
+    bench = await open_bench(HFEngine, quantization=form, transport="shared_memory")
+    await bench.sync.push(0)
+    (broken,) = [p for name, p in bench.trainer._backend.masters.parameters.items() if "layers.1.mlp.up_proj" in name]
+    with torch.no_grad():
+        broken[3, 5] = value
+    with pytest.raises(WeightSyncError) as caught:
+        await bench.sync.push(1)
+    assert str(caught.value) == (
+        "weight sync of policy version 1: the trainer's own log-probs are not finite, so the policy's weights have NaN "
+        "or infinite values: resume from an earlier checkpoint with a lower training.learning_rate."
+    )
 
 
 class Corrupting:
