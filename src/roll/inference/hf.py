@@ -241,17 +241,17 @@ class HFEngine(PrefetchMixin):
         """Fetch and apply new weights between two steps; see `hf_weights.apply_update`.
 
         Raises:
-            WeightSyncError: the update failed. The engine rejects requests until a later update succeeds.
+            WeightSyncError: the update failed. Without a named adapter, requests fail until a later update succeeds.
         """
-        if self._get_decoder(synced=False).adapters is None:
+        started, adapters = time.perf_counter(), self._get_decoder(synced=False).adapters
+        if adapters is None:
             reject_adapter("hf", update.adapter)
-        started = time.perf_counter()
         async with self._device:
             decoder = self._get_decoder(synced=False)
             if decoder.is_released:
                 raise WeightSyncError(f"engine '{self.engine_id}' is asleep: call wake() before update_weights().")
-            # Set before the update and cleared after it, so that it stays set if the update fails or is canceled.
-            self._unsynced = f"the sync of policy version {update.policy_version} failed"
+            if update.adapter is None:  # stays set if it fails; named adapters are replaced entirely or not at all
+                self._unsynced = f"the sync of policy version {update.policy_version} failed"
             checksums = await self._run_in_executor(decoder.update_weights, update, ends_engine=False)
             self._unsynced = ""
         self._changed.set()

@@ -94,6 +94,8 @@ class Journal:
         """The number of them that are on the disk."""
         self._syncing: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+        self._compacted_size = 0
+        """The size of the file after it was compacted last."""
 
     @property
     def size(self) -> int:
@@ -143,18 +145,34 @@ class Journal:
             os.close(file)
         self._num_synced = max(self._num_synced, written)
 
+    def should_compact(self, min_bytes: int) -> bool:
+        """Return whether the file is larger than `min_bytes`, and has doubled since it was compacted last."""
+        return self.size > max(min_bytes, 2 * self._compacted_size)
+
     def compact(self, is_needed: Callable[[Record], bool]) -> None:
-        """Replace the file by one without the records that are not needed. Blocks."""
+        """Replace the file by one without the records that are not needed. Blocks.
+
+        Raises:
+            OSError: The disk is full, for example. The file is as before.
+        """
         partial = self._path.with_name(f".{self._path.name}.tmp")
-        kept = b"".join(record.encode() for record in self._read() if is_needed(record))
-        partial.write_bytes(kept)
-        file = os.open(partial, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-        fcntl.flock(file, fcntl.LOCK_EX)
-        os.fsync(file)
-        os.replace(partial, self._path)
-        atomic.fsync(self._path.parent)
+        file = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            for record in self._read():
+                if is_needed(record):
+                    _write(file, record.encode())
+            os.fsync(file)
+            os.replace(partial, self._path)
+        except BaseException:
+            os.close(file)
+            partial.unlink(missing_ok=True)
+            raise
         os.close(self._file)
-        self._file, self._num_synced = file, self._num_written
+        self._file = file
+        self._compacted_size = self.size
+        atomic.fsync(self._path.parent)
+        self._num_synced = self._num_written
 
     def close(self) -> None:
         """Sync and close the file. What is added afterwards is not recorded. Blocks."""
@@ -172,10 +190,9 @@ class Journal:
         if self._file < 0:
             return
         encoded = record.encode()
-        before, content = self.size, memoryview(encoded)
+        before = self.size
         try:
-            while content:
-                content = content[os.write(self._file, content) :]
+            _write(self._file, encoded)
         except OSError:
             os.ftruncate(self._file, before)  # the next record would otherwise continue the incomplete one
             raise
@@ -198,4 +215,17 @@ class Journal:
                 complete = file.tell()
                 yield record
         if complete < self.size:
+            logger.warning(
+                "the last %d of %d bytes of '%s' are not complete records and are cut off: an earlier server was "
+                "killed while it wrote them, or the file was corrupted",
+                self.size - complete,
+                self.size,
+                self._path,
+            )
             os.ftruncate(self._file, complete)
+
+
+def _write(file: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(file, rest) :]

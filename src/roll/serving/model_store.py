@@ -11,14 +11,15 @@ from typing import Any
 
 from roll.serving.checkpoints import Checkpoint, Checkpoints, Kind
 from roll.serving.failures import ApiError, RequestFailure
+from roll.serving.journal import Journal
 from roll.serving.models import Model, ModelTrainer, check_weights
 from roll.serving.ordering import RequestOrder
 from roll.serving.promises import Promises
-from roll.serving.requests import LoadWeights, LoraSettings
+from roll.serving.requests import LoadWeights, LoraSettings, read_place
 from roll.serving.sessions import Session, Sessions
 from roll.serving.settings import ServeSettings
 from roll.serving.states import ModelStates, StoredAdapter
-from roll.serving.submissions import Result, to_json
+from roll.serving.submissions import Result, Submission, to_json
 from roll.training.adapter_snapshot import AdapterSnapshot, AdapterSpec
 
 __all__ = ["ModelStore"]
@@ -35,6 +36,7 @@ class ModelStore:
         promises: The promises of the server.
         trainer: The trainer of all models.
         checkpoints: The checkpoints on disk.
+        journal: The journal of the server.
     """
 
     def __init__(
@@ -44,8 +46,10 @@ class ModelStore:
         promises: Promises,
         trainer: ModelTrainer,
         checkpoints: Checkpoints,
+        journal: Journal,
     ) -> None:
-        self.states = ModelStates(checkpoints, trainer)
+        self.states = ModelStates(checkpoints, trainer, journal)
+        self._journal = journal
         self._settings = settings
         self._sessions = sessions
         self._promises = promises
@@ -74,6 +78,18 @@ class ModelStore:
             raise ApiError(404, "there is no such model of this key, or its session has ended.", field="model_id")
         self._sessions.find(model.session_id, owner)
         return model
+
+    def note_rejected(self, owner: str, submission: Submission) -> None:
+        """Let the later requests of a model not wait for one that was rejected: clients do not use its number again."""
+        if (place := read_place(submission.body)) is None:
+            return
+        model_id, seq_id = place
+        try:
+            model = self.find(model_id, owner)
+        except ApiError:
+            return
+        if model.order.reject(seq_id, submission):
+            self._journal.add_request(owner, submission)
 
     async def add(
         self,
@@ -149,6 +165,7 @@ class ModelStore:
         snapshot = await self._trainer.read(model)
         if kind == "sampler_weights":
             await asyncio.to_thread(check_weights, snapshot)
+        await self._journal.sync()  # so that a checkpoint of a request that was not accepted does not take its name
         return await asyncio.to_thread(
             self._checkpoints.save,
             snapshot,

@@ -4,8 +4,8 @@
 
 Clients number the requests of a model 1, 2, 3, … They send several at once, the first chunk of a batch last, and repeat
 a request whose response was lost. A request therefore waits for all earlier ones, and a repeated request gets the
-promise of the first. A request that is invalid takes its place in the order and fails there, because the client does
-not use its number again.
+promise of the first. A request with invalid data takes its place in the order and fails there, because the client does
+not use its number again. Later requests do not wait for one that was rejected with an HTTP status.
 
 A server that continues the work of an earlier one adds the requests of the journal before `start`. Those that the
 earlier server has answered keep their outcomes, and run again only if they change the model.
@@ -68,6 +68,8 @@ class RequestOrder:
         self._next = first
         self._waiting: dict[int, _Waiting] = {}
         self._known: dict[int, tuple[bytes, Promise]] = {}
+        self._rejected: dict[int, str] = {}
+        """The request IDs of the numbers that were used only for requests that were rejected."""
         self._changed = asyncio.Event()
         self._closed = ""
         self._interlude: Callable[[int], Awaitable[None]] | None = None
@@ -89,7 +91,22 @@ class RequestOrder:
 
     def list_since(self, seq_id: int) -> Iterator[str]:
         """Return the IDs of the requests with a higher sequence ID."""
-        return (promise.request_id for number, (_, promise) in self._known.items() if number > seq_id)
+        known = {number: promise.request_id for number, (_, promise) in self._known.items()}
+        return (request_id for number, request_id in (known | self._rejected).items() if number > seq_id)
+
+    def reject(self, seq_id: int, submission: Submission) -> bool:
+        """Note that a request was rejected, so that later requests do not wait for its number.
+
+        The number can still be used, until a later request runs.
+
+        Returns:
+            Whether anything changes.
+        """
+        if seq_id in self._known or seq_id in self._rejected or seq_id < self._next or self._closed:
+            return False
+        self._rejected[seq_id] = submission.request_id
+        self._changed.set()
+        return True
 
     def submit(self, seq_id: int, submission: Submission, work: Work) -> Promise:
         """Add a request, or return the promise of the same request if it was added before.
@@ -105,6 +122,7 @@ class RequestOrder:
         if self._closed:
             raise ApiError(404, self._closed, field="model_id")
         promise = self._promises.create(self._owner, submission)
+        self._rejected.pop(seq_id, None)
         self._known[seq_id] = submission.digest, promise
         if seq_id < self._next:
             message = f"request {seq_id} arrived after request {self._next - 1} was processed."
@@ -134,8 +152,8 @@ class RequestOrder:
                 await self._process(self._waiting.pop(self._next))
                 self._next += 1
                 continue
-            if self._waiting and self._waiting[min(self._waiting)].promise.outcome is not None:
-                self._next = min(self._waiting)  # the earlier server has waited for the missing ones
+            if self._waiting and self._can_skip_to(min(self._waiting)):
+                self._next = min(self._waiting)
                 continue
             if self._interlude is not None:
                 work, self._interlude = self._interlude, None
@@ -148,6 +166,13 @@ class RequestOrder:
                 self._skip_gap()
         for each in self._waiting.values():
             each.promise.resolve(RequestFailure(self._closed, "server"))
+
+    def _can_skip_to(self, seq_id: int) -> bool:
+        """Return whether no request can arrive anymore that would run before a waiting one."""
+        if self._waiting[seq_id].promise.outcome is not None:  # the earlier server has waited for the missing ones
+            return True
+        missing = range(self._next, seq_id)
+        return len(missing) <= len(self._rejected) and all(number in self._rejected for number in missing)
 
     async def _process(self, each: _Waiting) -> None:
         earlier = each.promise.outcome

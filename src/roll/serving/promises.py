@@ -32,14 +32,19 @@ class Promise:
 
     request_id: str
     owner: str
-    sequence_ids: tuple[str, ...] = ()
-    """For sampling: the ID of each sequence."""
+    num_sequences: int = 0
+    """For sampling: the number of sequences."""
     outcome: Result | RequestFailure | None = None
     done: asyncio.Event = field(default_factory=asyncio.Event)
     drop_at: float = float("inf")
     was_read: bool = False
     can_be_canceled: bool = False
     journal: Journal | None = None
+
+    @property
+    def sequence_ids(self) -> list[str]:
+        """For sampling: the ID of each sequence."""
+        return [f"{self.request_id}:{index}" for index in range(self.num_sequences)]
 
     def resolve(self, outcome: Result | RequestFailure, now: float | None = None) -> None:
         """Set the outcome, unless there is one already. It is in the journal before anyone can see it."""
@@ -83,8 +88,7 @@ class Promises:
         if self._journal is not None:
             self._journal.add_request(owner, submission)
         name = submission.request_id
-        ids = tuple(f"{name}:{index}" for index in range(num_sequences))
-        promise = Promise(request_id=name, owner=owner, sequence_ids=ids)
+        promise = Promise(request_id=name, owner=owner, num_sequences=num_sequences)
         if submission.outcome is not None:
             promise.resolve(submission.outcome, self._clock())
         promise.journal = self._journal

@@ -32,6 +32,7 @@ __all__ = [
     "SaveWeightsForSampler",
     "WeightsInfo",
     "parse_body",
+    "read_place",
 ]
 
 Id: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
@@ -116,6 +117,10 @@ class _ModelBody(_Body):
 
     model_id: Id
     seq_id: SeqId
+
+
+class _Place(_ModelBody):
+    model_config = ConfigDict(extra="ignore")
 
 
 class _SaveBody(_ModelBody):
@@ -291,6 +296,14 @@ def parse_body(kind: type[B], body: bytes) -> B:
         return kind.model_validate(content)
     except ValidationError as error:
         raise _describe_error(kind, error) from error
+
+
+def read_place(body: bytes) -> tuple[str, int] | None:
+    """Return the model and the sequence ID in a body that was rejected; `None` if it has none."""
+    try:
+        return (place := _Place.model_validate(from_json(body))).model_id, place.seq_id
+    except ValueError:  # also a `ValidationError`
+        return None
 
 
 def _describe_error(kind: type[BaseModel], error: ValidationError) -> ApiError:

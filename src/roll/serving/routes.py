@@ -83,6 +83,12 @@ protobuf, `retrieve_future` waits, `sessions/<id>/finish` has a part in its path
 """
 
 
+_ORDERED = frozenset({"optim_step", "save_weights", "save_weights_for_sampler", "load_weights"})
+"""The paths of requests with a number in the order of their model. That of `forward_backward` cannot be read if the
+body is invalid.
+"""
+
+
 def answer(service: Service, owner: str, submission: Submission) -> Answer:
     """Answer a POST.
 
@@ -95,4 +101,9 @@ def answer(service: Service, owner: str, submission: Submission) -> Answer:
     if path not in ROUTES:
         raise ApiError(404, f"POST /api/v1/{path[:200]} is not supported by this server.")
     route = ROUTES[path]
-    return route.answer(service, owner, requests.parse_body(route.body, body), submission)
+    try:
+        return route.answer(service, owner, requests.parse_body(route.body, body), submission)
+    except ApiError as error:
+        if error.status == 400 and path in _ORDERED:
+            service.models.note_rejected(owner, submission)
+        raise

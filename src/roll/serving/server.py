@@ -153,8 +153,8 @@ def _hash(key: str) -> bytes:
 
 def _build_promise(promise: Promise) -> web.Response:
     content: dict[str, Any] = {"request_id": promise.request_id}
-    if promise.sequence_ids:
-        content["sample_sequence_ids"] = list(promise.sequence_ids)
+    if promise.num_sequences:
+        content["sample_sequence_ids"] = promise.sequence_ids
     return web.json_response(content)
 
 

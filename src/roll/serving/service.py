@@ -85,7 +85,7 @@ class Service:
         self.journal = journal
         self.is_closed = False
         self._tokenizer_id = tokenizer_id
-        self._models = ModelStore(settings, self.sessions, self.promises, trainer, checkpoints)
+        self.models = ModelStore(settings, self.sessions, self.promises, trainer, checkpoints, journal)
         self._unnamed: dict[str, Checkpoint] = {}
         """The snapshots without a name, by path."""
 
@@ -109,8 +109,8 @@ class Service:
         model_id = f"{session.session_id}:train:{request.model_seq_id}"
 
         async def create() -> Result:
-            state = await self._models.states.find(model_id)
-            await self._models.add(session, model_id, state or spec, lora, request.user_metadata)
+            state = await self.models.states.find(model_id)
+            await self.models.add(session, model_id, state or spec, lora, request.user_metadata)
             return to_json({"model_id": model_id, "type": "create_model"})
 
         return self._submit_model(session, request.model_seq_id, submission, create())
@@ -124,14 +124,14 @@ class Service:
         if request.model_id is not None:
             if request.seq_id is None:
                 raise ApiError(400, "it is needed with model_id.", field="seq_id")
-            model = self._models.find(request.model_id, owner)
+            model = self.models.find(request.model_id, owner)
             return model.order.submit(
                 request.seq_id,
                 submission,
                 Work(
-                    run=lambda: self._models.load_into(model, request),
+                    run=lambda: self.models.load_into(model, request),
                     changes_model=True,
-                    after=lambda: self._models.states.keep(model, request.seq_id or 0),
+                    after=lambda: self.models.states.keep(model, request.seq_id or 0),
                 ),
             )
         assert request.session_id is not None
@@ -143,23 +143,23 @@ class Service:
         model_id = f"{session.session_id}:train:{request.model_seq_id}"
 
         async def create() -> Result:
-            state = await self._models.states.find(model_id)
-            found = state or await self._models.read(request.path, owner, optimizer=request.optimizer)
+            state = await self.models.states.find(model_id)
+            found = state or await self.models.read(request.path, owner, optimizer=request.optimizer)
             lora = build_lora_settings(found.checkpoint)
-            model = await self._models.add(session, model_id, found, lora, request.user_metadata)
+            model = await self.models.add(session, model_id, found, lora, request.user_metadata)
             if state is None:
-                await self._models.states.keep(model, 0)  # the checkpoint may expire
+                await self.models.states.keep(model, 0)  # the checkpoint may expire
             return to_json({"path": request.path, "model_id": model_id, "type": "load_weights"})
 
         return self._submit_model(session, request.model_seq_id, submission, create())
 
     def get_info(self, owner: str, model_id: str) -> dict[str, Any]:
         """Return the description of a model."""
-        return describe_model(self._models.find(model_id, owner), self.settings.model_name, self._tokenizer_id)
+        return describe_model(self.models.find(model_id, owner), self.settings.model_name, self._tokenizer_id)
 
     def forward_backward(self, owner: str, message: Any, submission: Submission) -> Promise:
         """Compute a loss, and its gradient unless the request asks for the forward pass only."""
-        model = self._models.find(message.model_id, owner)
+        model = self.models.find(message.model_id, owner)
         if message.seq_id < 1:
             raise ApiError(400, f"must be at least 1, got {message.seq_id}.", field="seq_id")
         trains = not message.forward_only
@@ -169,14 +169,14 @@ class Service:
 
     def optim_step(self, owner: str, request: OptimStep, submission: Submission) -> Promise:
         """Update a model with its gradient."""
-        model, params = self._models.find(request.model_id, owner), request.adam_params
+        model, params = self.models.find(request.model_id, owner), request.adam_params
         check_params(params)
 
         async def step() -> Result:
             return to_json({"metrics": await self.trainer.optim_step(model, params)})
 
         async def keep() -> None:
-            await self._models.states.keep_if_due(model, request.seq_id)
+            await self.models.states.keep_if_due(model, request.seq_id)
 
         return model.order.submit(request.seq_id, submission, Work(run=step, changes_model=True, after=keep))
 
@@ -184,10 +184,10 @@ class Service:
 
     def save_weights(self, owner: str, request: SaveWeights, submission: Submission) -> Promise:
         """Save a checkpoint to train on."""
-        model = self._models.find(request.model_id, owner)
+        model = self.models.find(request.model_id, owner)
 
         async def save() -> Result:
-            found = await self._models.save(
+            found = await self.models.save(
                 model,
                 "weights",
                 request.path,
@@ -202,7 +202,7 @@ class Service:
 
     def save_weights_for_sampler(self, owner: str, request: SaveWeightsForSampler, submission: Submission) -> Promise:
         """Save a snapshot to sample from; without a name, a sampling session is created for it."""
-        model, number = self._models.find(request.model_id, owner), request.sampling_session_seq_id
+        model, number = self.models.find(request.model_id, owner), request.sampling_session_seq_id
         if (request.path is None) == (number is None):
             raise ApiError(400, "either path or sampling_session_seq_id must be given, and not both.", field="path")
         session = self.sessions.find(model.session_id, owner)
@@ -210,7 +210,7 @@ class Service:
         async def save() -> Result:
             if number is None:
                 assert request.path is not None
-                found = await self._models.save(
+                found = await self.models.save(
                     model,
                     "sampler_weights",
                     request.path,
@@ -219,7 +219,7 @@ class Service:
                     user_metadata=request.user_metadata,
                 )
                 return to_json({"path": found.path, "type": "save_weights_for_sampler"})
-            found = await self._models.save(
+            found = await self.models.save(
                 model, "sampler_weights", f"{UNNAMED}{request.seq_id}", request_id=submission.request_id
             )
             try:
@@ -295,24 +295,25 @@ class Service:
 
     async def finish_session(self, session: Session) -> None:
         """End a session: delete its models and its snapshots without a name. Checkpoints with a name stay."""
-        session.is_finished = True
         self.journal.finish(session.session_id)
+        session.is_finished = True
         await self.journal.sync()  # a later server must not restore the session when its files are gone
         for model_id in sorted(session.model_ids):
-            await self._models.delete(model_id)
+            await self.models.delete(model_id)
         for each in session.sampling.values():
             if each.path is not None and (found := self._unnamed.pop(each.path, None)):
                 await asyncio.to_thread(self._checkpoints.delete, found)
+        session.forget()
 
     async def clean_up(self) -> None:
         """End sessions whose clients are gone, move idle models to disk, and delete what has expired."""
+        self.promises.drop_expired()
+        self.models.release_idle()
+        await asyncio.to_thread(self._checkpoints.delete_expired)  # first, because the disk may be full
         for session in self.sessions.list_expired():
             logger.info("session %s ends, because it sent no heartbeat", session.session_id)
             await self.finish_session(session)
-        self._models.release_idle()
-        self.promises.drop_expired()
-        await asyncio.to_thread(self._checkpoints.delete_expired)
-        if self.journal.size > COMPACT_BYTES:
+        if self.journal.should_compact(COMPACT_BYTES):
             needed = self._list_needed()
             self.journal.compact(lambda record: record.request_id in needed)
 
@@ -322,21 +323,21 @@ class Service:
         for session in self.sessions:
             if not session.is_finished:
                 needed |= {session.session_id} | session.kept
-        for model in self._models:
+        for model in self.models:
             needed |= set(model.order.list_since(model.state_seq))
         return needed | set(self.promises)
 
     async def start(self) -> None:
         """Run the requests of restored models, and delete files that no model or session needs."""
-        self._models.start()
-        needed = {*self._unnamed, *(get_state_path(model.model_id) for model in self._models)}
+        self.models.start()
+        needed = {*self._unnamed, *(get_state_path(model.model_id) for model in self.models)}
         await asyncio.to_thread(self._checkpoints.delete_hidden, needed)
 
     async def close(self) -> None:
         """Stop all requests; a later server continues them."""
         self.is_closed = True
         self.journal.close()
-        for model in self._models:
+        for model in self.models:
             await model.order.stop()
         await self.promises.close()
 

@@ -56,6 +56,13 @@ class Session:
     kept: set[str] = field(default_factory=set)
     """The IDs of requests that the journal keeps until the session ends."""
 
+    def forget(self) -> None:
+        """Free the memory of a session that has ended."""
+        self.models, self.kept = Submissions("model_seq_id"), set()
+        self.model_ids.clear()
+        self.sampling.clear()
+        self.samples.clear()
+
 
 class Sessions:
     """All sessions.

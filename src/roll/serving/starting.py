@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -33,6 +34,8 @@ from roll.training import TrainerSpec
 from roll.training.adapter_snapshot import AdapterSnapshot
 
 __all__ = ["open_server"]
+
+logger = logging.getLogger(__name__)
 
 CLEAN_UP_S = 60.0
 DEFAULT_MAX_CONTEXT = 4096
@@ -132,7 +135,10 @@ def _build_sampler(engines: ServedEngines, path: Path, context: int) -> Sampler:
 async def _clean_up(service: Service) -> None:
     while True:
         await asyncio.sleep(CLEAN_UP_S)
-        await service.clean_up()
+        try:
+            await service.clean_up()
+        except Exception:  # for example, the disk is full; it may not be the next time
+            logger.exception("the clean-up failed, and is tried again")
 
 
 def _find_tokenizer_id(model: str, path: Path) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from roll.serving.checkpoints import STATE, Checkpoint, Checkpoints, build_path
 from roll.serving.failures import RequestFailure
+from roll.serving.journal import Journal
 from roll.serving.models import Model, ModelTrainer
 from roll.training.adapter_snapshot import AdapterSnapshot
 
@@ -44,10 +45,12 @@ class ModelStates:
     Args:
         checkpoints: The checkpoints on disk.
         trainer: The trainer of all models.
+        journal: The journal of the server.
     """
 
-    def __init__(self, checkpoints: Checkpoints, trainer: ModelTrainer) -> None:
+    def __init__(self, checkpoints: Checkpoints, trainer: ModelTrainer, journal: Journal) -> None:
         self._checkpoints = checkpoints
+        self._journal = journal
         self._trainer = trainer
 
     async def find(self, model_id: str) -> StoredAdapter | None:
@@ -69,6 +72,7 @@ class ModelStates:
     async def keep(self, model: Model, seq_id: int) -> None:
         """Store the state of a model that has no gradient, after a request."""
         snapshot = await self._trainer.read(model)
+        await self._journal.sync()  # a later server does not run what the state includes, so it must have the outcomes
         try:
             await asyncio.to_thread(
                 self._checkpoints.save,

@@ -120,6 +120,35 @@ async def test_serving_a_request_whose_predecessor_never_arrives_fails_and_the_n
             await one.forward_backward(model, [simple()], seq=2)
 
 
+async def test_serving_later_requests_do_not_wait_for_the_number_of_a_rejected_one(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    async with serving(tiny_model, tmp_path) as server, client(server) as one, client(server, OTHER_KEY) as two:
+        model = await one.create_model()
+        await one.forward_backward(model, [simple()])
+        for changes in ({"learning_rate": -1.0}, {"learning_rate": 10.0, "weight_decay": 0.2}):  # 2 and 3
+            with pytest.raises(ApiFailure, match=r"400: .*adam_params"):
+                await one.step(model, **changes)
+        with pytest.raises(ApiFailure, match=r"400: .*path: must be a name"):  # 4
+            await one.save(model, "../x")
+        await one.step(model)  # with the gradient of 1
+        early = await one.submit(model, [simple()], seq=8)  # 6 and 7 are on their way
+        with pytest.raises(ApiFailure, match="400"):
+            await one.step(model, seq=7, beta1=1.0)
+        with pytest.raises(ApiFailure, match="404"):  # no other key can let a request be skipped
+            await two.send("optim_step", {"model_id": model, "seq_id": 6, "adam_params": {}})
+        with pytest.raises(ApiFailure, match="400"):
+            await two.send("optim_step", {"model_id": model, "seq_id": 6, "adam_params": {"beta1": 1.0}})
+        assert not server.service.promises.find(early["request_id"], "alice").done.is_set()
+        six = await one.submit(model, [simple()], seq=6)
+        await gather(one.result(six), one.result(early))
+        with pytest.raises(ApiFailure, match="arrived after request 8"):
+            await one.step(model, seq=7)
+        with pytest.raises(ApiFailure, match="400"):
+            await one.step(model, seq=9, beta1=1.0)
+        await one.step(model, seq=9)  # the number of a rejected request can be used again
+
+
 async def test_serving_checkpoints_continue_exactly_and_belong_to_their_owner(tiny_model: Path, tmp_path: Path) -> None:
     async def advance(one: Client, model: str) -> float:
         await one.forward_backward(model, [simple(seed=4)])
@@ -364,8 +393,8 @@ async def test_serving_a_model_whose_session_ends_meanwhile_is_not_created(tiny_
         session = service.sessions.find(one.session_id, "alice")
         session.is_finished = True
         with pytest.raises(RequestFailure, match="the session has ended"):
-            await service._models.add(session, f"{model_id}1", AdapterSpec(rank=2), LoraSettings(rank=2), None)
-        assert [each.model_id for each in service._models] == [model_id]
+            await service.models.add(session, f"{model_id}1", AdapterSpec(rank=2), LoraSettings(rank=2), None)
+        assert [each.model_id for each in service.models] == [model_id]
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd", "br"])

@@ -201,6 +201,21 @@ async def test_serving_recovery_does_not_run_what_was_skipped(tiny_model: Path, 
         assert (await two.forward_backward(model, [simple(1)], seq=6))[0] == expected
 
 
+async def test_serving_recovery_does_not_wait_for_what_was_rejected(tiny_model: Path, tmp_path: Path) -> None:
+    async with serving(tiny_model, tmp_path / "a") as server, client(server) as one:
+        model = await one.create_model()
+        with pytest.raises(ApiFailure, match="400"):
+            await one.step(model, seq=2, beta1=1.0)
+        waiting = await one.submit(model, [simple()], seq=3)
+        service = server.service
+        service.promises._promises.clear()  # as if the results had expired
+        service.journal.compact(lambda record: record.request_id in service._list_needed())
+        killed = Killed(tmp_path / "a", tmp_path / "b")
+    async with killed.restart(tiny_model, one) as two:
+        await two.forward_backward(model, [simple()], seq=1)
+        assert isinstance(await two.result(waiting), bytes)
+
+
 async def test_serving_recovery_does_not_run_again_what_failed_in_the_server(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,7 +301,7 @@ async def test_serving_idle_models_leave_memory_and_come_back(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(tiny_model, tmp_path / "a", idle_timeout_s=1e-9) as server, client(server) as one:
-        store, group = server.service._models, server.service.trainer._group
+        store, group = server.service.models, server.service.trainer._group
         deleted: list[str] = []
         original = group.call
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from api_client import ApiFailure, client, datum, gather, read_sequences, serving
+from api_client import OTHER_KEY, ApiFailure, client, datum, gather, read_sequences, serving
 
 from roll.serving import sampling
 
@@ -155,3 +156,42 @@ async def test_serving_samples_200_sequences_at_once_during_a_forward_backward(
         assert len(replies) == 200 and server.service.promises.find(promise["request_id"], "alice").outcome is None
         samples_are_done.set()
         assert isinstance(await one.result(promise), bytes)
+
+
+async def test_serving_samples_go_on_while_the_snapshot_of_another_client_is_loaded_and_when_it_fails(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    async with serving(tiny_model, tmp_path) as server, client(server) as one, client(server, OTHER_KEY) as two:
+        model = await one.create_model()
+        mine, others = await one.snapshot(model, 0), [await two.snapshot(await two.create_model(), 0)]
+        others.append(await two.snapshot(f"{two.session_id}:train:0", 1))
+        expected = read_sequences(await one.sample(mine, 0, PROMPT))[0][0]
+        decoder = server.service._sampler._engines.members[0]._running.engine._decoder  # type: ignore[attr-defined]
+        update, entered, go_on = decoder.update_weights, threading.Event(), threading.Event()
+
+        def wait_and_update(received: Any) -> Any:
+            entered.set()
+            assert go_on.wait(30)
+            return update(received)
+
+        decoder.update_weights = wait_and_update
+        loading = asyncio.ensure_future(two.sample(others[0], 0, PROMPT))
+        await asyncio.to_thread(entered.wait, 30)
+        sampling_meanwhile = asyncio.ensure_future(one.sample(mine, 1, PROMPT, prompt_logprobs=True))
+        while server.service._sampler._engines.members[0].num_sequences < 2:
+            await asyncio.sleep(0)
+        for _ in range(50):  # until the engine has the request
+            await asyncio.sleep(0)
+        go_on.set()
+        assert read_sequences(await sampling_meanwhile)[0][0] == expected
+        assert read_sequences(await loading)
+
+        def fail(received: Any) -> Any:
+            raise RuntimeError("there is no memory")
+
+        decoder.update_weights = fail
+        with pytest.raises(ApiFailure, match="there is no memory"):
+            await two.sample(others[1], 0, PROMPT)
+        assert read_sequences(await one.sample(mine, 2, PROMPT))[0][0] == expected
+        decoder.update_weights = update
+        assert read_sequences(await two.sample(others[1], 1, PROMPT))
