@@ -78,9 +78,10 @@ class RolloutRunConfig(RunConfig):
             raise ValueError(conflict)
         context, answer = self.inference.max_context, self.rollout.max_new_tokens
         if context is not None and context <= answer:
+            longest, generated = map(self.name_key, ("inference.max_context", "rollout.max_new_tokens"))
             raise ValueError(
-                f"inference.max_context must be > rollout.max_new_tokens to leave space for prompts, got {context} "
-                f"and {answer}: raise inference.max_context, or lower rollout.max_new_tokens"
+                f"{longest} must be > {generated} to leave space for prompts, got {context} and {answer}: raise "
+                f"{longest}, or lower {generated}"
             )
         return self
 
@@ -122,6 +123,15 @@ class RolloutRunConfig(RunConfig):
                 f"the source '{next(iter(preferred))}' prefers a device class, but `rollout.scheduling.type: batch` "
                 "assigns prompts to engines in turn: set the type to queue, or remove device_class"
             )
+
+    def name_key(self, key: str) -> str:
+        """Return the key of the user's configuration that sets `key`, for messages."""
+        return key
+
+    @property
+    def quantization_alternative(self) -> str:
+        """What a user can do if engines cannot compute in 8 bits, for messages."""
+        return "set weight_sync.quantization instead, which only sends weights in 8 bits"
 
     @property
     def sent_quantization(self) -> Quantization:
@@ -219,20 +229,21 @@ class RolloutRunConfig(RunConfig):
     def required_engine_capabilities(self) -> list[EngineRequirement]:
         """Capabilities that the run requires from the engines in `inference`; a pipeline may add requirements."""
         inference, sync, replay = self.inference, self.weight_sync, self.training.router_replay
-        parallel, switches = f"inference.tensor_parallel {inference.tensor_parallel}", len(inference.widths) > 1
+        width_key, computes = map(self.name_key, ("inference.tensor_parallel", "inference.quantization"))
+        parallel, switches = f"{width_key} {inference.tensor_parallel}", len(inference.widths) > 1
         key, sent = "weight_sync.quantization", sync.quantization
         required = {
             "updates_weights": (True, "a policy that is trained", ""),
             "can_sleep": (
                 self.cluster.sharing == "colocated" or switches,
                 parallel if switches else "cluster.sharing colocated",
-                "set inference.tensor_parallel to one number" if switches else "set cluster.sharing to auto",
+                f"set {width_key} to one number" if switches else "set cluster.sharing to auto",
             ),
-            "tensor_parallel": (inference.widths[-1] > 1, parallel, "set inference.tensor_parallel to 1"),
+            "tensor_parallel": (inference.widths[-1] > 1, parallel, f"set {width_key} to 1"),
             "quantized_compute": (
                 inference.quantization != "none",
-                f"inference.quantization {inference.quantization}",
-                "set weight_sync.quantization instead, which only sends weights in 8 bits",
+                f"{computes} {inference.quantization}",
+                self.quantization_alternative,
             ),
             "quantized_sync": (sent != "none", f"{key} {sent}", f"set {key} to none"),
             "lora": (sync.lora == "adapter", "weight_sync.lora adapter", "set weight_sync.lora to merged"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import field_validator
+from pydantic import ValidationError, field_validator, model_validator
 
 from roll.config.base import Section, option
 from roll.config.cluster import RoleDevices
@@ -115,6 +115,21 @@ class HeldOutConfig(Section):
     )
 
 
+class _AnsweringConfig(PromptRunConfig):
+    """The configuration of the engines of `evaluation.answers`, whose messages name the user's keys."""
+
+    def name_key(self, key: str) -> str:
+        """Return the key of the supervised run's configuration that sets `key`."""
+        if key == "rollout.max_new_tokens":
+            return "evaluation.answers.max_new_tokens"
+        return f"evaluation.answers.{key}" if key.startswith("inference.") else key
+
+    @property
+    def quantization_alternative(self) -> str:
+        """What a user can do if engines cannot compute in 8 bits. A supervised run has no section `weight_sync`."""
+        return f"set {self.name_key('inference.quantization')} to none"
+
+
 class SupervisedConfig(RunConfig):
     """A run that learns from examples; a pipeline adds its objective."""
 
@@ -129,6 +144,16 @@ class SupervisedConfig(RunConfig):
     evaluation: HeldOutConfig = option(HeldOutConfig(), "Evaluation on held-out examples.")
 
     _check_unique_names = field_validator("data")(validate_unique_names)
+
+    @model_validator(mode="after")
+    def _check_answers(self) -> Self:
+        try:
+            self.build_prompt_run_config()
+        except ValidationError as error:
+            # Sections are valid here, so only their combination is wrong.
+            first = error.errors(include_url=False)[0]
+            raise ValueError(str(first.get("ctx", {}).get("error", first["msg"]))) from None
+        return self
 
     @property
     def roles(self) -> dict[str, RoleDevices]:
@@ -149,7 +174,7 @@ class SupervisedConfig(RunConfig):
         answers = self.evaluation.answers
         if answers is None:
             return None
-        return PromptRunConfig(
+        return _AnsweringConfig(
             pipeline=self.pipeline,
             name=self.name,
             output_dir=self.output_dir,

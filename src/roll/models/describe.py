@@ -168,12 +168,12 @@ def check_experts(directory: Path, ranks: int) -> None:
         )
 
 
-def check_quantizable(directory: Path, section: str = "weight_sync") -> None:
+def check_quantizable(directory: Path, key: str = "weight_sync.quantization") -> None:
     """Reject 8-bit weights for a model whose checkpoint does not store each expert's matrices separately.
 
     Args:
         directory: A model directory.
-        section: The section of the configuration that sets `quantization`, for the message.
+        key: The key of the configuration that sets the format, for the message.
 
     Raises:
         ModelError: the checkpoint stores all experts of a layer in one tensor.
@@ -186,7 +186,7 @@ def check_quantizable(directory: Path, section: str = "weight_sync") -> None:
                 if ".experts." in name and len(tensors.get_slice(name).get_shape()) > 2:
                     raise ModelError(
                         f"the weights of '{directory}' cannot be quantized for the engines: its checkpoint stores "
-                        f"'{name}' of all experts in one tensor. Set {section}.quantization to none."
+                        f"'{name}' of all experts in one tensor. Set {key} to none."
                     )
 
 

@@ -16,7 +16,7 @@ def check_engines(config: RolloutRunConfig) -> None:
         ConfigError: An engine is unknown or not installed, or lacks a capability; the message names the capability and
             the engines that have it. Several engines would use the same server.
     """
-    check_engine(config.inference.engine, config.required_engine_capabilities)
+    check_engine(config.inference.engine, config.required_engine_capabilities, config.name_key("inference.engine"))
     _check_address(config)
     if config.judge is not None:
         check_engine(config.judge.engine, config.judge.required_engine_capabilities, "judge.engine")

@@ -104,10 +104,10 @@ def prepare(config: RolloutRunConfig, media_dir: Path | None = None, *, scores: 
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
     max_context = config.inference.max_context or read_context_length(model_path)
     if max_context <= config.rollout.max_new_tokens:
+        longest, generated = map(config.name_key, ("inference.max_context", "rollout.max_new_tokens"))
         raise ConfigError(
-            f"rollout.max_new_tokens {config.rollout.max_new_tokens} leaves no space for prompts in the context "
-            f"length of {max_context} tokens: lower rollout.max_new_tokens, or raise inference.max_context (if the "
-            "model allows it)."
+            f"{generated} {config.rollout.max_new_tokens} leaves no space for prompts in the context length of "
+            f"{max_context} tokens: lower {generated}, or raise {longest} (if the model allows it)."
         )
     data = build_data(
         config.data,
@@ -120,7 +120,7 @@ def prepare(config: RolloutRunConfig, media_dir: Path | None = None, *, scores: 
     clear = config.rollout.agent is None  # the context length of an agent does not follow from the prompts
     if clear and config.inference.max_context is None and data.longest_prompt is not None:
         max_context = min(max_context, data.longest_prompt + config.max_rollout_tokens)
-    check_rope_scaling(model_path, max_context, "inference.max_context")
+    check_rope_scaling(model_path, max_context, config.name_key("inference.max_context"))
     return PreparedRun(
         model_path=model_path,
         tokenizer=tokenizer,

@@ -14,7 +14,13 @@ from roll.models import check_quantizable, describe_model
 from roll.models.multimodal import has_media_config
 from roll.models.sizes import read_config
 
-__all__ = ["check_judge_quantization", "check_quantization", "describe_quantization", "describe_sync"]
+__all__ = [
+    "check_judge_quantization",
+    "check_quantization",
+    "describe_answer_quantization",
+    "describe_quantization",
+    "describe_sync",
+]
 
 
 def check_quantization(config: RolloutRunConfig, directory: Path) -> None:
@@ -27,10 +33,11 @@ def check_quantization(config: RolloutRunConfig, directory: Path) -> None:
     """
     computed = config.inference.quantization
     if computed != "none":
-        advice = "set weight_sync.quantization instead, which only sends weights in 8 bits"
-        _check_computable(directory, config.model.dtype, f"inference.quantization {computed}", "model.dtype", advice)
+        setting = f"{config.name_key('inference.quantization')} {computed}"
+        _check_computable(directory, config.model.dtype, setting, "model.dtype", config.quantization_alternative)
     if config.sent_quantization != "none":
-        check_quantizable(directory, "inference" if computed != "none" else "weight_sync")
+        key = "inference.quantization" if computed != "none" else "weight_sync.quantization"
+        check_quantizable(directory, config.name_key(key))
 
 
 def check_judge_quantization(judge: JudgeConfig, directory: Path) -> None:
@@ -75,6 +82,17 @@ def describe_quantization(config: RolloutRunConfig) -> list[str]:
     if isinstance(config, ReinforcementRunConfig):
         notes.append(_describe_correction(config))
     return notes
+
+
+def describe_answer_quantization(config: RolloutRunConfig) -> list[str]:
+    """Return a note about the engines of `evaluation.answers`, if they compute in 8 bits."""
+    form = config.inference.quantization
+    if form == "none":
+        return []
+    return [
+        f"the engines of evaluation.answers compute linear layers in {form} (W8A8), with weights that are quantized at "
+        "every sync: their answers are those of the quantized model."
+    ]
 
 
 def describe_sync(config: RolloutRunConfig, sizes: ModelSizes) -> list[str]:

@@ -13,8 +13,10 @@ import roll
 from roll.config.engines import check_engine
 from roll.config.judge import JudgeConfig
 from roll.config.pipelines.rlvr import RLVRConfig
+from roll.config.pipelines.sft import SFTConfig
 from roll.errors import ConfigError
 from roll.pipelines.quantization import check_judge_quantization, check_quantization, describe_quantization
+from roll.pipelines.supervised.preparation import prepare as prepare_supervised
 
 
 def make_config(path: Path | str, **sections: Any) -> RLVRConfig:
@@ -94,6 +96,65 @@ def test_quantization_of_models_that_vllm_cannot_compute_in_8_bits_is_refused(ti
     single = make_config(tiny_model, model={"path": str(tiny_model), "dtype": "float32"})
     with pytest.raises(ConfigError, match=r"inference.quantization int8 requires model.dtype bfloat16, got float32"):
         check_quantization(single, tiny_model)
+
+
+def make_supervised(path: Path | str, dtype: str = "bfloat16", max_new_tokens: int = 8, **inference: Any) -> SFTConfig:
+    answers = {
+        "data": [{"source": "arithmetic", "reward": "math"}],
+        "max_new_tokens": max_new_tokens,
+        "inference": {"engine": "vllm", "quantization": "int8"} | inference,
+    }
+    settings = {
+        "name": "x",
+        "model": {"path": str(path), "dtype": dtype},
+        "data": [{"source": "arithmetic"}],
+        "evaluation": {"answers": answers},
+    }
+    return SFTConfig.model_validate(settings)
+
+
+def test_quantization_of_engines_that_answer_in_a_supervised_run_is_checked_before_the_trainer_starts(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """A supervised run has no section `weight_sync` or `inference`, so messages name other keys."""
+    none = "set evaluation.answers.inference.quantization to none"
+    prepare_supervised(make_supervised(tiny_model), "supervised")
+    with pytest.raises(ConfigError) as caught:
+        prepare_supervised(make_supervised(tiny_model, dtype="float32"), "supervised")
+    assert str(caught.value) == (
+        f"evaluation.answers.inference.quantization int8 requires model.dtype bfloat16, got float32: set it to "
+        f"bfloat16, or {none}."
+    )
+    experts = with_settings(tiny_model, tmp_path / "experts", num_local_experts=4, num_experts_per_tok=2)
+    with pytest.raises(ConfigError, match=rf"int8 is not supported for .*, which is a mixture of experts: {none}\."):
+        prepare_supervised(make_supervised(experts), "supervised")
+    with pytest.raises(ConfigError) as caught:
+        prepare_supervised(make_supervised(tiny_model, engine="hf"), "supervised")
+    assert str(caught.value) == (
+        "evaluation.answers.inference.quantization int8 requires an engine that can compute in 8 bits "
+        "(quantized_compute), but evaluation.answers.inference.engine is hf (it computes in the model's dtype): set "
+        f"evaluation.answers.inference.engine to vllm, or {none}."
+    )
+
+
+def test_quantization_of_engines_that_answer_in_a_supervised_run_is_part_of_its_check(tiny_model: Path) -> None:
+    pytest.importorskip("vllm")
+    report = roll.check(make_supervised(tiny_model))
+    assert not report.problems
+    assert any(
+        "the engines of evaluation.answers compute linear layers in int8 (W8A8)" in each for each in report.notes
+    )
+    assert not any("W8A8" in each for each in roll.check(make_supervised(tiny_model, quantization="none")).notes)
+
+
+def test_quantization_a_context_of_answers_without_space_for_prompts_names_the_keys_of_the_supervised_run() -> None:
+    with pytest.raises(ValueError) as caught:
+        make_supervised("x", max_context=8)
+    assert (
+        "evaluation.answers.inference.max_context must be > evaluation.answers.max_new_tokens to leave space for "
+        "prompts, got 8 and 8: raise evaluation.answers.inference.max_context, or lower "
+        "evaluation.answers.max_new_tokens"
+    ) in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,14 @@ from roll.pipelines.supervised.frozen_outputs import build_weights_name
 from roll.pipelines.supervised.preparation import build_held_out_batch, build_policy_spec, count_planned_steps, prepare
 
 
-def config(directory: Path, model: Path, **changes: Any) -> SFTConfig:
+def config(directory: Path, model: Path, *, dtype: str = "float32", **changes: Any) -> SFTConfig:
     for name, letters in (("train", "abcdefgh"), ("other", "xyz")):
         if (directory / f"{name}.jsonl").exists():
             continue
         rows = ({"prompt": f"Say {x}.", "completion": x * 5} for x in letters)
         (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"source": "file", "path": str(directory / "train.jsonl"), "held_out_path": str(directory / "other.jsonl")}
-    model_section = {"path": str(model), "dtype": "float32"}
+    model_section = {"path": str(model), "dtype": dtype}
     return SFTConfig.model_validate({"name": "run", "model": model_section, "data": [data], **changes})
 
 
@@ -50,7 +50,7 @@ def test_supervised_what_remains_is_planned_from_where_a_run_stands(tmp_path: Pa
 def test_supervised_engines_that_answer_beside_it_say_how_weights_are_sent(tmp_path: Path, tiny_model: Path) -> None:
     answers = {"data": [{"source": "arithmetic", "reward": "math"}], "inference": {"quantization": "int8"}}
     plain = config(tmp_path, tiny_model)
-    asked = config(tmp_path, tiny_model, evaluation={"answers": answers})
+    asked = config(tmp_path, tiny_model, dtype="bfloat16", evaluation={"answers": answers})
     assert build_policy_spec(plain, prepare(plain, "supervised")).quantization == "none"
     assert build_policy_spec(asked, prepare(asked, "supervised")).quantization == "int8"
 

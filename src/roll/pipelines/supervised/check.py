@@ -29,6 +29,7 @@ from roll.data.media_text import count_media_tokens
 from roll.inference import resolve_engine_kind
 from roll.models import describe_model, find_model
 from roll.pipelines.preparation import prepare as prepare_prompts
+from roll.pipelines.quantization import describe_answer_quantization
 from roll.pipelines.supervised.preparation import PreparedRun, build_policy_spec, prepare
 from roll.preflight.inspection import check_backend_and_placement, check_disk, check_memory, inspect_policy, run_checks
 from roll.preflight.layout import check_layout
@@ -227,6 +228,7 @@ def _estimate_engine_memory(report: Report, config: SupervisedConfig) -> list[Ro
     answering, sizes = config.build_prompt_run_config(), report.model
     if answering is None or sizes is None:
         return []
+    report.notes += describe_answer_quantization(answering)
     if find_model(config.model.path) is None:
         report.notes.append(
             "the memory of the engines for evaluation.answers is unknown until the tokenizer is on this machine."

@@ -12,6 +12,7 @@ from roll.errors import ConfigError, DataError
 from roll.models import check_experts, check_rope_scaling, load_tokenizer, read_context_length, resolve_model
 from roll.models.multimodal import open_media
 from roll.pipelines.engine_checks import check_engines
+from roll.pipelines.quantization import check_quantization
 from roll.pipelines.state import RunState
 from roll.training import Schedule, TrainerSpec
 from roll.types import TrainingBatch
@@ -54,6 +55,7 @@ def prepare(
     check_experts(model_path, config.training.parallel.ep)
     if (answering := config.build_prompt_run_config()) is not None:
         check_engines(answering)
+        check_quantization(answering, model_path)
     longest, max_tokens = read_context_length(model_path), config.training.max_example_tokens
     if max_tokens is not None and max_tokens > longest:
         raise ConfigError(
