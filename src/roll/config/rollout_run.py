@@ -11,6 +11,7 @@ from roll.config.base import option
 from roll.config.cluster import RoleDevices
 from roll.config.data import DataConfig
 from roll.config.device_classes import MEASURED, choose_class, find_engine_classes
+from roll.config.engine_requirements import build_engine_requirements
 from roll.config.engines import EngineRequirement
 from roll.config.inference import InferenceConfig, find_quantization_conflict
 from roll.config.judge import JudgeConfig, check_judge
@@ -228,56 +229,7 @@ class RolloutRunConfig(RunConfig):
     @property
     def required_engine_capabilities(self) -> list[EngineRequirement]:
         """Capabilities that the run requires from the engines in `inference`; a pipeline may add requirements."""
-        inference, sync, replay = self.inference, self.weight_sync, self.training.router_replay
-        width_key, computes = map(self.name_key, ("inference.tensor_parallel", "inference.quantization"))
-        parallel, switches = f"{width_key} {inference.tensor_parallel}", len(inference.widths) > 1
-        key, sent = "weight_sync.quantization", sync.quantization
-        required = {
-            "updates_weights": (True, "a policy that is trained", ""),
-            "can_sleep": (
-                self.cluster.sharing == "colocated" or switches,
-                parallel if switches else "cluster.sharing colocated",
-                f"set {width_key} to one number" if switches else "set cluster.sharing to auto",
-            ),
-            "tensor_parallel": (inference.widths[-1] > 1, parallel, f"set {width_key} to 1"),
-            "quantized_compute": (
-                inference.quantization != "none",
-                f"{computes} {inference.quantization}",
-                self.quantization_alternative,
-            ),
-            "quantized_sync": (sent != "none", f"{key} {sent}", f"set {key} to none"),
-            "lora": (sync.lora == "adapter", "weight_sync.lora adapter", "set weight_sync.lora to merged"),
-            "dora": (
-                self.synced_adapter is not None and self.synced_adapter.use_dora,
-                "weight_sync.lora adapter with model.lora.use_dora",
-                "set weight_sync.lora to merged",
-            ),
-            "truncates_sampling": (
-                self.rollout.top_p < 1 or self.rollout.top_k > 0,
-                f"rollout.top_p {self.rollout.top_p:g} with rollout.top_k {self.rollout.top_k}",
-                "set rollout.top_p to 1 and rollout.top_k to 0",
-            ),
-            "records_experts": (
-                replay == "engine",
-                f"training.router_replay {replay}",
-                "set training.router_replay to old",
-            ),
-            "shares_process": (
-                sync.transport == "in_process",
-                "weight_sync.transport in_process",
-                "set weight_sync.transport to auto",
-            ),
-            "scores_sequences": (
-                sync.probe_every_num_steps > 0,
-                f"weight_sync.probe_every_num_steps {sync.probe_every_num_steps}",
-                "set weight_sync.probe_every_num_steps to 0",
-            ),
-        }
-        return [
-            EngineRequirement(capability=name, reason=reason, alternative=alternative)
-            for name, (is_needed, reason, alternative) in required.items()
-            if is_needed
-        ]
+        return build_engine_requirements(self)
 
     @property
     def supports_elastic_engines(self) -> bool:
