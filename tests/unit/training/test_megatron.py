@@ -6,6 +6,7 @@ It runs on a CPU with the stand-ins of `megatron_on_cpu`; `test_contract` asks w
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from critic_helpers import VALUE_LOSS, valued
 from families import FAMILIES, write_model
 from megatron_on_cpu import megatron_on_cpu
 from megatron_ranks import SETTINGS, divided, steps_differ
+from safetensors.torch import load_file, save_file
 from test_reward_model import batch_of
 from training_helpers import logprobs_of, make_batch, make_spec, needs_cuda, relative_error
 from worlds.ranks import run_ranks
@@ -71,19 +73,36 @@ def test_megatron_families_divided_over_ranks(
 
 @pytest.mark.parametrize("lora", [None, LoRAConfig(rank=4)], ids=["all weights", "adapters"])
 def test_megatron_bfloat16_gradients_move_float32_masters(
-    on_cpu: None, lora: LoRAConfig | None, tiny_model: Path
+    on_cpu: None, lora: LoRAConfig | None, tiny_model: Path, tmp_path: Path
 ) -> None:
-    mine = built(tiny_model, dtype="bfloat16", lora=lora, **SETTINGS)
-    other = TorchBackend(make_spec(tiny_model, dtype="bfloat16", lora=lora, **SETTINGS))
+    """They are as far from those of a trainer in float32 as `torch` is in bfloat16.
+
+    Measured with 8 groups of 4 batches: 1.6 to 2.6 % with Megatron and 1.6 to 2.7 % with `torch`, 0.86 to 1.29 times as
+    much. Between the two it is 2.2 to 3.2 %, as much as between two independent errors of this size.
+    """
+    settings = {**SETTINGS, "lora": lora, "learning_rate": 1e-3}  # all gradients are those of nearly the same weights
+    mine = built(tiny_model, dtype="bfloat16", **settings)
+    other = TorchBackend(make_spec(tiny_model, dtype="bfloat16", **settings))
+    # In float32 with the same start: the values that bfloat16 has.
+    rounded = shutil.copytree(tiny_model, tmp_path / "rounded")
+    weights = {name: weight.bfloat16() for name, weight in load_file(tiny_model / "model.safetensors").items()}
+    save_file(weights, rounded / "model.safetensors", metadata={"format": "pt"})
+    exact = TorchBackend(make_spec(rounded, dtype="float32", **settings))
+    other.save(tmp_path / "saved")
+    for backend in (mine, exact):
+        backend.load(tmp_path / "saved")
+    readers = (mine.full_weights.read_full, other.masters.get_full, exact.masters.get_full)
     names = mine.full_weights.names
-    before = {name: mine.full_weights.read_full(name).clone() for name in names}
-    found, expected = (backend.train_step(make_batch(7), PolicyLoss()) for backend in (mine, other))
-    assert found.loss == pytest.approx(expected.loss, rel=2e-2, abs=1e-4)
-    assert found.grad_norm == pytest.approx(expected.grad_norm, rel=2e-2)
+    before = {name: readers[2](name).clone() for name in names}
+    assert all(torch.equal(read(name), before[name]) for read in readers for name in names)
+    for seed in range(4):
+        found, _, expected = (each.train_step(make_batch(seed), PolicyLoss()) for each in (mine, other, exact))
+        assert found.loss == pytest.approx(expected.loss, abs=5e-3)
+        assert found.grad_norm == pytest.approx(expected.grad_norm, rel=5e-2)
     masters = {name: mine.full_weights.read_full(name) for name in names}
     assert {tensor.dtype for tensor in masters.values()} == {torch.float32}
-    moves = {name: masters[name] - before[name] for name in names}
-    assert relative_error(moves, {name: other.masters.get_full(name) - before[name] for name in names}) <= 3e-2
+    moves = [{name: read(name) - before[name] for name in names} for read in readers]
+    assert relative_error(moves[0], moves[2]) <= 1.5 * relative_error(moves[1], moves[2])
     for name, tensor in mine.weights() if lora is None else ():
         assert torch.equal(tensor, masters[name].bfloat16()), name
 
