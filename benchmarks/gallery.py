@@ -72,6 +72,7 @@ CALCULATOR_FIRST = _of("agentic_calculator_first", "the format of a call to the 
 LAKE_FIRST = _of("agentic_lake_first", "the format of a move")
 EXAMPLES = (
     QUICKSTART,
+    _of("quantized", "to add, from rollouts that vLLM computes in int8"),
     _of("code", "to write small functions; hidden test cases in a sandbox decide the reward"),
     _of("reasoning", "to solve the sums and differences of a reasoning-gym task"),
     _of("own_algorithm", "to add, with a custom advantage and a custom loss"),
