@@ -24,7 +24,13 @@ __all__ = ["serve"]
 @click.argument("model", metavar="MODEL|FILE")
 @click.option("--name", default="", metavar="NAME", help="Name by which clients select the model. Default: MODEL.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8765, show_default=True, help="Port to listen on; 0 selects a free port.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8765,
+    show_default=True,
+    help="Port to listen on; 0 selects a free port.",
+)
 @click.option("--key", "given_keys", multiple=True, metavar="[OWNER=]KEY", help="API key; may be repeated.")
 @click.option("--keys", "keys_file", type=click.Path(path_type=Path), metavar="FILE", help="API keys: OWNER=KEY lines.")
 @click.option(

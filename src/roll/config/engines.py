@@ -33,6 +33,8 @@ __all__ = [
     "EngineRequirement",
     "LazyEngine",
     "check_engine",
+    "check_engine_options",
+    "check_lora_rank",
     "get_engine_capabilities",
     "list_engines_with",
     "resolve_engine_kind",
@@ -83,6 +85,8 @@ class EngineCapabilities:
     """True if mixtures of experts may have adapters, outside of the experts."""
     dora: bool = False
     """True if adapters may have row norms (DoRA)."""
+    max_lora_rank: int | None = None
+    """The largest rank of adapters; `None` if there is no limit."""
     supports_images: bool = False
     """True if prompts may have images."""
     reserves_kv_cache: bool = False
@@ -148,6 +152,8 @@ class LazyEngine:
     """Names of distributions that may provide the module."""
     install: str = ""
     """Command that installs the library."""
+    check_options_path: str | None = None
+    """Import path of a function that checks `inference.options` before the engine starts, and raises `ConfigError`."""
     prestart_path: str | None = None
     """Import path of a function with the argument `num_threads` that starts the engine's model-independent parts."""
 
@@ -286,6 +292,38 @@ def check_engine(kind: str, requirements: Iterable[EngineRequirement], key: str 
                 f"{requirement.reason} is not supported by engine '{kind}' with {sharded.reason}: "
                 f"{sharded.alternative}, use another engine ({key}), or {requirement.alternative}."
             )
+
+
+def check_engine_options(kind: str, options: Mapping[str, Any]) -> None:
+    """Check options of an engine that can be checked without starting it; see `LazyEngine.check_options_path`.
+
+    Raises:
+        ConfigError: The engine cannot start with these options.
+    """
+    engine = ENGINES.get(resolve_engine_kind(kind))
+    if isinstance(engine, LazyEngine) and engine.check_options_path is not None:
+        import_object(engine.check_options_path)(options)
+
+
+def check_lora_rank(kind: str, rank: int, key: str, alternative: str = "") -> None:
+    """Check that an engine supports adapters of a rank.
+
+    Args:
+        kind: name or import path of the engine.
+        rank: the largest rank of the adapters.
+        key: the key or option that sets the rank, for messages.
+        alternative: another way to avoid the error, for messages.
+
+    Raises:
+        ConfigError: The rank is too high.
+    """
+    kind = resolve_engine_kind(kind)
+    limit = get_engine_capabilities(kind).max_lora_rank
+    if limit is not None and rank > limit:
+        advice = f", or {alternative}" if alternative else ""
+        raise ConfigError(
+            f"{key} is {rank}, but the engine {kind} supports adapters up to rank {limit}: lower it{advice}."
+        )
 
 
 def _check_user_engine(kind: str, key: str) -> None:

@@ -69,9 +69,10 @@ def find_quantization_conflict(computed: Quantization, sync: WeightSyncConfig) -
     sent = sync.quantization
     if sync.lora == "adapter" and (computed, sent) != ("none", "none"):
         key = "weight_sync.quantization" if computed == "none" else "inference.quantization"
+        value = sent if computed == "none" else computed
         return (
-            f"weight_sync.lora is 'adapter', but {key} is for syncs of all weights: set {key} to none, or set "
-            "weight_sync.lora to merged"
+            f"weight_sync.lora is 'adapter', but {key} ({value}) requires that all weights are sent: set {key} to "
+            "none, or set weight_sync.lora to merged"
         )
     if "none" not in (computed, sent) and computed != sent:
         return (

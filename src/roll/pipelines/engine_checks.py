@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roll.config.engines import check_engine, get_engine_capabilities
+from roll.config.engines import check_engine, check_engine_options, check_lora_rank, get_engine_capabilities
 from roll.config.rollout_run import RolloutRunConfig
 from roll.errors import ConfigError
 
@@ -14,10 +14,15 @@ def check_engines(config: RolloutRunConfig) -> None:
 
     Raises:
         ConfigError: An engine is unknown or not installed, or lacks a capability; the message names the capability and
-            the engines that have it. Several engines would use the same server.
+            the engines that have it. An option of the engine or the rank of the adapters is not supported, or several
+            engines would use the same server.
     """
     check_engine(config.inference.engine, config.required_engine_capabilities, config.name_key("inference.engine"))
+    check_engine_options(config.inference.engine, config.inference.options)
     _check_address(config)
+    if config.synced_adapter is not None:
+        rank, alternative = config.synced_adapter.max_rank, "set weight_sync.lora to merged"
+        check_lora_rank(config.inference.engine, rank, "the largest rank of model.lora", alternative)
     if config.judge is not None:
         check_engine(config.judge.engine, config.judge.required_engine_capabilities, "judge.engine")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from roll.config.diffusion import DiffusionModelConfig
 from roll.config.inference import InferenceConfig
 from roll.config.load import load_config
 from roll.config.model import LoRAConfig
@@ -38,7 +39,7 @@ def read_run_settings(file: Path) -> dict[str, Any]:
     """
     config = load_config(file)
     training = getattr(config, "training", None)
-    if not isinstance(training, TrainingConfig):
+    if not isinstance(training, TrainingConfig) or isinstance(config.model, DiffusionModelConfig):
         raise ConfigError(f"roll serve needs a configuration that trains a language model, got '{config.pipeline}'.")
     _check(config, training)
     lora = config.model.lora or LoRAConfig(rank=32)

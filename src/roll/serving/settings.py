@@ -106,11 +106,19 @@ def check_key(key: str) -> None:
     Raises:
         ConfigError: The key has another prefix, or is too short.
     """
-    if not key.startswith(KEY_PREFIX) or len(key) < len(KEY_PREFIX) + 8 or not key.isascii() or not key.isprintable():
-        raise ConfigError(
-            f"a key must begin with '{KEY_PREFIX}', followed by at least 8 ASCII characters; got a key of {len(key)} "
-            "characters that does not: clients refuse other keys."
-        )
+    rest = key.removeprefix(KEY_PREFIX)
+    if rest == key:
+        problem = "has another prefix"
+    elif len(rest) < 8:
+        problem = f"has {len(rest)} characters after the prefix"
+    elif not (key.isascii() and key.isprintable()):
+        problem = "has other characters"
+    else:
+        return
+    raise ConfigError(
+        f"a key must be '{KEY_PREFIX}' and at least 8 printable ASCII characters, because clients refuse other keys: "
+        f"this key {problem}. Choose another key, or omit --key and --keys to create one."
+    )
 
 
 def create_key() -> str:

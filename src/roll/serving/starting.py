@@ -12,7 +12,13 @@ from pathlib import Path
 import torch
 
 from roll.cluster.base import Cluster, open_cluster
-from roll.config.engines import EngineRequirement, check_engine, get_engine_capabilities, resolve_engine_kind
+from roll.config.engines import (
+    EngineRequirement,
+    check_engine,
+    check_lora_rank,
+    get_engine_capabilities,
+    resolve_engine_kind,
+)
 from roll.config.inference import InferenceConfig
 from roll.config.model import LoRAConfig, ModelConfig
 from roll.config.training import TrainingConfig
@@ -52,6 +58,7 @@ async def open_server(settings: ServeSettings) -> AsyncIterator[TrainingServer]:
     kind = resolve_engine_kind(settings.engine, "--engine")
     needs = [EngineRequirement(capability=name, reason="roll serve") for name in ("lora", "scores_sequences")]
     check_engine(kind, needs, "--engine")
+    check_lora_rank(kind, settings.max_rank, "--max-rank")
     path = resolve_model(settings.model)
     description = describe_model(path)
     context = settings.max_context or min(description.context_length, DEFAULT_MAX_CONTEXT)

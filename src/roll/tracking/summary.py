@@ -158,7 +158,8 @@ class Summary:
         from rich import box
         from rich.table import Table
 
-        table = Table(box=box.ROUNDED, show_header=False, title=f"{self.name}: {self.num_steps} steps")
+        steps = "step" if self.num_steps == 1 else "steps"
+        table = Table(box=box.ROUNDED, show_header=False, title=f"{self.name}: {self.num_steps} {steps}")
         table.add_column(style="dim")
         table.add_column(justify="right", style="bold")
         for label, text in _format_lines(self):

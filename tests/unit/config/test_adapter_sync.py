@@ -34,8 +34,8 @@ SMOLLM2: Any = SimpleNamespace(
     [
         (["weight_sync.lora=adapter"], "weight_sync.lora is 'adapter', but no adapter is trained: set model.lora"),
         ([*ADAPTER, "model.lora.base=nf4"], "engines do not have the frozen weights of model.lora.base 'nf4'"),
-        ([*ADAPTER, "inference.quantization=int8"], "inference.quantization is for syncs of all weights"),
-        ([*ADAPTER, "weight_sync.quantization=fp8"], "weight_sync.quantization is for syncs of all weights"),
+        ([*ADAPTER, "inference.quantization=int8"], r"inference.quantization \(int8\) requires that all"),
+        ([*ADAPTER, "weight_sync.quantization=fp8"], r"weight_sync.quantization \(fp8\) requires that all"),
     ],
 )
 def test_config_adapter_sync_refuses_what_engines_cannot_reproduce(overrides: list[str], message: str) -> None:

@@ -14,6 +14,8 @@ from roll.config.engines import (
     EngineRequirement,
     LazyEngine,
     check_engine,
+    check_engine_options,
+    check_lora_rank,
     get_engine_capabilities,
     list_engines_with,
     resolve_engine_kind,
@@ -120,3 +122,26 @@ def test_config_engines_that_are_unknown_are_refused_at_load_with_the_nearest() 
     quickstart = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
     with pytest.raises(ConfigError, match=r"inference\.engine.*unknown inference engine 'vlm'\. Did you mean 'vllm'"):
         load_config(quickstart, ["inference.engine=vlm"])
+
+
+def test_config_engines_limit_the_rank_of_adapters() -> None:
+    check_lora_rank("hf", 4096, "model.lora.rank")
+    if not ENGINES.get("vllm").is_installed:  # type: ignore[attr-defined]
+        pytest.skip("vLLM is not installed")
+    check_lora_rank("vllm", 512, "--max-rank")
+    with pytest.raises(
+        ConfigError, match=r"^--max-rank is 513, but the engine vllm supports .* up to rank 512: lower it\.$"
+    ):
+        check_lora_rank("vllm", 513, "--max-rank")
+
+
+def test_config_engines_sglang_needs_a_python_or_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    check_engine_options("sglang", {"url": "http://10.0.0.5:30000"})
+    check_engine_options("sglang", {"python": sys.executable})
+    for options, message in (
+        ({}, "sglang is not installed: install it in an environment of its own .* set inference.options.python"),
+        ({"python": "/nowhere/python"}, "inference.options.python is '/nowhere/python', which cannot be executed"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check_engine_options("sglang", options)

@@ -49,8 +49,8 @@ def with_settings(model: Path, place: Path, **settings: Any) -> Path:
         ),
         (
             {"weight_sync": {"lora": "adapter"}, "model": {"path": "x", "lora": {"rank": 4}}},
-            "weight_sync.lora is 'adapter', but inference.quantization is for syncs of all weights: set "
-            "inference.quantization to none, or set weight_sync.lora to merged",
+            "weight_sync.lora is 'adapter', but inference.quantization (int8) requires that all weights are sent: "
+            "set inference.quantization to none, or set weight_sync.lora to merged",
         ),
     ],
 )

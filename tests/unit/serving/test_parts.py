@@ -30,8 +30,9 @@ def test_serving_keys_have_owners(tmp_path: Path) -> None:
     }
     assert create_key() != create_key() and create_key().startswith("tml-")
     for given, message in (
-        (["sk-12345678"], "must begin with 'tml-'"),
-        (["tml-1"], "at least 8"),
+        (["sk-12345678"], "must be 'tml-' and at least 8 .*: this key has another prefix"),
+        (["tml-1"], "this key has 1 characters after the prefix"),
+        (["tml-1234567ü"], "this key has other characters"),
         (["a=tml-12345678", "b=tml-12345678"], "is also the key of 'a'"),
     ):
         with pytest.raises(ConfigError, match=message):

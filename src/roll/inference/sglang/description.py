@@ -8,6 +8,7 @@ __all__ = ["SGLANG_ENGINE"]
 
 SGLANG_ENGINE = LazyEngine(
     path="roll.inference.sglang.engine:SGLangEngine",
+    check_options_path="roll.inference.sglang.installation:check_options",
     capabilities=EngineCapabilities(
         truncates_sampling=False,
         can_sleep=True,

@@ -23,6 +23,7 @@ from roll.config.model import LoRAConfig
 from roll.errors import DataError, ModelError, WeightSyncError
 from roll.inference.spec import EngineSpec, reject_adapter
 from roll.inference.vllm.conversion import INITIAL_VERSION
+from roll.inference.vllm.description import MAX_LORA_RANK
 from roll.models import describe_model, list_adapted_layers
 from roll.models.multimodal import has_media_config
 from roll.types import WeightUpdate
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AdapterTarget", "EngineAdapters", "build_lora_arguments"]
 
-VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, MAX_LORA_RANK)
 """The values that vLLM accepts as the largest rank."""
 
 

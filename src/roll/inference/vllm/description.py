@@ -8,6 +8,7 @@ from roll.version import build_install_command
 
 __all__ = ["VLLM_ENGINE"]
 
+MAX_LORA_RANK = 512
 HOST_BYTES = int(0.85 * 2**30)
 """Host memory of vLLM's libraries and processes, measured on a CPU."""
 
@@ -22,6 +23,7 @@ VLLM_ENGINE = LazyEngine(
         quantization=True,
         quantized_compute=True,
         lora=True,
+        max_lora_rank=MAX_LORA_RANK,
         moe_lora=not is_cpu_build(),
         reserves_kv_cache=True,
         host_bytes=HOST_BYTES,
