@@ -302,7 +302,8 @@ def check_engine_options(kind: str, options: Mapping[str, Any]) -> None:
     """
     engine = ENGINES.get(resolve_engine_kind(kind))
     if isinstance(engine, LazyEngine) and engine.check_options_path is not None:
-        import_object(engine.check_options_path)(options)
+        check = cast(Callable[[Mapping[str, Any]], None], import_object(engine.check_options_path))
+        check(options)
 
 
 def check_lora_rank(kind: str, rank: int, key: str, alternative: str = "") -> None:

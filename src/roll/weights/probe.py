@@ -17,7 +17,8 @@ that never had this model's weights, an engine that did not change at all, and a
 steps; read-back covers the rest.
 
 If weights are quantized, the quantization error adds to the noise, with any dtype of the other weights: 0.09 (int8)
-and 0.18 (fp8) for SmolLM2-135M on text.
+and 0.18 (fp8) for SmolLM2-135M on text. If the engine also computes in int8, it is 0.20 on text, and 0.35 to 0.50 on
+the sequences of the quickstart's probe.
 
 If engine and trainer differ *smoothly* (for example by a different scale in float32), their difference is the same
 before and after a step. Comparing the changes cancels it, and still detects a layer that was not updated.
@@ -56,7 +57,7 @@ NOISE_BOUNDS = {
     "float32": NoiseBounds(floor=3e-5, ceiling=1e-2, smooth=True),
     "bfloat16": NoiseBounds(floor=2e-2, ceiling=0.3, smooth=False),
     "float16": NoiseBounds(floor=5e-3, ceiling=0.1, smooth=False),
-    "int8": NoiseBounds(floor=5e-2, ceiling=0.5, smooth=False),
+    "int8": NoiseBounds(floor=5e-2, ceiling=1.0, smooth=False),
     "float8_e4m3fn": NoiseBounds(floor=1e-1, ceiling=1.0, smooth=False),
 }
 
@@ -141,7 +142,7 @@ class ProbeChecker:
         if not np.isfinite(mean_abs):
             problem = "log-probs are not finite"
         elif mean_abs > tolerance:
-            problem = f"log-probs differ from the trainer's by {mean_abs:.2g} on average; tolerated: {tolerance:.2g}"
+            problem = f"log-probs differ from the trainer's by {mean_abs:.3g} on average; tolerated: {tolerance:.3g}"
         if previous is None or problem:
             return ProbeResult(mean_abs=mean_abs, max_abs=max_abs, tolerance=tolerance, problem=problem)
         trainer_change, engine_change = current.trainer - previous.trainer, current.engine - previous.engine

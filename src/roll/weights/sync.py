@@ -360,6 +360,6 @@ def _format_advice(result: ProbeResult, engine_id: str) -> str:
     return (
         f"every tensor arrived as sent, but its {result.problem} (largest difference {result.max_abs:.2g}). It "
         "does not compute with a tensor that it received, or engine and trainer compute differently: compare the "
-        "names of layers, dtype and attention of engine and trainer. If the difference is expected, set "
+        "names of layers, dtype and attention of engine and trainer. If the difference is expected, raise "
         "weight_sync.probe_tolerance"
     )

@@ -50,7 +50,7 @@ def test_weight_sync_probe_later_differences_may_be_three_times_the_first_within
     assert "differ from the trainer's" in result.problem
 
 
-@pytest.mark.parametrize(("dtype", "ceiling"), [("float32", 1e-2), ("bfloat16", 0.3)])
+@pytest.mark.parametrize(("dtype", "ceiling"), [("float32", 1e-2), ("bfloat16", 0.3), ("int8", 1.0)])
 def test_weight_sync_probe_the_first_difference_has_a_ceiling(dtype: str, ceiling: float):
     assert (
         not ProbeChecker(NOISE_BOUNDS[dtype]).check("e", plus(trainer_says(), 0.99 * ceiling), trainer_says()).problem
