@@ -61,7 +61,7 @@ def start_client(server: Server, stream: int, log: Path) -> subprocess.Popen[str
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-def test_serving_chaos_nothing_is_lost_and_nothing_is_applied_twice(tiny_model: Path, tmp_path: Path) -> None:
+def test_serving_chaos_every_request_is_applied_exactly_once(tiny_model: Path, tmp_path: Path) -> None:
     choice = random.Random(36)
     server = Server(tiny_model, tmp_path / "served")
     server.start()

@@ -11,7 +11,7 @@ from chaos.harness import Run, tiny_config
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
-def test_adapters_on_ray_reach_the_engines_as_in_one_process(tmp_path: Path, tiny_model: Path) -> None:
+def test_adapters_on_ray_equal_one_process(tmp_path: Path, tiny_model: Path) -> None:
     """Two ranks send the adapter to two engines; the same run in one process has one of each."""
     settings: dict[str, Any] = {
         **tiny_config(tiny_model, num_steps=3),

@@ -50,9 +50,7 @@ def steps(directory: Path) -> list[dict[str, Any]]:
         ),
     ],
 )
-def test_quantized_run_a_rewarded_letter_becomes_more_frequent(
-    tmp_path: Path, servable_model: Path, form: str, seed: int
-) -> None:
+def test_quantized_run_learns_a_rewarded_letter(tmp_path: Path, servable_model: Path, form: str, seed: int) -> None:
     roll.train(
         config(
             tmp_path,

@@ -69,9 +69,7 @@ async def sample(one: Client, session: str, seq: int) -> list[list[int]]:
     return [tokens for tokens, *_ in read_sequences(await one.sample(session, seq, PROMPT, 2, prompt_logprobs=True))]
 
 
-async def test_serving_on_ray_ranks_and_engines_compute_what_one_process_does_and_may_be_killed(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+async def test_serving_on_ray_equals_one_process_and_survives_kills(tiny_model: Path, tmp_path: Path) -> None:
     async with serving(tiny_model, tmp_path / "local") as server, client(server) as one:
         expected = [await train(one, number, number) for number in range(2)]
         sampled = [await sample(one, session, 0) for _, _, sessions in expected for session in sessions]

@@ -119,16 +119,14 @@ async def shared(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Async
     await engine.close()
 
 
-async def test_vllm_adapters_no_request_is_served_before_the_first_adapter(engine: VLLMEngine) -> None:
+async def test_vllm_adapters_requests_are_rejected_before_the_first_adapter(engine: VLLMEngine) -> None:
     with pytest.raises(WeightSyncError, match="has received no adapter yet: run a weight sync first"):
         await engine.generate(request("early"))
     with pytest.raises(WeightSyncError, match="has received no adapter yet"):
         await engine.logprobs([with_prefix(0)])
 
 
-async def test_vllm_adapters_a_replaced_adapter_is_used_at_once_by_prompts_that_were_seen_before(
-    engine: VLLMEngine, trainer: Trainer
-) -> None:
+async def test_vllm_adapters_replacement_invalidates_the_prefix_cache(engine: VLLMEngine, trainer: Trainer) -> None:
     sequences, seen = [with_prefix(seed, 20) for seed in range(4)], []
     for version in (1, 2, 3):
         receipt = await trainer.sync(engine, version)
@@ -150,7 +148,7 @@ async def test_vllm_adapters_a_replaced_adapter_is_used_at_once_by_prompts_that_
     assert all(np.abs(a - b).max() > 1e-2 for a, b in zip(seen[1:], seen[:-1], strict=True))
 
 
-async def test_vllm_adapters_a_running_request_continues_under_the_new_adapter(
+async def test_vllm_adapters_running_request_continues_with_the_new_adapter(
     engine: VLLMEngine, trainer: Trainer
 ) -> None:
     await trainer.sync(engine, 1)
@@ -168,9 +166,7 @@ async def test_vllm_adapters_a_running_request_continues_under_the_new_adapter(
     np.testing.assert_allclose(made.logprobs[versions == 2], expected[versions == 2], atol=1e-5)
 
 
-async def test_vllm_adapters_a_wrong_update_is_refused_and_the_engine_keeps_its_adapter(
-    engine: VLLMEngine, trainer: Trainer
-) -> None:
+async def test_vllm_adapters_rejected_update_keeps_the_old_adapter(engine: VLLMEngine, trainer: Trainer) -> None:
     await trainer.sync(engine, 1)
     before = await engine.generate(request("a"))
     update = trainer.offer(2)
@@ -180,7 +176,7 @@ async def test_vllm_adapters_a_wrong_update_is_refused_and_the_engine_keeps_its_
     assert after.logprobs.tobytes() == before.logprobs.tobytes() and set(after.policy_versions) == {1}
 
 
-async def test_vllm_adapters_rows_of_one_batch_use_their_own_adapter_or_none(
+async def test_vllm_adapters_each_row_of_a_batch_uses_its_adapter(
     shared: VLLMEngine, model: Path, tmp_path: Path
 ) -> None:
     trainers = {name: Trainer(model, tmp_path / name, seed) for seed, name in enumerate("xy")}
@@ -202,7 +198,7 @@ async def test_vllm_adapters_rows_of_one_batch_use_their_own_adapter_or_none(
         await trainers["x"].sync(shared, 3, "z")
 
 
-async def test_vllm_adapters_a_thousand_syncs_leave_the_frozen_weights_alone(
+async def test_vllm_adapters_thousand_syncs_do_not_change_frozen_weights(
     shared: VLLMEngine, model: Path, tmp_path: Path
 ) -> None:
     trainer = Trainer(model, tmp_path, 0)
@@ -217,7 +213,7 @@ async def test_vllm_adapters_a_thousand_syncs_leave_the_frozen_weights_alone(
 
 
 @pytest.mark.slow
-async def test_vllm_adapters_of_layers_with_biases_are_those_of_the_trainer(model: Path, tmp_path: Path) -> None:
+async def test_vllm_adapters_with_biases_equal_the_trainer(model: Path, tmp_path: Path) -> None:
     lora = LoRAConfig(rank=4, use_rslora=True)
     sizes = {"hidden_size": 128, "head_dim": 32, "max_position_embeddings": 256}
     path = write_model(tmp_path / "qwen2", model, FAMILIES["qwen2"], **sizes)

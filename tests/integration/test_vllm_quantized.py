@@ -160,7 +160,7 @@ async def benches(model: Path, tmp_path: Path) -> AsyncIterator[Callable[..., An
 
 
 @pytest.mark.parametrize("form", ["int8", "fp8"])
-async def test_vllm_quantized_engine_holds_a_fresh_quantization_of_the_trainers_weights_after_each_sync(
+async def test_vllm_quantized_engine_has_the_quantized_trainer_weights_after_each_sync(
     benches: Callable[..., Any], model: Path, form: str
 ) -> None:
     bench = await benches(form)
@@ -188,7 +188,7 @@ async def test_vllm_quantized_engine_holds_a_fresh_quantization_of_the_trainers_
     assert min(apart, key=apart.__getitem__) == form, f"activations are not in {form}: {apart}"
 
 
-async def test_vllm_quantized_engine_that_keeps_old_codes_is_noticed(
+async def test_vllm_quantized_engine_with_old_codes_is_detected(
     benches: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
@@ -211,7 +211,7 @@ class KeptWeights(list[tuple[str, Tensor]]):
         return [name for name, _ in self]
 
 
-async def test_vllm_quantized_engine_that_is_sent_old_codes_differs_from_a_fresh_quantization(
+async def test_vllm_quantized_engine_with_old_codes_differs_from_the_trainer(
     benches: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A planted bug: the trainer quantizes once, and sends the same codes at the second sync."""

@@ -67,9 +67,7 @@ async def test_serving_vllm_samples_from_snapshots_and_the_base_model_at_once(
         assert await check(one, second, sessions[1][1], 9) < 1e-4
 
 
-async def test_serving_vllm_processes_that_are_killed_during_samples_are_replaced(
-    servable_model: Path, tmp_path: Path
-) -> None:
+async def test_serving_vllm_replaces_killed_processes_during_sampling(servable_model: Path, tmp_path: Path) -> None:
     changes = {"engine": "vllm", "max_context": 256, "max_adapters": 2}
     async with serving(servable_model, tmp_path, **changes) as server, client(server) as one:
         model = await one.create_model(0)

@@ -49,9 +49,19 @@ __all__ = ["serve"]
 @click.option("--max-rank", default=32, show_default=True, help="Maximum LoRA rank of a client's model.")
 @click.option("--alpha", default=32.0, show_default=True, help="LoRA alpha of all models.")
 @click.option("--max-context", type=int, help="Maximum tokens of a sequence. Default: that of MODEL, at most 4096.")
-@click.option("--max-adapters", default=16, show_default=True, help="Number of snapshots that the engine holds.")
-@click.option("--session-timeout", default=3600.0, show_default=True, help="Seconds until a silent session ends.")
-@click.option("--idle-timeout", default=900.0, show_default=True, help="Seconds until an idle model is moved to disk.")
+@click.option("--max-adapters", default=16, show_default=True, help="Maximum number of snapshots in an engine.")
+@click.option(
+    "--session-timeout",
+    default=3600.0,
+    show_default=True,
+    help="Seconds without a heartbeat after which a session ends.",
+)
+@click.option(
+    "--idle-timeout",
+    default=900.0,
+    show_default=True,
+    help="Seconds without a request after which a model is moved to disk.",
+)
 @click.option("--num-threads", type=int, help="CPU threads of the trainer and of the engine.")
 def serve(
     model: str,
@@ -115,7 +125,7 @@ def serve(
 
 
 def _read_file(file: Path, names: set[str]) -> dict[str, Any]:
-    """Return what a run's configuration determines; the options of these names must not be given then."""
+    """Return the settings from a run's configuration, and check that none of the options `names` was given."""
     from roll.serving.run_settings import read_run_settings
 
     context = click.get_current_context()

@@ -4,7 +4,7 @@
                                                        ├─► checkpoints (PEFT directories, optimizer states)
                                                        └─► sampling ─► engines ─► snapshots (one adapter each)
 
-    journal ─► what was accepted and answered ─► recovery, when a server is started again (states: adapters of models)
+    journal ─► accepted requests, results ─► recovery at the next start (states: stored adapters of models)
 
 Requests that take long are answered with a *promise*, a request ID. The result is fetched by a long poll (`promises`).
 """

@@ -1,4 +1,4 @@
-"""Converts bodies to settings of adapters and updates, and models to descriptions in bodies."""
+"""Converts request bodies to adapter settings, and models to response bodies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def build_spec(lora: LoraSettings, settings: ServeSettings, seed: int) -> AdapterSpec:
-    """Return the spec of a new adapter; `seed` is that of a request without one.
+    """Return the spec of a new adapter, with `seed` if the request has no seed.
 
     Raises:
         ApiError: The server does not support the settings.
@@ -75,10 +75,10 @@ def describe_weights(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def check_params(params: AdamParams) -> None:
-    """Check the settings of an update against each other.
+    """Check settings of an optimizer step that limit each other.
 
     Raises:
-        ApiError: The weight decay would change the sign of the weights.
+        ApiError: The weight decay would change the sign of weights.
     """
     product = params.learning_rate * params.weight_decay
     if product > 1:
@@ -87,10 +87,10 @@ def check_params(params: AdamParams) -> None:
 
 
 def check_base_model(name: str, settings: ServeSettings) -> None:
-    """Check that a name is that of the base model.
+    """Check that a client requests the base model of this server.
 
     Raises:
-        ApiError: It is another name.
+        ApiError: The server has another base model.
     """
     if name != settings.model_name:
         served = settings.model_name
@@ -98,7 +98,7 @@ def check_base_model(name: str, settings: ServeSettings) -> None:
 
 
 def build_lora_settings(checkpoint: Checkpoint) -> LoraSettings:
-    """Return the settings with which the model of a checkpoint was created."""
+    """Return the LoRA settings of the model that a checkpoint was saved from."""
     spec = checkpoint.spec
     return LoraSettings(
         rank=spec.rank, train_mlp=spec.mlp, train_attn=spec.attention, train_unembed=checkpoint.train_unembed
@@ -106,7 +106,7 @@ def build_lora_settings(checkpoint: Checkpoint) -> LoraSettings:
 
 
 def find_checkpoint(checkpoints: Checkpoints, path: str, owner: str, kinds: tuple[Kind, ...], field: str) -> Checkpoint:
-    """Return a checkpoint that a body names; see `Checkpoints.find`.
+    """Return the checkpoint at a path from a request body; see `Checkpoints.find`.
 
     Raises:
         ApiError: There is no such checkpoint.

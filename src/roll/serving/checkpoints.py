@@ -5,8 +5,8 @@
         optimizer.safetensors                            AdamW's moments; only in `weights`
         checkpoint.json                                  owner, base model, seed, counts
 
-A checkpoint is complete under its name, or it does not exist. It never changes; only `save_weights` with `overwrite`
-replaces one.
+A checkpoint is written to a temporary directory and then renamed, so it is complete or absent. It never changes; only
+`save_weights` with `overwrite` replaces it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PREFIX = "base_model.model."
 """Prefix of the names in peft's files."""
 _FILE = "checkpoint.json"
 UNNAMED = ".snapshot-"
-"""Beginning of the names of snapshots that clients know only by a sampling session; no other name begins so."""
+"""Prefix of the names of snapshots that clients reach only through a sampling session."""
 STATE = ".state"
 """Name of the state of a model; see `roll.serving.states`."""
 
@@ -67,9 +67,9 @@ class Checkpoint:
     """Unix time in seconds."""
     user_metadata: Mapping[str, Any] | None = None
     request_id: str = ""
-    """The request that has saved it."""
+    """The ID of the request that saved the checkpoint."""
     seq_id: int = 0
-    """For the state of a model: the number of the last request that it includes."""
+    """For the state of a model: the sequence ID of the last request that the state includes."""
 
 
 class Checkpoints:
@@ -103,10 +103,10 @@ class Checkpoints:
         request_id: str = "",
         seq_id: int = 0,
     ) -> Checkpoint:
-        """Write a checkpoint. A request that is repeated after the server was killed finds what it has written.
+        """Write a checkpoint, unless the request `request_id` has already written it.
 
         Raises:
-            RequestFailure: There is a checkpoint of this name already, or it cannot be written.
+            RequestFailure: A checkpoint of this name exists, or the checkpoint cannot be written.
         """
         checkpoint = Checkpoint(
             path=build_path(model_id, kind, name),
@@ -221,7 +221,7 @@ class Checkpoints:
                 shutil.rmtree(directory, ignore_errors=True)
 
     def delete_expired(self) -> None:
-        """Delete all checkpoints whose time to live is over, and the leftovers of interrupted writes."""
+        """Delete all expired checkpoints, and the leftovers of interrupted writes."""
         for file in self._directory.glob(f"*/*/*/{_FILE}"):
             try:
                 expires_at = json.loads(file.read_text(encoding="utf-8")).get("expires_at")
@@ -233,7 +233,7 @@ class Checkpoints:
             atomic.remove_leftovers(directory, min_age_s=3600.0)
 
     def describe(self, path: str) -> Checkpoint | None:
-        """Return the description of a checkpoint of any owner; `None` if there is no such checkpoint.
+        """Return the description of a checkpoint of any owner, or `None` if the checkpoint does not exist.
 
         Raises:
             RequestFailure: The description is corrupted.
@@ -249,7 +249,7 @@ class Checkpoints:
             raise RequestFailure(f"the checkpoint '{path}' is corrupted: {one_line_error(error)}", "server") from error
 
     def _write(self, target: Path, snapshot: AdapterSnapshot, checkpoint: Checkpoint) -> None:
-        """Write all files into a hidden directory, then give it its name."""
+        """Write all files into a hidden directory, then rename it."""
         partial = atomic.make_temporary_path(target)
         spec = snapshot.spec
         layers = sorted({name.rpartition(".lora_")[0] for name in snapshot.weights})

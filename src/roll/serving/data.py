@@ -1,4 +1,4 @@
-"""Conversion of a request's data to a batch for the trainer, with all checks that need no model."""
+"""Converts the data of a request to a training batch, and checks everything that can be checked without the model."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from roll.types import FloatArray, IntArray, TrainingBatch, TrainingSample
 __all__ = ["MAX_DATA", "TrainingRequest", "decode_request"]
 
 MAX_DATA = 4096
-"""The largest number of data in a request. Clients send at most 1024."""
+"""The maximum number of data in a request. Clients send at most 1024."""
 _COLUMNS = {"weights": "advantages", "advantages": "advantages", "logprobs": "rollout_logprobs"}
-"""The fields of `TrainingSample` for the inputs of losses."""
+"""The field of `TrainingSample` for each input of a loss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingRequest:
-    """A decoded request `forward_backward`."""
+    """A decoded `forward_backward` request."""
 
     batch: TrainingBatch
     loss: TokenSumLoss

@@ -9,11 +9,11 @@ from roll.errors import RollError, UserError, iterate_leaf_errors
 __all__ = ["ApiError", "Category", "RequestFailure", "describe_failure"]
 
 Category: TypeAlias = Literal["user", "server"]
-"""Whose mistake a failure is."""
+"""The side that caused a failure."""
 
 
 class ApiError(Exception):
-    """A request is rejected with an HTTP status.
+    """Rejects a request with an HTTP status.
 
     Args:
         status: The HTTP status.
@@ -33,8 +33,8 @@ class RequestFailure(Exception):
 
     Args:
         message: What is wrong, the value, and what to do.
-        category: Whose mistake it is.
-        was_skipped: Whether the request was not run, because it, or an earlier request of its model, arrived too late.
+        category: The side that caused the failure.
+        was_skipped: Whether the request was not run because it or an earlier request of its model arrived too late.
     """
 
     def __init__(self, message: str, category: Category = "user", was_skipped: bool = False) -> None:

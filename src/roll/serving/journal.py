@@ -1,4 +1,4 @@
-"""The journal of a server: what it has accepted and answered, so that a server that was killed continues.
+"""The journal of a server: its accepted requests and their results, from which a restarted server continues.
 
     accept a request ─► append its body ─► sync ─► return its promise
     compute          ─► append the outcome ─► sync ─► show it
@@ -32,7 +32,7 @@ __all__ = ["FINISH", "Journal", "Record"]
 logger = logging.getLogger(__name__)
 
 FINISH = "finish"
-"""The path in the record of the end of a session."""
+"""The path of the record that ends a session."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +51,7 @@ class Record:
 
     @property
     def outcome(self) -> Result | RequestFailure:
-        """The outcome, of a record of this kind."""
+        """The recorded outcome, if `kind` is `outcome`."""
         if self.failure is not None:
             return RequestFailure(**self.failure)
         return Result(body=self.content, content_type=self.content_type)
@@ -70,7 +70,7 @@ class Journal:
         path: The file; it is created if it does not exist.
 
     Raises:
-        ConfigError: Another process has it open.
+        ConfigError: Another process has the file open.
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,13 +85,13 @@ class Journal:
                 f"--dir: '{path.parent}' is in use by another server: choose another directory."
             ) from error
         self.records = list(self._read())
-        """The records of earlier servers."""
+        """The records that earlier servers wrote."""
         os.fsync(self._file)  # an earlier server may have been killed before it synced them
         atomic.fsync(path.parent)
         self._num_written = 0
         """The number of bytes that this process has added."""
         self._num_synced = 0
-        """The number of them that are on the disk."""
+        """The number of these bytes that are on the disk."""
         self._syncing: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
         self._compacted_size = 0
@@ -126,10 +126,10 @@ class Journal:
         self._append(Record(kind="request", request_id=session_id, content=b"", path=FINISH))
 
     async def sync(self) -> None:
-        """Wait until everything that was added before the call is on the disk.
+        """Wait until all records that were added before the call are on the disk.
 
         Raises:
-            OSError: The disk has failed, now or earlier; it is then unknown which records it has.
+            OSError: A sync failed, now or earlier. It is then unknown which records are on the disk.
         """
         wanted = self._num_written
         while self._num_synced < wanted:
@@ -175,7 +175,7 @@ class Journal:
         self._num_synced = self._num_written
 
     def close(self) -> None:
-        """Sync and close the file. What is added afterwards is not recorded. Blocks."""
+        """Sync and close the file; later records are dropped. Blocks."""
         if self._file >= 0:
             try:
                 os.fdatasync(self._file)

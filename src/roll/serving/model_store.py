@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class ModelStore:
-    """The models, by ID. Those that are added before `start` run no requests until then.
+    """The models, by ID. Models that are added before `start` run no requests until `start`.
 
     Args:
         settings: The settings of the server.
@@ -134,7 +134,7 @@ class ModelStore:
         return model
 
     async def load_into(self, model: Model, request: LoadWeights) -> Result:
-        """Replace the weights of a model by those of a checkpoint."""
+        """Replace the weights of a model with a checkpoint."""
         found = await self.read(request.path, model.owner, optimizer=request.optimizer)
         await self._trainer.put(model.model_id, found.snapshot)
         model.spec, model.lost_gradient, model.has_gradient = found.checkpoint.spec, "", False
@@ -145,7 +145,7 @@ class ModelStore:
         """Read a checkpoint to train on.
 
         Raises:
-            RequestFailure: It does not exist for this owner, is corrupted, or its rank is too high.
+            RequestFailure: The checkpoint does not exist for this owner, is corrupted, or its rank is too high.
         """
         checkpoint = await asyncio.to_thread(self._checkpoints.find, path, owner, ("weights",))
         if checkpoint.spec.rank > self._settings.max_rank:
@@ -160,7 +160,7 @@ class ModelStore:
         """Save a model; see `Checkpoints.save`.
 
         Raises:
-            RequestFailure: It cannot be saved, or no engine could sample from it.
+            RequestFailure: The model cannot be saved, or its weights are too large to sample from.
         """
         snapshot = await self._trainer.read(model)
         if kind == "sampler_weights":
@@ -178,7 +178,7 @@ class ModelStore:
         )
 
     def release_idle(self) -> None:
-        """Move models to disk that the trainer has not used for `idle_timeout_s` and that have no gradient."""
+        """Move models without a gradient to disk if the trainer has not used them for `idle_timeout_s`."""
         limit = time.monotonic() - self._settings.idle_timeout_s
         for model in self._models.values():
             if model.read_state is None and model.last_use < limit:
@@ -188,7 +188,7 @@ class ModelStore:
         if model.has_gradient or model.lost_gradient or model.read_state is not None:
             return
         if model.state_seq != seq_id or not await self.states.exists(model.model_id):
-            await self.states.keep(model, seq_id)
+            await self.states.store(model, seq_id)
             if model.state_seq != seq_id:
                 return  # it could not be stored
 

@@ -34,7 +34,7 @@ __all__ = ["MAX_WEIGHT", "Model", "ModelTrainer", "check_weights"]
 logger = logging.getLogger(__name__)
 
 MAX_WEIGHT = 1000.0
-"""The largest absolute value of an adapter's weight that is sampled from. Usual values are below 1."""
+"""The largest absolute weight of an adapter from which the server samples. Typical weights are below 1."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -52,14 +52,14 @@ class Model:
     """Why the gradient was discarded; empty if it was not."""
     user_metadata: dict[str, Any] = field(default_factory=dict)
     state_seq: int = 0
-    """The last request that the stored state includes."""
+    """The sequence ID of the last request that the stored state includes."""
     num_unstored_steps: int = 0
-    """The number of optimizer steps since then."""
+    """The number of optimizer steps since the stored state."""
     has_gradient: bool = False
     last_use: float = 0.0
-    """The time of the last call of the trainer, of `time.monotonic`."""
+    """The time (`time.monotonic`) of the last call to the trainer."""
     read_state: Callable[[], Awaitable[AdapterSnapshot]] | None = None
-    """Reads the stored state of a model that is not in the trainer."""
+    """Reads the stored state; `None` while the model is in the trainer."""
 
     def discard(self, reason: str) -> None:
         """Mark the gradient as lost; the next `optim_step` is rejected."""
@@ -81,7 +81,7 @@ class ModelTrainer:
         self._vocab_size = vocab_size
         self._turn = asyncio.Lock()
         self.died: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
-        """Raises the error of a rank whose process has ended. The server must then be started again."""
+        """Fails with the error of the first rank whose process ends. The server must then be restarted."""
 
     @asynccontextmanager
     async def _take_turn(self) -> AsyncIterator[None]:
@@ -109,13 +109,13 @@ class ModelTrainer:
             return await self._group.call("read_adapter", model.model_id)
 
     async def release(self, model: Model, read_state: Callable[[], Awaitable[AdapterSnapshot]]) -> None:
-        """Free the memory of a model until it is used again. It must have no gradient, and its state must be stored."""
+        """Free the memory of a model without a gradient until it is used again, when `read_state` reads it."""
         async with self._take_turn():
             await self._group.call("delete_adapter", model.model_id)
             model.read_state = read_state
 
     async def _load(self, model: Model) -> None:
-        """Put a model into the trainer that was released. The caller must hold the turn."""
+        """Put a released model back into the trainer. Call this only within `_take_turn`."""
         model.last_use = time.monotonic()
         if model.read_state is not None:
             await self._group.call("put_adapter", model.model_id, await model.read_state())

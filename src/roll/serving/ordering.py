@@ -53,8 +53,8 @@ class RequestOrder:
     Args:
         promises: The promises of the server.
         owner: The owner of the model.
-        gap_timeout_s: The time after which requests fail that wait for an earlier one.
-        on_gap: A function that is called with the message when that happens.
+        gap_timeout_s: The time after which a request that waits for an earlier one fails.
+        on_gap: A function that is called with the error message of such a failure.
         first: The number of the first request.
     """
 
@@ -72,21 +72,21 @@ class RequestOrder:
         """The request IDs of the numbers that were used only for requests that were rejected."""
         self._changed = asyncio.Event()
         self._closed = ""
-        self._interlude: Callable[[int], Awaitable[None]] | None = None
+        self._idle_work: Callable[[int], Awaitable[None]] | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to run requests, unless that was done before."""
+        """Start running requests. Calling this again does nothing."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="requests of a model")
 
     def run_when_idle(self, work: Callable[[int], Awaitable[None]]) -> None:
-        """Run a function between two requests, when the next one has not arrived.
+        """Run a function when no request is waiting.
 
         Args:
-            work: A function of the number of the last request. Its errors are logged.
+            work: A function of the sequence ID of the last request. Errors are logged.
         """
-        self._interlude = work
+        self._idle_work = work
         self._changed.set()
 
     def list_since(self, seq_id: int) -> Iterator[str]:
@@ -155,8 +155,8 @@ class RequestOrder:
             if self._waiting and self._can_skip_to(min(self._waiting)):
                 self._next = min(self._waiting)
                 continue
-            if self._interlude is not None:
-                work, self._interlude = self._interlude, None
+            if self._idle_work is not None:
+                work, self._idle_work = self._idle_work, None
                 await _run_logged(functools.partial(work, self._next - 1))
                 continue
             self._changed.clear()

@@ -2,8 +2,8 @@
 
     submit ─► request ID                retrieve ─► result, error, or "try again" after `poll_s`
 
-A result can be fetched several times, because a response may be lost on its way. It is dropped `KEEP_S` after it was
-fetched first, or `KEEP_UNREAD_S` after it was complete.
+A result can be fetched several times, because a response may be lost. It is dropped `KEEP_S` after the first fetch, or
+`KEEP_UNREAD_S` after the request completed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Promise:
         return [f"{self.request_id}:{index}" for index in range(self.num_sequences)]
 
     def resolve(self, outcome: Result | RequestFailure, now: float | None = None) -> None:
-        """Set the outcome, unless there is one already. It is in the journal before anyone can see it."""
+        """Set the outcome, unless there is one already, and add it to the journal first."""
         if self.outcome is None:
             if self.journal is not None:
                 try:
@@ -83,7 +83,7 @@ class Promises:
     def create(self, owner: str, submission: Submission, *, num_sequences: int = 0) -> Promise:
         """Return a promise for a request that is accepted now.
 
-        A request that an earlier server has answered has the outcome of then.
+        If an earlier server completed the request, the promise already has the outcome.
         """
         if self._journal is not None:
             self._journal.add_request(owner, submission)
@@ -162,7 +162,7 @@ class Promises:
             self._promises.pop(name).outcome = RequestFailure("the result has expired.")
 
     async def close(self) -> None:
-        """Cancel all work and end all polls. Promises without an outcome stay so: a later server continues them."""
+        """Cancel all work and end all polls. A later server continues the requests without an outcome."""
         self._is_closed = True
         for promise in self._promises.values():
             promise.done.set()

@@ -26,7 +26,7 @@ class Route:
 
     body: type[BaseModel]
     answer: Callable[[Service, str, Any, Submission], Answer]
-    """A function of the service, the owner of the key, the parsed body, and the request as it was received."""
+    """A function of the service, the owner of the key, the parsed body, and the received request."""
 
 
 def _configure(service: Service, owner: str, request: requests.ClientConfig, submission: Submission) -> Answer:
@@ -37,7 +37,7 @@ def _create_session(service: Service, owner: str, request: requests.CreateSessio
     return {"session_id": service.create_session(owner, submission), "type": "create_session"}
 
 
-def _beat(service: Service, owner: str, request: requests.Heartbeat, submission: Submission) -> Answer:
+def _record_heartbeat(service: Service, owner: str, request: requests.Heartbeat, submission: Submission) -> Answer:
     service.sessions.find(request.session_id, owner)
     return {"type": "session_heartbeat"}
 
@@ -66,7 +66,7 @@ ROUTES: Mapping[str, Route] = {
     "client/config": Route(requests.ClientConfig, _configure),
     "client/dynamic_config": Route(requests.ClientConfig, _configure),
     "create_session": Route(requests.CreateSession, _create_session),
-    "session_heartbeat": Route(requests.Heartbeat, _beat),
+    "session_heartbeat": Route(requests.Heartbeat, _record_heartbeat),
     "create_model": Route(requests.CreateModel, Service.create_model),
     "load_weights": Route(requests.LoadWeights, Service.load_weights),
     "get_info": Route(requests.GetInfo, _get_info),
@@ -79,7 +79,7 @@ ROUTES: Mapping[str, Route] = {
     "cancel_future": Route(requests.CancelFuture, _cancel),
 }
 """The routes of POST, by path, except those that `TrainingServer` answers itself: `forward_backward` has a body in
-protobuf, `retrieve_future` waits, `sessions/<id>/finish` has a part in its path, and `telemetry` is accepted unread.
+protobuf, `retrieve_future` waits, `sessions/<id>/finish` has an ID in its path, and `telemetry` is ignored.
 """
 
 

@@ -1,4 +1,4 @@
-"""`roll serve run.yaml`: what a run's configuration says about the model, the trainer and the engines."""
+"""`roll serve run.yaml`: reads the model, trainer and engine settings from the configuration of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roll.errors import ConfigError
 __all__ = ["read_run_settings"]
 
 _PER_CLIENT = "each client has adapters of its own on all linear layers"
-_FIXED: dict[str, str] = {
+_UNSUPPORTED_LORA_KEYS: dict[str, str] = {
     "use_rslora": _PER_CLIENT,
     "use_dora": _PER_CLIENT,
     "rank_pattern": _PER_CLIENT,
@@ -25,17 +25,17 @@ _FIXED: dict[str, str] = {
     "dropout": _PER_CLIENT,
     "loraplus_lr_ratio": "clients send the learning rate of each update",
 }
-"""Keys of `model.lora` that a server does not support, with the reason."""
+"""The keys of `model.lora` that a server does not support, with the reasons."""
 
 
 def read_run_settings(file: Path) -> dict[str, Any]:
     """Return the arguments of `ServeSettings` that a run's configuration determines.
 
-    The sections `model`, `training`, `inference` and `cluster` apply. Data, rewards, the algorithm and the optimizer
-    are the business of clients.
+    The sections `model`, `training`, `inference` and `cluster` apply. Clients
+    choose data, rewards, the algorithm and the optimizer settings.
 
     Raises:
-        ConfigError: The configuration is invalid, or needs what the server does not support.
+        ConfigError: The configuration is invalid, or has a setting that the server does not support.
     """
     config = load_config(file)
     training = getattr(config, "training", None)
@@ -75,7 +75,7 @@ def _check(config: RunConfig, training: TrainingConfig) -> None:
     if config.cluster.type == "ray":
         _check_cluster(config, training)
     defaults = LoRAConfig()
-    for key, reason in _FIXED.items():
+    for key, reason in _UNSUPPORTED_LORA_KEYS.items():
         value = getattr(config.model.lora or defaults, key)
         if value != getattr(defaults, key):
             raise ConfigError(f"roll serve does not support model.lora.{key} ({value}): {reason}. Remove it.")

@@ -25,8 +25,8 @@ from roll.types import FloatArray, Generation, GenerationRequest, IntArray, Samp
 __all__ = ["FIRST_SLICE", "MAX_DEATHS", "MIN_TEMPERATURE", "Sampler", "SamplingSession"]
 
 FIRST_SLICE = 32
-"""The number of tokens after which the text is first searched for stop strings. It is searched again whenever the
-number of tokens has doubled.
+"""The number of tokens after which the text is first searched for stop strings. The search is repeated each time the
+number of tokens doubles.
 """
 
 MIN_TEMPERATURE = 1e-4
@@ -34,7 +34,7 @@ MIN_TEMPERATURE = 1e-4
 
 
 MAX_DEATHS = 3
-"""The number of times that an engine may die during a request until the request fails: it may be the cause."""
+"""A request fails when engines have died this many times while they ran it, because it may be the cause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,7 @@ class SamplingSession:
 
 @dataclass(kw_only=True, slots=True)
 class _Sequence:
-    """A sequence that is sampled, with what is known of it."""
+    """A sequence that is being sampled."""
 
     seed: int
     tokens: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
@@ -58,12 +58,12 @@ class _Sequence:
     """`length` or `stop`; empty until the sequence is complete."""
 
     def add(self, found: Generation) -> None:
-        """Append what an engine has generated."""
+        """Append generated tokens and their log-probs."""
         self.tokens = np.concatenate([self.tokens, found.token_ids]).astype(np.int32)
         self.logprobs = np.concatenate([self.logprobs, found.logprobs]).astype(np.float32)
 
-    def end(self, stop_reason: str, length: int | None = None) -> None:
-        """Complete the sequence, after `length` tokens if it is given."""
+    def finish(self, stop_reason: str, length: int | None = None) -> None:
+        """Mark the sequence as complete, truncated to `length` tokens if given."""
         self.tokens, self.logprobs, self.stop_reason = self.tokens[:length], self.logprobs[:length], stop_reason
 
 
@@ -214,9 +214,9 @@ class Sampler:
             sequence.add(found)
             end = self._find_end(sequence.tokens, done, strings)
             if end is not None:
-                return sequence.end("stop", end)
+                return sequence.finish("stop", end)
             if found.finish_reason != "length" or len(sequence.tokens) >= limit:
-                return sequence.end("length" if found.finish_reason == "length" else "stop")
+                return sequence.finish("length" if found.finish_reason == "length" else "stop")
 
     def _read_stop(self, settings: SamplingSettings) -> tuple[list[str], tuple[int, ...]]:
         """Return the strings and the tokens that end an answer."""

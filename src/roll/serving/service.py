@@ -131,7 +131,7 @@ class Service:
                 Work(
                     run=lambda: self.models.load_into(model, request),
                     changes_model=True,
-                    after=lambda: self.models.states.keep(model, request.seq_id or 0),
+                    after=lambda: self.models.states.store(model, request.seq_id or 0),
                 ),
             )
         assert request.session_id is not None
@@ -148,7 +148,7 @@ class Service:
             lora = build_lora_settings(found.checkpoint)
             model = await self.models.add(session, model_id, found, lora, request.user_metadata)
             if state is None:
-                await self.models.states.keep(model, 0)  # the checkpoint may expire
+                await self.models.states.store(model, 0)  # the checkpoint may expire
             return to_json({"path": request.path, "model_id": model_id, "type": "load_weights"})
 
         return self._submit_model(session, request.model_seq_id, submission, create())
@@ -175,10 +175,10 @@ class Service:
         async def step() -> Result:
             return to_json({"metrics": await self.trainer.optim_step(model, params)})
 
-        async def keep() -> None:
-            await self.models.states.keep_if_due(model, request.seq_id)
+        async def store() -> None:
+            await self.models.states.store_if_due(model, request.seq_id)
 
-        return model.order.submit(request.seq_id, submission, Work(run=step, changes_model=True, after=keep))
+        return model.order.submit(request.seq_id, submission, Work(run=step, changes_model=True, after=store))
 
     # ---- checkpoints
 

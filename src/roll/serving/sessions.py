@@ -15,7 +15,7 @@ __all__ = ["Session", "Sessions", "Submissions"]
 
 
 class Submissions:
-    """The requests that were submitted with a number, so that a repeated one is not run twice."""
+    """The requests by their number, so that a repeated request is not run twice."""
 
     def __init__(self, field: str) -> None:
         self._field = field
@@ -87,7 +87,7 @@ class Sessions:
         return session
 
     def find(self, session_id: str, owner: str, *, field: str = "session_id") -> Session:
-        """Return a session, and note that its client is alive.
+        """Return a session, and update the time of its last request.
 
         Raises:
             ApiError: There is no such session, it belongs to another owner (404), or it has ended (410).
@@ -101,7 +101,7 @@ class Sessions:
         return session
 
     def find_sampling(self, sampling_session_id: str, owner: str) -> tuple[Session, SamplingSession]:
-        """Return a sampling session, and the session that it belongs to.
+        """Return a sampling session and its session.
 
         Raises:
             ApiError: See `find`.
@@ -125,6 +125,6 @@ class Sessions:
         return name
 
     def list_expired(self) -> list[Session]:
-        """Return the sessions without a request or heartbeat for too long."""
+        """Return the sessions that have timed out."""
         limit = self._clock() - self._timeout_s
         return [each for each in self._sessions.values() if not each.is_finished and each.last_seen < limit]

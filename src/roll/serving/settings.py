@@ -17,7 +17,7 @@ from roll.errors import ConfigError
 __all__ = ["KEY_PREFIX", "ServeSettings", "create_key", "read_keys"]
 
 KEY_PREFIX = "tml-"
-"""The clients refuse keys that begin with anything else."""
+"""The prefix of all keys: the client library rejects other keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +56,14 @@ class ServeSettings:
     idle_timeout_s: float = 900.0
     """The time without a request after which a model leaves the memory of the trainer, until its next request."""
     gap_timeout_s: float = 300.0
-    """The time after which a request fails that waits for an earlier request of its model."""
+    """The time after which a request that waits for an earlier request of its model fails."""
     poll_s: float = 25.0
-    """The time for which a poll for a result is held."""
+    """The maximum time that a poll waits for a result."""
     num_threads: int | None = None
     model_config: ModelConfig | None = None
     """The configuration of the base model with its adapters, from a run's configuration."""
     training_config: TrainingConfig | None = None
-    """The configuration of the trainer, of which clients replace the optimizer's settings."""
+    """The configuration of the trainer. Clients send the optimizer settings."""
     engine_options: InferenceConfig | None = None
     """The configuration of the engines."""
     cluster: ClusterConfig = field(default_factory=ClusterConfig)

@@ -1,4 +1,4 @@
-"""The stored states of models, from which a server continues that was killed.
+"""The stored states of models, from which a restarted server continues.
 
 A state has the weights and the optimizer's state after a request that leaves no gradient. A server that continues loads
 it and repeats the later requests of the model from the journal.
@@ -21,7 +21,7 @@ __all__ = ["STEPS_PER_STATE", "ModelStates", "StoredAdapter", "get_state_path"]
 logger = logging.getLogger(__name__)
 
 STEPS_PER_STATE = 20
-"""The number of optimizer steps between two states: the most that a server has to repeat."""
+"""The number of optimizer steps between two states, and so the maximum number that a restarted server repeats."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class StoredAdapter:
     checkpoint: Checkpoint
     snapshot: AdapterSnapshot
     state_seq: int = 0
-    """For a state: the last request that it includes."""
+    """For a state: the sequence ID of the last request that it includes."""
 
 
 def get_state_path(model_id: str) -> str:
@@ -69,7 +69,7 @@ class ModelStates:
         """Return whether a model has a state."""
         return await asyncio.to_thread(self._checkpoints.describe, get_state_path(model_id)) is not None
 
-    async def keep(self, model: Model, seq_id: int) -> None:
+    async def store(self, model: Model, seq_id: int) -> None:
         """Store the state of a model that has no gradient, after a request."""
         snapshot = await self._trainer.read(model)
         await self._journal.sync()  # a later server does not run what the state includes, so it must have the outcomes
@@ -90,11 +90,11 @@ class ModelStates:
             return
         model.state_seq, model.num_unstored_steps = seq_id, 0
 
-    async def keep_if_due(self, model: Model, seq_id: int) -> None:
+    async def store_if_due(self, model: Model, seq_id: int) -> None:
         """Store the state after an optimizer step, if `STEPS_PER_STATE` steps are not stored."""
         model.num_unstored_steps += 1
         if model.num_unstored_steps >= STEPS_PER_STATE:
-            await self.keep(model, seq_id)
+            await self.store(model, seq_id)
 
     async def delete(self, model_id: str) -> None:
         """Delete the state of a model."""

@@ -163,7 +163,7 @@ def decode_int32(data: bytes, field: str) -> IntArray:
 
 
 def read_integers(tensor: Any, length: int, field: str) -> IntArray:
-    """Read a tensor of integers with one dimension, as int32 numbers that may exceed a vocabulary but not int32.
+    """Read a tensor of integers with one dimension, as int32. The numbers are not compared with a vocabulary.
 
     Args:
         tensor: The message `Tensor`.

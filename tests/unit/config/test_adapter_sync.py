@@ -38,7 +38,7 @@ SMOLLM2: Any = SimpleNamespace(
         ([*ADAPTER, "weight_sync.quantization=fp8"], r"weight_sync.quantization \(fp8\) requires that all"),
     ],
 )
-def test_config_adapter_sync_refuses_what_engines_cannot_reproduce(overrides: list[str], message: str) -> None:
+def test_config_adapter_sync_conflicting_settings_are_rejected(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         load_config(QUICKSTART, overrides)
     assert "set weight_sync.lora to merged" in str(caught.value)
@@ -51,9 +51,7 @@ def test_config_adapter_sync_refuses_what_engines_cannot_reproduce(overrides: li
         (ADAPTER, None),
     ],
 )
-def test_config_adapter_sync_needs_an_engine_that_can_apply_the_adapter(
-    overrides: list[str], missing: str | None
-) -> None:
+def test_config_adapter_sync_requires_an_engine_with_adapters(overrides: list[str], missing: str | None) -> None:
     config = load_config(QUICKSTART, overrides)
     if missing is None:
         check_engine("vllm", config.required_engine_capabilities)
@@ -87,7 +85,7 @@ def test_config_adapter_parameters_follow_the_patterns_and_count_the_norms_of_do
         ("qwen3", "vllm", None),
     ],
 )
-def test_config_adapter_sync_refuses_models_whose_adapters_an_engine_cannot_apply(
+def test_config_adapter_sync_unsupported_models_are_rejected(
     family: str, engine: str, message: str | None, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a CPU, whatever build of vLLM is installed."""

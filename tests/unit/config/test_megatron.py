@@ -16,7 +16,7 @@ from roll.training.megatron.supported import check_model
 
 
 @pytest.mark.parametrize("parallel", [{"vpp": 2, "pp": 2}, {"dp_replicate": 2, "tp": 2}])
-def test_config_megatron_layouts_of_replicas_and_model_chunks_are_refused(parallel: dict[str, int]) -> None:
+def test_config_megatron_replicas_and_model_chunks_are_rejected(parallel: dict[str, int]) -> None:
     TrainingConfig(num_steps=1, backend="megatron", parallel=ParallelConfig(tp=2, pp=2, cp=2, ep=2))
     with pytest.raises(ValidationError, match="the megatron back-end does not support dp_replicate and vpp"):
         TrainingConfig(num_steps=1, backend="megatron", parallel=ParallelConfig(**parallel))
@@ -30,7 +30,7 @@ def test_config_megatron_layouts_of_replicas_and_model_chunks_are_refused(parall
         ("offload_activations", True, "the back-end megatron does not support this key"),
     ],
 )
-def test_config_megatron_settings_that_it_would_ignore_are_refused(key: str, value: object, message: str) -> None:
+def test_config_megatron_ignored_settings_are_rejected(key: str, value: object, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         TrainingConfig(num_steps=1, backend="megatron", **{key: value})  # type: ignore[arg-type]
 
@@ -61,7 +61,7 @@ QWEN3_MOE = {
         ({"ep": 2}, {"num_experts": None}, "ep is 2, but this model has no experts"),
     ],
 )
-def test_config_megatron_models_that_do_not_fit_are_refused_from_their_config(
+def test_config_megatron_unsupported_models_are_rejected(
     sizes: dict[str, int], changed: dict[str, object], message: str
 ) -> None:
     check_model(QWEN3_MOE, ParallelConfig(tp=2, cp=6, ep=3))
@@ -71,7 +71,7 @@ def test_config_megatron_models_that_do_not_fit_are_refused_from_their_config(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("megatron") is not None, reason="Megatron is installed")
-def test_config_megatron_without_the_package_the_message_names_the_extra(tiny_model: Path) -> None:
+def test_config_megatron_missing_package_names_the_extra(tiny_model: Path) -> None:
     from roll.training import TrainerSpec
 
     training = TrainingConfig(num_steps=1, backend="megatron")

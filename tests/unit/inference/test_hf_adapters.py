@@ -60,9 +60,7 @@ def peft_logprobs(backend: TorchBackend, model: Path, place: Path, tokens: np.nd
 
 
 @pytest.mark.parametrize("variant", list(VARIANTS))
-async def test_hf_adapters_after_each_sync_the_engine_computes_what_peft_computes(
-    variant: str, tiny_model: Path, tmp_path: Path
-) -> None:
+async def test_hf_adapters_equal_peft_after_each_sync(variant: str, tiny_model: Path, tmp_path: Path) -> None:
     backend = build(tiny_model, VARIANTS[variant])
     async with running(tiny_model, lora=VARIANTS[variant]) as engine:
         base, seen = reference_logprobs(tiny_model, TEXT), []
@@ -83,7 +81,7 @@ async def test_hf_adapters_after_each_sync_the_engine_computes_what_peft_compute
     assert all(np.abs(a - b).max() > 1e-3 for a, b in ((base, seen[0]), (seen[0], seen[1]), (seen[1], seen[2])))
 
 
-async def test_hf_adapters_rows_of_one_batch_use_their_own_adapter_or_none(tiny_model: Path) -> None:
+async def test_hf_adapters_each_row_of_a_batch_uses_its_adapter(tiny_model: Path) -> None:
     backends = {name: build(tiny_model, seed=seed) for seed, name in enumerate("xy")}
     tokens = prompt(1)
     rows = [replace(request(f"{i}", tokens), adapter=name) for i, name in enumerate(("x", None, "y", "x", None))]
@@ -99,7 +97,7 @@ async def test_hf_adapters_rows_of_one_batch_use_their_own_adapter_or_none(tiny_
     assert [set(one.policy_versions) for one in together] == [{1}, {0}, {2}, {1}, {0}]
 
 
-async def test_hf_adapters_scores_are_those_of_the_named_adapter(tiny_model: Path) -> None:
+async def test_hf_adapters_scoring_uses_the_named_adapter(tiny_model: Path) -> None:
     first, second = build(tiny_model, seed=1), build(tiny_model, seed=2)
     async with running(tiny_model, lora=LORA, max_adapters=2) as engine:
         await sync(engine, first, 1, "first")
@@ -113,7 +111,7 @@ async def test_hf_adapters_scores_are_those_of_the_named_adapter(tiny_model: Pat
     np.testing.assert_allclose(scores[None], reference_logprobs(tiny_model, TEXT), atol=1e-5)
 
 
-async def test_hf_adapters_a_running_request_continues_with_the_new_adapter(tiny_model: Path) -> None:
+async def test_hf_adapters_running_request_continues_with_the_new_adapter(tiny_model: Path) -> None:
     backend = build(tiny_model)
     async with running(tiny_model, lora=LORA) as engine:
         await sync(engine, backend, 1)
@@ -127,7 +125,7 @@ async def test_hf_adapters_a_running_request_continues_with_the_new_adapter(tiny
     assert versions == sorted(versions) and set(versions) == {1, 2}
 
 
-async def test_hf_adapters_a_thousand_syncs_leave_the_frozen_weights_alone(tiny_model: Path) -> None:
+async def test_hf_adapters_thousand_syncs_do_not_change_frozen_weights(tiny_model: Path) -> None:
     backend = build(tiny_model, dtype="bfloat16")
     async with running(tiny_model, dtype="bfloat16", lora=LORA) as engine:
         assert engine._decoder is not None
@@ -137,7 +135,7 @@ async def test_hf_adapters_a_thousand_syncs_leave_the_frozen_weights_alone(tiny_
         assert all(torch.equal(t, weights[name]) for name, t in engine._decoder.model.state_dict().items())
 
 
-async def test_hf_adapters_an_engine_that_slept_has_the_frozen_weights_and_waits_for_the_adapter(
+async def test_hf_adapters_engine_needs_a_sync_after_sleep(
     tiny_model: Path,
 ) -> None:
     backend = build(tiny_model)
@@ -182,7 +180,7 @@ FIRST = "model.layers.0.self_attn.q_proj.lora_A.weight"
         ({"model.embed_tokens.weight": torch.zeros(4)}, "embed_tokens.weight' does not belong"),
     ],
 )
-async def test_hf_adapters_a_wrong_offer_is_refused_with_what_was_expected(
+async def test_hf_adapters_invalid_update_is_rejected_with_the_expected_tensors(
     changes: dict[str, Any], message: str, tiny_model: Path
 ) -> None:
     backend = build(tiny_model)

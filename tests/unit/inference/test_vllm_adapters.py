@@ -26,7 +26,7 @@ def spec_of(model: Path, lora: LoRAConfig | None = LORA, **changes: Any) -> Engi
     return EngineSpec(engine_id="e0", kind="vllm", model_path=str(model), max_context=64, lora=lora, **changes)
 
 
-def test_vllm_adapter_arguments_leave_a_slot_empty_and_the_output_layer_without_adapters(tiny_model: Path) -> None:
+def test_vllm_adapter_arguments_reserve_a_slot_and_exclude_the_output_layer(tiny_model: Path) -> None:
     found = build_lora_arguments(spec_of(tiny_model, max_adapters=3), cpu=True)
     assert (found["enable_lora"], found["max_loras"], found["max_cpu_loras"], found["max_lora_rank"]) == (
         True,
@@ -48,14 +48,14 @@ def test_vllm_adapter_arguments_leave_a_slot_empty_and_the_output_layer_without_
         ({"rank": 600}, "up to rank 512, but model.lora has rank 600"),
     ],
 )
-def test_vllm_adapter_arguments_refuse_what_vllm_cannot_do(
+def test_vllm_adapter_arguments_reject_unsupported_adapters(
     settings: dict[str, Any], message: str, tiny_model: Path
 ) -> None:
     with pytest.raises(ModelError, match=message):
         build_lora_arguments(spec_of(tiny_model, LoRAConfig(**settings)), cpu=True)
 
 
-def test_vllm_adapter_arguments_refuse_experts_on_a_cpu(tiny_model: Path, tmp_path: Path) -> None:
+def test_vllm_adapter_arguments_reject_experts_on_cpu(tiny_model: Path, tmp_path: Path) -> None:
     """With adapters, vLLM computes them with Triton."""
     spec = spec_of(write_model(tmp_path / "mixture", tiny_model, FAMILIES["qwen3-moe"]))
     with pytest.raises(ModelError, match="which has experts, are not supported by vLLM on a CPU"):
@@ -92,7 +92,7 @@ def test_vllm_adapter_names_are_refused_by_an_engine_without_adapters(tiny_model
 
 
 @pytest.mark.parametrize("slots", [[1, 1, 1, 1], [0, -1, 1, 0], [-1, -1, -1, -1], [2, 2, -1, -1]])
-def test_vllm_adapter_products_are_those_of_each_token_alone(slots: list[int]) -> None:
+def test_vllm_adapter_products_equal_those_of_single_tokens(slots: list[int]) -> None:
     torch.manual_seed(0)
     x, y = torch.randn(4, 6), torch.randn(4, 5)
     a = tuple(torch.randn(3, 1, 2, 6) for _ in range(2))

@@ -54,7 +54,7 @@ def with_settings(model: Path, place: Path, **settings: Any) -> Path:
         ),
     ],
 )
-def test_quantization_that_contradicts_the_sync_is_refused(sections: dict[str, Any], message: str) -> None:
+def test_quantization_conflicting_with_the_sync_is_rejected(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as caught:
         make_config("x", **sections)
     assert message in str(caught.value)
@@ -82,7 +82,7 @@ def test_quantization_needs_an_engine_that_computes_in_8_bits() -> None:
         check_engine("hf", judge.required_engine_capabilities, "judge.engine")
 
 
-def test_quantization_of_models_that_vllm_cannot_compute_in_8_bits_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+def test_quantization_of_unsupported_models_is_rejected(tiny_model: Path, tmp_path: Path) -> None:
     check_quantization(make_config(tiny_model), tiny_model)
     check_judge_quantization(JudgeConfig(model=str(tiny_model), quantization="fp8"), tiny_model)
     done = with_settings(tiny_model, tmp_path / "done", quantization_config={"quant_method": "compressed-tensors"})

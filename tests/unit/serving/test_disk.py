@@ -72,7 +72,7 @@ async def test_serving_requests_are_refused_while_the_journal_cannot_be_written(
     assert len(Journal(tmp_path / "journal").records) == 9  # a session, and four requests with their outcomes
 
 
-async def test_serving_the_clean_up_goes_on_after_an_error(
+async def test_serving_clean_up_continues_after_an_error(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(starting, "CLEAN_UP_S", 0.001)
@@ -96,9 +96,7 @@ async def test_serving_the_clean_up_goes_on_after_an_error(
             await one.send("session_heartbeat", {"session_id": one.session_id})
 
 
-def test_serving_a_journal_that_cannot_be_compacted_stays_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_serving_journal_is_unchanged_if_compaction_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal(tmp_path / "journal")
     for number in range(4):
         journal.add_request("alice", Submission(path="x", body=bytes(1000), request_id=f"id-{number}"))
@@ -117,7 +115,7 @@ def test_serving_a_journal_that_cannot_be_compacted_stays_as_it_is(
     assert stat.S_IMODE((tmp_path / "journal").stat().st_mode) == 0o600
 
 
-async def test_serving_a_state_is_stored_when_the_disk_has_the_outcomes_that_it_includes(
+async def test_serving_state_is_stored_after_the_outcomes_that_it_includes(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise, a server that continues after a power cut would not know the outcome, and not compute it again."""
@@ -152,7 +150,7 @@ async def test_serving_a_state_is_stored_when_the_disk_has_the_outcomes_that_it_
     assert found == [*[(".state", 0)] * 3, ("mine", 0)]
 
 
-async def test_serving_a_session_that_has_ended_keeps_no_memory(tiny_model: Path, tmp_path: Path) -> None:
+async def test_serving_ended_session_frees_its_memory(tiny_model: Path, tmp_path: Path) -> None:
     async with serving(tiny_model, tmp_path) as server, client(server) as one:
         session = server.service.sessions.find(one.session_id, "alice")
         sampler = await one.snapshot(await one.create_model(), 0)

@@ -68,7 +68,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, died: list[str], after: Callable[[HFE
         yield
 
 
-async def test_serving_engines_that_die_are_started_again_and_samples_continue(
+async def test_serving_engines_restart_after_death_and_samples_continue(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     died: list[str] = []
@@ -86,7 +86,7 @@ async def test_serving_engines_that_die_are_started_again_and_samples_continue(
     assert len({str(each) for each in expected}) == 3
 
 
-async def test_serving_engines_that_die_again_and_again_fail_the_request_with_an_error_of_the_server(
+async def test_serving_engines_that_die_repeatedly_fail_the_request(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     died: list[str] = []
@@ -101,7 +101,7 @@ async def test_serving_engines_that_die_again_and_again_fail_the_request_with_an
             assert read_sequences(await one.sample(base, 1, PROMPT))
 
 
-async def test_serving_engines_that_cannot_be_started_again_fail_requests_until_they_can(
+async def test_serving_engines_that_cannot_restart_fail_requests_until_they_can(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     died: list[str] = []
@@ -120,7 +120,7 @@ async def test_serving_engines_that_cannot_be_started_again_fail_requests_until_
             assert read_sequences(await one.sample(sessions[0], 1, PROMPT))
 
 
-async def test_serving_engines_that_die_keep_the_sequences_that_are_complete(
+async def test_serving_engines_keep_complete_sequences_after_death(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(tiny_model, tmp_path) as server, client(server) as one:
@@ -144,7 +144,7 @@ async def test_serving_engines_that_die_keep_the_sequences_that_are_complete(
         assert len(asked) == 5 and asked[4] == asked[3] and len(set(asked)) == 4
 
 
-async def test_serving_several_engines_share_the_requests_and_hold_every_snapshot(
+async def test_serving_engines_share_requests_and_load_every_snapshot(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(tiny_model, tmp_path / "a") as server, client(server) as one:

@@ -179,22 +179,20 @@ async def attack(world: World, path: str, body: Any) -> None:
 
 @EVERYTHING
 @given(bodies(tuple(BODIES)))
-def test_serving_fuzz_every_body_gets_a_result_or_one_error_that_names_the_field(
-    world: World, sent: tuple[str, Any]
-) -> None:
+def test_serving_fuzz_every_body_gets_a_result_or_an_error_with_the_field(world: World, sent: tuple[str, Any]) -> None:
     world.run(attack(world, *sent))
 
 
 @EVERYTHING
 @given(bodies(MODEL_PATHS))
-def test_serving_fuzz_requests_that_fail_change_no_model(world: World, sent: tuple[str, Any]) -> None:
+def test_serving_fuzz_failed_requests_do_not_change_models(world: World, sent: tuple[str, Any]) -> None:
     world.run(attack(world, *sent))
 
 
 @pytest.mark.slow
 @settings(max_examples=5000, suppress_health_check=list(HealthCheck))
 @given(bodies(tuple(BODIES)))
-def test_serving_fuzz_a_long_series_of_bodies_finds_no_error_of_ours(world: World, sent: tuple[str, Any]) -> None:
+def test_serving_fuzz_many_bodies_cause_no_server_error(world: World, sent: tuple[str, Any]) -> None:
     world.run(attack(world, *sent))
 
 
@@ -261,7 +259,7 @@ def messages(draw: st.DrawFn) -> Any:
 
 @EVERYTHING
 @given(messages(), st.sampled_from([2, 2, 2, 3, 0, -1, 2**31 - 1]))
-def test_serving_fuzz_data_that_fail_are_named_and_change_no_model(world: World, message: Any, seq: int) -> None:
+def test_serving_fuzz_invalid_data_are_named_and_do_not_change_models(world: World, message: Any, seq: int) -> None:
     async def attempt() -> None:
         alice = world.alice
         model = await alice.create_model(next(world.numbers))
@@ -291,15 +289,13 @@ def test_serving_fuzz_data_that_fail_are_named_and_change_no_model(world: World,
 @given(
     st.sampled_from([*BODIES, "forward_backward"]), st.binary(max_size=40), st.sampled_from([CONTENT_TYPE, "text/x"])
 )
-def test_serving_fuzz_bytes_that_are_no_body_are_refused(
-    world: World, path: str, body: bytes, content_type: str
-) -> None:
+def test_serving_fuzz_random_bytes_are_rejected(world: World, path: str, body: bytes, content_type: str) -> None:
     found = world.run(outcome(world.alice, path, body, content_type))
     assert isinstance(found, ApiFailure) or body == b""
 
 
 @pytest.mark.parametrize("path", [path for path, body in BODIES.items() if set(IDS) & set(body.model_fields)])
-def test_serving_fuzz_another_keys_ids_do_not_exist(world: World, path: str) -> None:
+def test_serving_fuzz_ids_of_other_keys_are_unknown(world: World, path: str) -> None:
     """Each ID of bob, in a body that is valid otherwise."""
     own, other = world.ids["@own"], world.ids["@other"]
     rest = {"seq_id": 900, "adam_params": {}, "path": "mine", "model_seq_id": 901, "sampling_session_seq_id": 902}
@@ -324,7 +320,7 @@ def test_serving_fuzz_another_keys_ids_do_not_exist(world: World, path: str) -> 
         assert found.status == 404 or "there is no checkpoint" in found.content["error"], (path, name, found)
 
 
-def test_serving_fuzz_what_another_key_owns_is_as_before(world: World) -> None:
+def test_serving_fuzz_other_keys_are_unaffected(world: World) -> None:
     assert world.run(world.measure(world.bob, world.ids["@other"]["model_id"])) == world.bobs_loss
     assert world.run(world.alice.get("healthz")) == {"status": "ok"}
     assert KEY != OTHER_KEY

@@ -60,7 +60,7 @@ def test_serving_settings_are_checked(changes: dict[str, object], message: str) 
         ServeSettings(**({"model": "x", "keys": {"tml-12345678": "a"}} | changes))  # type: ignore[arg-type]
 
 
-async def test_serving_results_are_kept_for_a_while_and_only_for_their_owner() -> None:
+async def test_serving_results_expire_and_are_private_to_their_owner() -> None:
     now = [0.0]
     promises = Promises(lambda: now[0])
 

@@ -44,7 +44,7 @@ class Disk:
         self.size = max(self.size, size)
 
 
-async def test_serving_answers_wait_until_the_disk_has_what_they_say(
+async def test_serving_responses_wait_for_the_journal_sync(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch)
@@ -72,7 +72,7 @@ def journal_paths(journal: Journal) -> list[str]:
     return [each.request_id for each in journal._read() if each.path == "forward_backward"]
 
 
-async def test_serving_a_power_cut_loses_nothing_that_was_answered(
+async def test_serving_power_cut_loses_no_acknowledged_request(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch)
@@ -103,7 +103,7 @@ async def test_serving_a_power_cut_loses_nothing_that_was_answered(
         assert np.isfinite(again) and again < losses[0]
 
 
-async def test_serving_a_disk_that_fails_ends_all_answers(
+async def test_serving_failed_sync_fails_all_later_responses(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch)
@@ -118,7 +118,7 @@ async def test_serving_a_disk_that_fails_ends_all_answers(
         assert await one.get("healthz") == {"status": "ok"}
 
 
-async def test_serving_journal_syncs_what_was_added_before_and_while_it_is_compacted(tmp_path: Path) -> None:
+async def test_serving_journal_syncs_records_added_during_compaction(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
     await journal.sync()
     for number in range(3):

@@ -25,9 +25,7 @@ def simple(weight: float = 1.0, seed: int = 0) -> Any:
     return datum(TOKENS, targets, weights=np.full(len(TOKENS), weight))
 
 
-async def test_serving_runs_the_requests_of_a_model_in_their_order_and_only_once(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+async def test_serving_requests_of_a_model_run_once_and_in_order(tiny_model: Path, tmp_path: Path) -> None:
     async with serving(tiny_model, tmp_path) as server, client(server) as one:
         straight, shuffled = await one.create_model(0), await one.create_model(1)
         first = [
@@ -52,7 +50,7 @@ async def test_serving_runs_the_requests_of_a_model_in_their_order_and_only_once
             await one.submit(shuffled, [simple(seed=9)], seq=2)
 
 
-async def test_serving_a_failed_request_discards_the_gradient_and_rejects_the_next_update(
+async def test_serving_failed_request_discards_the_gradient_and_rejects_the_next_update(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     async with serving(tiny_model, tmp_path) as server, client(server) as one:
@@ -77,9 +75,7 @@ async def test_serving_a_failed_request_discards_the_gradient_and_rejects_the_ne
         assert trained < before
 
 
-async def test_serving_an_update_with_a_gradient_that_is_not_finite_changes_nothing(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+async def test_serving_nonfinite_gradient_does_not_change_weights(tiny_model: Path, tmp_path: Path) -> None:
     async with serving(tiny_model, tmp_path) as server, client(server) as one:
         model = await one.create_model()
         before, _ = await one.forward_backward(model, [simple()], forward_only=True)
@@ -92,7 +88,7 @@ async def test_serving_an_update_with_a_gradient_that_is_not_finite_changes_noth
         assert after == before
 
 
-async def test_serving_polls_are_held_and_then_say_try_again(tiny_model: Path, tmp_path: Path) -> None:
+async def test_serving_poll_times_out_with_try_again(tiny_model: Path, tmp_path: Path) -> None:
     async with serving(tiny_model, tmp_path, poll_s=0.2, gap_timeout_s=60) as server, client(server) as one:
         model = await one.create_model()
         promise = await one.submit(model, [simple()], seq=2)  # waits for request 1
@@ -104,9 +100,7 @@ async def test_serving_polls_are_held_and_then_say_try_again(tiny_model: Path, t
         assert isinstance(await one.result(promise), bytes)
 
 
-async def test_serving_a_request_whose_predecessor_never_arrives_fails_and_the_next_one_runs(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+async def test_serving_missing_request_fails_the_first_later_request_only(tiny_model: Path, tmp_path: Path) -> None:
     async with serving(tiny_model, tmp_path, gap_timeout_s=0.3) as server, client(server) as one:
         model = await one.create_model()
         waiting = await one.submit(model, [simple()], seq=3)
@@ -120,9 +114,7 @@ async def test_serving_a_request_whose_predecessor_never_arrives_fails_and_the_n
             await one.forward_backward(model, [simple()], seq=2)
 
 
-async def test_serving_later_requests_do_not_wait_for_the_number_of_a_rejected_one(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+async def test_serving_later_requests_do_not_wait_for_a_rejected_request(tiny_model: Path, tmp_path: Path) -> None:
     async with serving(tiny_model, tmp_path) as server, client(server) as one, client(server, OTHER_KEY) as two:
         model = await one.create_model()
         await one.forward_backward(model, [simple()])
@@ -149,7 +141,9 @@ async def test_serving_later_requests_do_not_wait_for_the_number_of_a_rejected_o
         await one.step(model, seq=9)  # the number of a rejected request can be used again
 
 
-async def test_serving_checkpoints_continue_exactly_and_belong_to_their_owner(tiny_model: Path, tmp_path: Path) -> None:
+async def test_serving_checkpoints_resume_exactly_and_are_private_to_their_owner(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     async def advance(one: Client, model: str) -> float:
         await one.forward_backward(model, [simple(seed=4)])
         await one.step(model)
@@ -197,7 +191,7 @@ async def test_serving_checkpoints_continue_exactly_and_belong_to_their_owner(ti
             assert failure.value.status == 404
 
 
-async def test_serving_a_finished_session_frees_its_models(tiny_model: Path, tmp_path: Path) -> None:
+async def test_serving_finished_session_frees_its_models(tiny_model: Path, tmp_path: Path) -> None:
     async with serving(tiny_model, tmp_path) as server, client(server) as one:
         model = await one.create_model()
         session = await one.snapshot(model, 0)
@@ -285,7 +279,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
 }
 
 
-async def test_serving_bad_bodies_get_one_error_that_names_the_field(tiny_model: Path, tmp_path: Path) -> None:
+async def test_serving_invalid_bodies_are_rejected_with_the_field(tiny_model: Path, tmp_path: Path) -> None:
     async with serving(tiny_model, tmp_path) as server, client(server) as one:
         model = await one.create_model(7)
         base = {"session_id": one.session_id, "sampling_session_seq_id": 99, "base_model": "tiny"}
@@ -311,7 +305,7 @@ async def test_serving_bad_bodies_get_one_error_that_names_the_field(tiny_model:
         assert failure.value.status == 401
 
 
-async def test_serving_bad_data_name_the_datum_and_the_input(tiny_model: Path, tmp_path: Path) -> None:
+async def test_serving_invalid_data_are_rejected_with_datum_and_input(tiny_model: Path, tmp_path: Path) -> None:
     ones = np.ones(3)
     bad: dict[str, tuple[Any, str, dict[str, float]]] = {
         "no weights": (datum([5, 6, 7], [6, 7, 8]), "cross_entropy", {}),
@@ -349,7 +343,7 @@ async def test_serving_bad_data_name_the_datum_and_the_input(tiny_model: Path, t
 
 
 @pytest.mark.parametrize("weight", [float("nan"), float("-inf"), -1000.5])
-def test_serving_weights_that_an_engine_could_not_compute_with_are_refused(weight: float) -> None:
+def test_serving_snapshots_with_overflowing_weights_are_rejected(weight: float) -> None:
     weights = {"a.lora_A.weight": torch.full((2, 3), 1000.0), "a.lora_B.weight": torch.tensor([[0.0, weight]])}
     with pytest.raises(
         RequestFailure, match=r"the training has diverged: the largest weight of 'a\.lora_B\.weight' is"
@@ -359,7 +353,7 @@ def test_serving_weights_that_an_engine_could_not_compute_with_are_refused(weigh
     check_weights(AdapterSnapshot(spec=AdapterSpec(rank=2), weights=weights))
 
 
-async def test_serving_a_diverged_model_is_not_sampled_from_and_others_are(
+async def test_serving_diverged_model_does_not_affect_other_models(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(tiny_model, tmp_path) as server, client(server) as one, client(server, OTHER_KEY) as two:
@@ -372,9 +366,7 @@ async def test_serving_a_diverged_model_is_not_sampled_from_and_others_are(
         assert (await two.sample(session, 0, TOKENS)).sequences
 
 
-async def test_serving_requests_of_two_paths_with_equal_bodies_are_two_requests(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+async def test_serving_equal_bodies_on_two_paths_are_different_requests(tiny_model: Path, tmp_path: Path) -> None:
     async with serving(tiny_model, tmp_path) as server, client(server) as one:
         body = {"model_id": await one.create_model(), "seq_id": 1, "path": "mine"}
         await one.result(await one.send("save_weights", body))
@@ -382,7 +374,7 @@ async def test_serving_requests_of_two_paths_with_equal_bodies_are_two_requests(
             await one.send("save_weights_for_sampler", body)
 
 
-async def test_serving_a_model_whose_session_ends_meanwhile_is_not_created(tiny_model: Path, tmp_path: Path) -> None:
+async def test_serving_model_is_not_created_if_its_session_ends(tiny_model: Path, tmp_path: Path) -> None:
     async with serving(tiny_model, tmp_path) as server, client(server) as one:
         body = {"session_id": one.session_id, "model_seq_id": 0, "base_model": "tiny", "lora_config": {"rank": 2}}
         promise = await one.send("create_model", body)
@@ -398,9 +390,7 @@ async def test_serving_a_model_whose_session_ends_meanwhile_is_not_created(tiny_
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd", "br"])
-async def test_serving_bodies_that_cannot_be_decompressed_are_refused(
-    tiny_model: Path, tmp_path: Path, encoding: str
-) -> None:
+async def test_serving_corrupt_compressed_bodies_are_rejected(tiny_model: Path, tmp_path: Path, encoding: str) -> None:
     async with serving(tiny_model, tmp_path) as server, client(server) as one:
         headers = {"X-API-Key": one.key, "Content-Encoding": encoding, "Content-Type": "application/json"}
         url = f"{server.url}/api/v1/create_session"

@@ -32,7 +32,7 @@ def request(number: int, body: bytes = b"{}") -> Submission:
     return Submission(path="optim_step", body=body, request_id=f"id-{number}")
 
 
-def test_serving_journal_cuts_off_what_a_killed_process_left_incomplete(tmp_path: Path) -> None:
+def test_serving_journal_truncates_an_incomplete_record(tmp_path: Path) -> None:
     file = tmp_path / "journal"
     journal = Journal(file)
     journal.add_request("alice", request(1, b"\x00\n\xff"))
@@ -75,7 +75,7 @@ def test_serving_journal_cuts_off_what_a_killed_process_left_incomplete(tmp_path
     reopened.close()
 
 
-def test_serving_journal_ends_at_a_record_that_is_damaged(tmp_path: Path) -> None:
+def test_serving_journal_ends_at_a_corrupt_record(tmp_path: Path) -> None:
     file = tmp_path / "journal"
     good = Record(kind="request", request_id="a", content=b"body", owner="alice", path="x").encode()
     for bad in (good.replace(b"body", b"bodz"), b"{}\n\n", b"[1]\n", b'{"size": "x", "crc": 0}\n', b"\xff\xfe\n"):
@@ -109,7 +109,7 @@ async def train(one: Client, model: str, first: int, count: int = 3) -> list[flo
 
 
 @pytest.mark.parametrize("steps_per_state", [1, 2, 100])
-async def test_serving_recovery_at_any_moment_continues_as_if_nothing_had_happened(
+async def test_serving_recovery_at_any_moment_gives_the_same_results(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps_per_state: int
 ) -> None:
     monkeypatch.setattr(states, "STEPS_PER_STATE", steps_per_state)
@@ -140,7 +140,7 @@ async def test_serving_recovery_at_any_moment_continues_as_if_nothing_had_happen
     assert len(before) == 3 and half > 0 and first
 
 
-async def test_serving_recovery_repeats_answers_and_requests_that_were_not_answered(
+async def test_serving_recovery_returns_known_results_and_runs_pending_requests(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     async with serving(tiny_model, tmp_path / "a") as server, client(server) as one:
@@ -183,7 +183,7 @@ async def test_serving_recovery_repeats_answers_and_requests_that_were_not_answe
     assert journal.stat().st_size > 0
 
 
-async def test_serving_recovery_does_not_run_what_was_skipped(tiny_model: Path, tmp_path: Path) -> None:
+async def test_serving_recovery_does_not_run_skipped_requests(tiny_model: Path, tmp_path: Path) -> None:
     async with serving(tiny_model, tmp_path / "a", gap_timeout_s=0.05) as server, client(server) as one:
         model = await one.create_model()
         with pytest.raises(ApiFailure, match="did not arrive"):
@@ -201,7 +201,7 @@ async def test_serving_recovery_does_not_run_what_was_skipped(tiny_model: Path, 
         assert (await two.forward_backward(model, [simple(1)], seq=6))[0] == expected
 
 
-async def test_serving_recovery_does_not_wait_for_what_was_rejected(tiny_model: Path, tmp_path: Path) -> None:
+async def test_serving_recovery_does_not_wait_for_rejected_requests(tiny_model: Path, tmp_path: Path) -> None:
     async with serving(tiny_model, tmp_path / "a") as server, client(server) as one:
         model = await one.create_model()
         with pytest.raises(ApiFailure, match="400"):
@@ -216,7 +216,7 @@ async def test_serving_recovery_does_not_wait_for_what_was_rejected(tiny_model: 
         assert isinstance(await two.result(waiting), bytes)
 
 
-async def test_serving_recovery_does_not_run_again_what_failed_in_the_server(
+async def test_serving_recovery_does_not_repeat_server_failures(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(tiny_model, tmp_path / "a") as server, client(server) as one:
@@ -240,9 +240,7 @@ async def test_serving_recovery_does_not_run_again_what_failed_in_the_server(
         assert await train(two, model, 3, 2) == expected
 
 
-async def test_serving_recovery_finds_a_checkpoint_that_was_written_but_not_confirmed(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+async def test_serving_recovery_finds_unconfirmed_checkpoints(tiny_model: Path, tmp_path: Path) -> None:
     async with serving(tiny_model, tmp_path / "a") as server, client(server) as one:
         model = await one.create_model()
         promise = await one.send("save_weights", {"model_id": model, "seq_id": one.next_seq(model), "path": "mine"})
@@ -258,7 +256,7 @@ async def test_serving_recovery_finds_a_checkpoint_that_was_written_but_not_conf
         assert (await two.forward_backward(loaded, [simple()]))[0] > 0
 
 
-async def test_serving_recovery_ends_with_the_session(tiny_model: Path, tmp_path: Path) -> None:
+async def test_serving_recovery_does_not_restore_ended_sessions(tiny_model: Path, tmp_path: Path) -> None:
     async with serving(tiny_model, tmp_path / "a") as server, client(server) as one, client(server) as other:
         model, kept = await one.create_model(), await other.create_model()
         await train(one, model, 0, 1)
@@ -283,7 +281,7 @@ async def test_serving_recovery_ends_with_the_session(tiny_model: Path, tmp_path
         assert list((killed.directory / kept / "sampler_weights").glob(".snapshot-*"))
 
 
-async def test_serving_a_server_that_stops_lets_clients_wait_for_the_next_one(tiny_model: Path, tmp_path: Path) -> None:
+async def test_serving_clients_continue_after_the_server_restarts(tiny_model: Path, tmp_path: Path) -> None:
     async with serving(tiny_model, tmp_path, poll_s=60.0) as server, client(server) as one:
         model = await one.create_model()
         promise = await one.submit(model, [simple()], seq=2)  # waits for request 1
@@ -297,7 +295,7 @@ async def test_serving_a_server_that_stops_lets_clients_wait_for_the_next_one(ti
     assert os.path.getsize(tmp_path / "journal") > 0
 
 
-async def test_serving_idle_models_leave_memory_and_come_back(
+async def test_serving_idle_models_are_offloaded_and_reloaded(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(tiny_model, tmp_path / "a", idle_timeout_s=1e-9) as server, client(server) as one:
@@ -316,7 +314,7 @@ async def test_serving_idle_models_leave_memory_and_come_back(
             await train(one, each, 0, 2)
         await one.forward_backward(busy, [simple(3)])  # a gradient without an update
         await server.service.clean_up()
-        while len(deleted) < 2 or any(each.order._interlude is not None for each in store):
+        while len(deleted) < 2 or any(each.order._idle_work is not None for each in store):
             await asyncio.sleep(0)
         assert sorted(deleted) == sorted([model, straight])
         losses = await train(one, model, 2, 2)

@@ -42,7 +42,7 @@ def write_config(tmp_path: Path, model: Path, **changes: Any) -> Path:
     return file
 
 
-async def test_serving_a_configuration_determines_model_trainer_and_engine(tiny_model: Path, tmp_path: Path) -> None:
+async def test_serving_config_file_sets_model_trainer_and_engine(tiny_model: Path, tmp_path: Path) -> None:
     chosen = read_run_settings(write_config(tmp_path, tiny_model))
     settings = ServeSettings(name="tiny", directory=tmp_path / "served", port=0, keys={KEY: "alice"}, **chosen)
     assert (settings.model, settings.dtype, settings.engine) == (str(tiny_model), "float32", "hf")
@@ -71,14 +71,14 @@ async def test_serving_a_configuration_determines_model_trainer_and_engine(tiny_
         ({"training__nonsense": 1}, "training.nonsense"),
     ],
 )
-def test_serving_a_configuration_that_cannot_be_served_is_refused(
+def test_serving_config_file_with_unsupported_settings_is_rejected(
     tiny_model: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         read_run_settings(write_config(tmp_path, tiny_model, **changes))
 
 
-def test_serving_a_configuration_determines_the_numbers_of_ranks_and_engines(tiny_model: Path, tmp_path: Path) -> None:
+def test_serving_config_file_sets_the_numbers_of_ranks_and_engines(tiny_model: Path, tmp_path: Path) -> None:
     chosen = read_run_settings(write_config(tmp_path, tiny_model, **RAY))
     assert chosen["num_engines"] == 2 and chosen["cluster"].type == "ray"
     assert {name: role.count for name, role in chosen["roles"].items()} == {"actor_train": 2, "actor_infer": 2}
@@ -86,7 +86,7 @@ def test_serving_a_configuration_determines_the_numbers_of_ranks_and_engines(tin
     assert alone["num_engines"] == 1 and alone["cluster"].type == "local"
 
 
-def test_serving_options_that_the_configuration_determines_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+def test_serving_options_that_the_config_file_sets_are_rejected(tiny_model: Path, tmp_path: Path) -> None:
     file = write_config(tmp_path, tiny_model)
     found = CliRunner().invoke(serve, [str(file), "--max-rank", "4"])
     assert isinstance(found.exception, ConfigError) and "--max-rank cannot be given with" in str(found.exception)

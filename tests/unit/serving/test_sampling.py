@@ -21,9 +21,7 @@ def learn(seed: int) -> Any:
     return datum(PROMPT, targets, weights=np.ones(len(PROMPT)))
 
 
-async def test_serving_samples_from_snapshots_that_do_not_change_when_training_goes_on(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+async def test_serving_snapshots_do_not_change_during_training(tiny_model: Path, tmp_path: Path) -> None:
     async with serving(tiny_model, tmp_path, max_adapters=2) as server, client(server) as one:
         model, sessions, expected = await one.create_model(), [], []
         base = (
@@ -63,7 +61,7 @@ async def test_serving_samples_from_snapshots_that_do_not_change_when_training_g
         assert len(read_sequences(await one.sample(session, 0, PROMPT, 2))) == 2
 
 
-async def test_serving_sampling_settings_are_obeyed_or_refused(
+async def test_serving_sampling_settings_are_applied_or_rejected(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampling, "FIRST_SLICE", 3)
@@ -123,7 +121,7 @@ async def test_serving_sampling_settings_are_obeyed_or_refused(
             await one.sample(session, next(number), [5, 260])
 
 
-async def test_serving_answers_samples_while_a_model_trains(tiny_model: Path, tmp_path: Path) -> None:
+async def test_serving_samples_during_training(tiny_model: Path, tmp_path: Path) -> None:
     async with serving(tiny_model, tmp_path) as server, client(server) as one:
         model = await one.create_model()
         session = await one.snapshot(model, 0)
@@ -158,7 +156,7 @@ async def test_serving_samples_200_sequences_at_once_during_a_forward_backward(
         assert isinstance(await one.result(promise), bytes)
 
 
-async def test_serving_samples_go_on_while_the_snapshot_of_another_client_is_loaded_and_when_it_fails(
+async def test_serving_sampling_continues_while_another_snapshot_loads_or_fails(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     async with serving(tiny_model, tmp_path) as server, client(server) as one, client(server, OTHER_KEY) as two:

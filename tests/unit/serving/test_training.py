@@ -90,9 +90,7 @@ class Reference:
 
 
 @pytest.mark.parametrize("loss", FORMULAS)
-async def test_serving_losses_gradients_and_updates_are_those_of_pytorch(
-    tiny_model: Path, tmp_path: Path, loss: str
-) -> None:
+async def test_serving_losses_gradients_and_updates_equal_pytorch(tiny_model: Path, tmp_path: Path, loss: str) -> None:
     formula, config = FORMULAS[loss]
     adam = ADAM | {"weight_decay": 0.1, "beta2": 0.99, "grad_clip_norm": 0.0 if loss == "cispo" else 2.0}
     async with serving(tiny_model, tmp_path) as server, client(server) as one:
@@ -112,9 +110,7 @@ async def test_serving_losses_gradients_and_updates_are_those_of_pytorch(
             assert metrics["learning_rate"] == 0.01
 
 
-async def test_serving_a_forward_pass_with_weights_of_zero_returns_every_logprob_and_no_gradient(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+async def test_serving_zero_weights_return_all_logprobs_and_no_gradient(tiny_model: Path, tmp_path: Path) -> None:
     rows = [(tokens, targets, q, 0 * a) for tokens, targets, q, a in make_rows(1)]
     async with serving(tiny_model, tmp_path) as server, client(server) as one:
         model = await one.create_model()
@@ -139,7 +135,7 @@ async def run_client(one: Any, number: int, seed: int) -> list[float]:
     return losses
 
 
-async def test_serving_two_clients_at_once_train_as_each_alone(tiny_model: Path, tmp_path: Path) -> None:
+async def test_serving_concurrent_clients_train_independently(tiny_model: Path, tmp_path: Path) -> None:
     async with serving(tiny_model, tmp_path) as server, client(server) as one, client(server, "tml-bob-00001") as two:
         alone = [await run_client(one, 0, 1), await run_client(two, 0, 2)]
         together = await gather(run_client(one, 1, 1), run_client(two, 1, 2), run_client(one, 2, 1))

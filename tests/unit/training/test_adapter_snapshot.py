@@ -36,7 +36,7 @@ def assert_same(first: TorchBackend, second: TorchBackend, **tolerance: Any) -> 
         torch.testing.assert_close(tensor, theirs[name], **tolerance)
 
 
-def test_an_adapter_of_a_lower_rank_trains_as_in_a_trainer_of_this_rank(tiny_model: Path) -> None:
+def test_adapter_snapshot_of_lower_rank_trains_as_in_a_trainer_of_this_rank(tiny_model: Path) -> None:
     several, alone = trainer(tiny_model, 8), trainer(tiny_model, 2, seed=5)
     train(several, 9)  # the default adapter, which must not matter
     several.put_adapter("client", SPEC)
@@ -46,7 +46,7 @@ def test_an_adapter_of_a_lower_rank_trains_as_in_a_trainer_of_this_rank(tiny_mod
     assert_same(several, train(trainer(tiny_model, 8), 9), atol=0, rtol=0)  # with the scale of the configuration
 
 
-def test_a_snapshot_continues_with_and_without_the_optimizer_state(tiny_model: Path) -> None:
+def test_adapter_snapshot_resumes_with_and_without_optimizer_state(tiny_model: Path) -> None:
     backend = trainer(tiny_model)
     backend.put_adapter("one", SPEC)
     backend.use_adapter("one")
@@ -67,7 +67,7 @@ def test_a_snapshot_continues_with_and_without_the_optimizer_state(tiny_model: P
         assert_same(other, backend, atol=1e-6, rtol=1e-5)
 
 
-def test_a_snapshot_does_not_change_when_training_goes_on(tiny_model: Path) -> None:
+def test_adapter_snapshot_does_not_change_during_training(tiny_model: Path) -> None:
     backend = trainer(tiny_model)
     backend.put_adapter("one", SPEC)
     backend.use_adapter("one")
@@ -82,7 +82,7 @@ def test_a_snapshot_does_not_change_when_training_goes_on(tiny_model: Path) -> N
 
 
 @pytest.mark.parametrize(("part", "kept"), [("attention", ".mlp."), ("mlp", ".self_attn.")])
-def test_an_adapter_of_some_layers_changes_only_these(tiny_model: Path, part: str, kept: str) -> None:
+def test_adapter_snapshot_of_some_layers_changes_only_these_layers(tiny_model: Path, part: str, kept: str) -> None:
     backend = trainer(tiny_model)
     choice = {"attention": part == "attention", "mlp": part == "mlp"}
     backend.put_adapter("part", dataclasses.replace(SPEC, **choice))
@@ -94,7 +94,7 @@ def test_an_adapter_of_some_layers_changes_only_these(tiny_model: Path, part: st
     assert not any(kept in name for name in backend.read_adapter("part").weights)
 
 
-def test_adapters_that_do_not_fit_are_rejected_and_change_nothing(tiny_model: Path) -> None:
+def test_adapter_snapshot_that_does_not_fit_is_rejected(tiny_model: Path) -> None:
     backend = trainer(tiny_model, rank=2)
     with pytest.raises(ModelError, match="must be between 1 and 2, the rank of the trainer, got 3"):
         backend.put_adapter("one", dataclasses.replace(SPEC, rank=3))
@@ -115,7 +115,9 @@ def test_adapters_that_do_not_fit_are_rejected_and_change_nothing(tiny_model: Pa
 
 
 @pytest.mark.parametrize("parallel", [{}, {"dp_replicate": 2}])
-def test_adapters_of_several_ranks_are_those_of_one(tiny_model: Path, tmp_path: Path, parallel: dict[str, int]) -> None:
+def test_adapter_snapshot_of_several_ranks_equals_one_rank(
+    tiny_model: Path, tmp_path: Path, parallel: dict[str, int]
+) -> None:
     alone = train_two(TorchBackend(make_spec(tiny_model, lora=LORA, weight_decay=0.1)))
     run_ranks(run_rank, (tmp_path, tiny_model, parallel, 2), 2)
     found = torch.load(tmp_path / "found.pt", weights_only=False)
@@ -133,7 +135,7 @@ def test_adapters_of_several_ranks_are_those_of_one(tiny_model: Path, tmp_path: 
         assert torch.equal(weight, found["two"].weights[key])  # a copy continues exactly
 
 
-def test_adapters_of_pipeline_stages_and_tensor_parallel_ranks_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+def test_adapter_snapshot_with_tp_or_pp_is_rejected(tiny_model: Path, tmp_path: Path) -> None:
     for parallel, message in (({"pp": 2}, "has several pipeline stages"), ({"tp": 2}, "without tp and ep only")):
         directory = tmp_path / "".join(parallel)
         directory.mkdir()

@@ -39,7 +39,7 @@ def same(first: TorchBackend, second: TorchBackend) -> bool:
 @pytest.mark.parametrize(
     "settings", [{}, {"optimizer": "adamw_8bit"}, {"offload_optimizer": True}, {"dtype": "bfloat16"}], ids=str
 )
-def test_lora_adapters_that_take_turns_train_as_alone(tiny_model: Path, settings: dict[str, object]) -> None:
+def test_lora_adapters_train_independently(tiny_model: Path, settings: dict[str, object]) -> None:
     backend = trainer(tiny_model, **settings)
     for name, seed in (("default", 1), ("other", 2), ("default", 3), ("third", 4), ("other", 5)):
         backend.use_adapter(name)
@@ -70,7 +70,7 @@ def test_lora_adapters_keep_their_gradients_while_another_is_used(tiny_model: Pa
     assert same(backend, alone(tiny_model, (2,), dtype=dtype))
 
 
-def test_lora_adapters_say_their_own_logprobs(tiny_model: Path) -> None:
+def test_lora_adapters_compute_their_own_logprobs(tiny_model: Path) -> None:
     backend = alone(tiny_model, (1, 2))
     trained = logprobs_of(backend, make_batch(5))
     backend.use_adapter("other")
@@ -81,6 +81,6 @@ def test_lora_adapters_say_their_own_logprobs(tiny_model: Path) -> None:
     assert all((a == b).all() for a, b in zip(trained, logprobs_of(backend, make_batch(5)), strict=True))
 
 
-def test_lora_adapters_are_refused_where_there_are_none(tiny_model: Path) -> None:
+def test_lora_adapters_are_rejected_without_lora(tiny_model: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"'other' cannot be used: the trainer has no model\.lora"):
         TorchBackend(make_spec(tiny_model)).use_adapter("other")

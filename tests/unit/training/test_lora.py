@@ -28,7 +28,7 @@ def gpt2() -> Any:
 
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out")
 @pytest.mark.parametrize(("make", "targets"), [(qwen3, "all-linear"), (gpt2, ["c_attn", "c_fc"])])
-def test_lora_adapters_are_those_of_peft(make: Any, targets: Any) -> None:
+def test_lora_adapters_equal_peft(make: Any, targets: Any) -> None:
     torch.manual_seed(0)
     base = make().double().eval()
     model, other = copy.deepcopy(base), copy.deepcopy(base)

@@ -43,7 +43,7 @@ def compute_loss(model: Any, batch: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("variant", list(VARIANTS))
-def test_lora_variant_updates_merges_and_exports_as_peft(variant: str, tiny_model: Path, tmp_path: Path) -> None:
+def test_lora_variant_updates_merges_and_exports_equal_peft(variant: str, tiny_model: Path, tmp_path: Path) -> None:
     settings, prefix = VARIANTS[variant], "base_model.model."
     lora = LoRAConfig(rank=4, alpha=6.0, **settings)
     backend = TorchBackend(make_spec(tiny_model, lora=lora, learning_rate=RATE, weight_decay=0.0, epsilon=0.1))
@@ -88,7 +88,7 @@ def test_lora_variant_updates_merges_and_exports_as_peft(variant: str, tiny_mode
         torch.testing.assert_close(tensor.detach(), exported[name], atol=1e-6, rtol=1e-6)
 
 
-def test_lora_variant_dora_begins_with_the_unchanged_model_in_every_format(tiny_model: Path) -> None:
+def test_lora_variant_dora_starts_with_the_unchanged_model(tiny_model: Path) -> None:
     for settings in ({"dtype": "bfloat16"}, {"lora": {"base": "nf4"}}):
         lora = LoRAConfig(rank=4, use_dora=True, **settings.pop("lora", {}))
         backend = TorchBackend(make_spec(tiny_model, lora=lora, **settings))  # type: ignore[arg-type]
@@ -105,7 +105,7 @@ def test_lora_variant_dora_begins_with_the_unchanged_model_in_every_format(tiny_
         ({"rank_pattern": {"q_proj": 10**6}}, r"model\.lora\.rank_pattern must be <= "),
     ],
 )
-def test_lora_variant_patterns_that_fit_no_layer_are_refused(
+def test_lora_variant_patterns_without_a_layer_are_rejected(
     settings: dict[str, Any], message: str, tiny_model: Path
 ) -> None:
     with pytest.raises(ModelError, match=message):
@@ -122,7 +122,7 @@ def test_lora_variant_patterns_that_fit_no_layer_are_refused(
         (["model.lora.loraplus_lr_ratio=0"], "loraplus_lr_ratio"),
     ],
 )
-def test_lora_variant_settings_that_are_not_supported_are_refused(overrides: list[str], message: str) -> None:
+def test_lora_variant_unsupported_settings_are_rejected(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(Path(__file__).parents[3] / "examples" / "quickstart.yaml", overrides)
 

@@ -48,9 +48,7 @@ def built(model: Path, *, role: str = "policy", **settings: Any) -> MegatronBack
 
 
 @pytest.mark.parametrize("family", REBUILT)
-def test_megatron_families_learn_what_they_do_under_torch(
-    on_cpu: None, family: str, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_megatron_families_train_as_torch(on_cpu: None, family: str, tiny_model: Path, tmp_path: Path) -> None:
     """Rotary positions that are scaled, sliding windows, biases, norms of queries and keys, tied embeddings or not."""
     model = write_model(tmp_path / "model", tiny_model, FAMILIES[family])
     mine, other = built(model, **SETTINGS), TorchBackend(make_spec(model, **SETTINGS))
@@ -64,7 +62,7 @@ def test_megatron_families_learn_what_they_do_under_torch(
     [(2, {"tp": 2}), (2, {"pp": 2}), (4, {"tp": 2, "pp": 2}), (4, {"pp": 2}), (4, {"tp": 2})],
     ids=["tp", "pp", "tp x pp", "data x pp", "data x tp"],
 )
-def test_megatron_families_divided_over_ranks(
+def test_megatron_families_train_as_torch_over_ranks(
     num_ranks: int, sizes: dict[str, int], tiny_model: Path, tmp_path: Path
 ) -> None:
     models = [write_model(tmp_path / family, tiny_model, FAMILIES[family]) for family in REBUILT]
@@ -72,7 +70,7 @@ def test_megatron_families_divided_over_ranks(
 
 
 @pytest.mark.parametrize("lora", [None, LoRAConfig(rank=4)], ids=["all weights", "adapters"])
-def test_megatron_bfloat16_gradients_move_float32_masters(
+def test_megatron_bfloat16_gradients_update_float32_masters(
     on_cpu: None, lora: LoRAConfig | None, tiny_model: Path, tmp_path: Path
 ) -> None:
     """They are as far from those of a trainer in float32 as `torch` is in bfloat16.
@@ -108,7 +106,7 @@ def test_megatron_bfloat16_gradients_move_float32_masters(
 
 
 @pytest.mark.parametrize("recomputed", [False, True])
-def test_megatron_lora_dropout_is_that_of_torch_and_repeated_when_layers_are_recomputed(
+def test_megatron_lora_dropout_equals_torch_with_recomputation(
     on_cpu: None, recomputed: bool, tiny_model: Path
 ) -> None:
     settings = {**SETTINGS, "activation_checkpointing": recomputed}
@@ -120,9 +118,7 @@ def test_megatron_lora_dropout_is_that_of_torch_and_repeated_when_layers_are_rec
 
 
 @pytest.mark.parametrize("role", ["critic", "reward_model"])
-def test_megatron_lora_critics_and_reward_models_learn_what_they_do_under_torch(
-    on_cpu: None, role: str, tiny_model: Path
-) -> None:
+def test_megatron_lora_critics_and_reward_models_train_as_torch(on_cpu: None, role: str, tiny_model: Path) -> None:
     """The head learns beside the adapters."""
     lora = LoRAConfig(rank=4, alpha=6.0)
     mine = built(tiny_model, role=role, lora=lora, **SETTINGS)
@@ -142,7 +138,7 @@ def test_megatron_lora_critics_and_reward_models_learn_what_they_do_under_torch(
     assert relative_error(*moves) <= 1e-5
 
 
-def test_megatron_what_it_does_not_do_is_said_before_anything_is_loaded(
+def test_megatron_unsupported_settings_are_rejected_before_loading(
     on_cpu: None, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for lora, message in ((LoRAConfig(use_dora=True), r"use_dora \(True\)"), (LoRAConfig(base="nf4"), r"base \(nf4\)")):
@@ -159,13 +155,13 @@ def test_megatron_what_it_does_not_do_is_said_before_anything_is_loaded(
         built(tiny_model, parallel=ParallelConfig(tp=2))
 
 
-def test_megatron_a_cpu_is_refused(tiny_model: Path) -> None:
+def test_megatron_cpu_is_rejected(tiny_model: Path) -> None:
     with pytest.raises(ModelError, match="requires CUDA devices, got 'cpu'"):
         MegatronBackend(dataclasses.replace(make_spec(tiny_model, backend="megatron"), device="cpu"))
 
 
 @pytest.mark.gpu
 @needs_cuda
-def test_megatron_a_step_on_a_gpu_is_that_of_torch(tiny_model: Path) -> None:
+def test_megatron_step_on_a_gpu_equals_torch(tiny_model: Path) -> None:
     mine, other = built(tiny_model, **SETTINGS), TorchBackend(make_spec(tiny_model, **SETTINGS))
     assert steps_differ(mine, other) <= 1e-3

@@ -20,7 +20,7 @@ QWEN2_MOE = Family(config="Qwen2Moe", settings=EXPERTS | {"shared_expert_interme
     [(1, {}), (2, {"tp": 2}), (2, {"pp": 2}), (4, {"tp": 2}), (4, {"tp": 2, "pp": 2})],
     ids=["one rank", "tp", "pp", "data x tp", "tp x pp"],
 )
-def test_megatron_lora_trains_as_torch_and_is_saved_resumed_and_exported(
+def test_megatron_lora_trains_saves_resumes_and_exports_as_torch(
     num_ranks: int, sizes: dict[str, int], tiny_model: Path, tmp_path: Path
 ) -> None:
     """Biases of queries, norms of queries and keys, tied embeddings or not, patterns of ranks and scales."""
@@ -38,7 +38,7 @@ def test_megatron_lora_trains_as_torch_and_is_saved_resumed_and_exported(
     run_ranks(run_courses, (tmp_path, courses | {"recomputed": recomputed}, num_ranks), num_ranks)
 
 
-def test_megatron_lora_a_stage_without_adapters_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+def test_megatron_lora_stage_without_adapters_is_rejected(tiny_model: Path, tmp_path: Path) -> None:
     run_ranks(refuse_idle_stage, (tmp_path, tiny_model), 2)
 
 
@@ -47,7 +47,7 @@ def test_megatron_lora_a_stage_without_adapters_is_refused(tiny_model: Path, tmp
     [(2, {"cp": 2}), (4, {"tp": 2, "cp": 2}), (4, {"pp": 2, "cp": 2}), (4, {"cp": 4})],
     ids=["cp", "tp x cp", "pp x cp", "more ranks than key-value heads"],
 )
-def test_megatron_context_parallel_trains_as_torch_and_is_saved_resumed_and_exported(
+def test_megatron_context_parallel_trains_saves_resumes_and_exports_as_torch(
     num_ranks: int, sizes: dict[str, int], tiny_model: Path, tmp_path: Path
 ) -> None:
     """Scaled rotary positions, sliding windows, norms of queries and keys, and adapters."""
@@ -69,7 +69,7 @@ def test_megatron_context_parallel_trains_as_torch_and_is_saved_resumed_and_expo
     ],
     ids=["one rank", "ep", "ep over tp", "data x ep", "pp x ep", "ep over data and cp"],
 )
-def test_megatron_experts_train_as_torch_and_are_saved_resumed_and_exported(
+def test_megatron_experts_train_save_resume_and_export_as_torch(
     num_ranks: int, sizes: dict[str, int], tiny_model: Path, tmp_path: Path
 ) -> None:
     """Routers with and without normalized weights, shared experts, a dense layer, balanced loads, replayed experts."""

@@ -23,7 +23,7 @@ def rank(number: int, size: int) -> Any:
     return SimpleNamespace(rank=lambda: number, size=lambda: size)
 
 
-def test_megatron_names_queries_keys_and_values_stand_together_by_key_value_head() -> None:
+def test_megatron_names_qkv_is_fused_by_key_value_head() -> None:
     heads = {"q": QUERIES, "k": KEYS, "v": KEYS}
     weights = {
         f"{LAYER}self_attn.{part}_proj.bias": torch.arange(count * WIDTH) + 100 * number
@@ -46,7 +46,7 @@ def test_megatron_names_queries_keys_and_values_stand_together_by_key_value_head
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_megatron_names_every_weight_of_a_layer_comes_back(size: int) -> None:
+def test_megatron_names_every_weight_of_a_layer_round_trips(size: int) -> None:
     shapes = {
         "self_attn.q_proj.weight": (QUERIES * WIDTH, HIDDEN),
         "self_attn.k_proj.weight": (KEYS * WIDTH, HIDDEN),
@@ -81,7 +81,7 @@ def test_megatron_names_every_weight_of_a_layer_comes_back(size: int) -> None:
         assert torch.equal(whole, weights[name]), name
 
 
-def test_megatron_names_what_has_no_place_is_refused_by_name() -> None:
+def test_megatron_names_unknown_weights_are_rejected() -> None:
     with pytest.raises(
         ModelError, match=r"supports the model families llama, .*this model is 'gemma3': set training.backend"
     ):
@@ -94,7 +94,7 @@ def test_megatron_names_what_has_no_place_is_refused_by_name() -> None:
         locate_weights([LAYER + "mlp.up_proj.bias"], CONFIG)
 
 
-def test_megatron_names_matrices_of_adapters_are_sharded_where_they_meet_sharded_inputs_or_outputs() -> None:
+def test_megatron_names_adapters_are_sharded_along_sharded_inputs_or_outputs() -> None:
     names = [
         f"{LAYER}{layer}.lora_{matrix}.default.weight"
         for layer in ("self_attn.k_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
@@ -115,7 +115,7 @@ def test_megatron_names_matrices_of_adapters_are_sharded_where_they_meet_sharded
     }
 
 
-def test_megatron_names_experts_are_sharded_over_their_own_ranks() -> None:
+def test_megatron_names_experts_are_sharded_over_ep() -> None:
     names = [f"{LAYER}mlp.{name}" for name in ("gate.weight", "experts.down_proj", "shared_expert.up_proj.weight")]
     router, experts, shared = locate_weights(
         names, SimpleNamespace(**vars(CONFIG) | {"model_type": "qwen2_moe"})

@@ -42,7 +42,7 @@ def _without_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfers, "_allocate_pinned", lambda size: torch.empty(size, dtype=torch.uint8))
 
 
-def test_transfers_of_a_structure_are_one_copy_with_aligned_parts() -> None:
+def test_transfers_of_a_structure_use_one_aligned_copy() -> None:
     inputs = Inputs(
         ids=torch.arange(5),
         missing=None,
@@ -67,7 +67,7 @@ def test_transfers_to_the_cpu_return_the_same_tensors() -> None:
     assert transfers.move_to_device(inputs, torch.device("cpu")) is inputs
 
 
-def test_transfers_of_nothing_return_the_structure() -> None:
+def test_transfers_of_structures_without_tensors_return_them() -> None:
     assert transfers.move_to_device({"rows": None, "size": 3}, META) == {"rows": None, "size": 3}
 
 

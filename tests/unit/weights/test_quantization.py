@@ -47,7 +47,7 @@ def test_weight_quantization_int8_rounds_halves_to_even_codes(dtype: torch.dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weight_quantization_fp8_takes_the_nearest_number_of_the_format(dtype: torch.dtype):
+def test_weight_quantization_fp8_rounds_to_nearest(dtype: torch.dtype):
     weight = torch.randn(6, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
     codes, scales = quantize(weight, "fp8")
     assert codes.dtype == torch.float8_e4m3fn
@@ -59,7 +59,7 @@ def test_weight_quantization_fp8_takes_the_nearest_number_of_the_format(dtype: t
 
 
 @pytest.mark.parametrize("format", ["int8", "fp8"])
-def test_weight_quantization_what_is_read_back_has_the_same_codes(format: str):
+def test_weight_quantization_read_back_has_the_same_codes(format: str):
     weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
     codes, scales = quantize(weight, format)
     again, _ = quantize(dequantize(codes, scales, torch.float32), format)
@@ -68,7 +68,7 @@ def test_weight_quantization_what_is_read_back_has_the_same_codes(format: str):
 
 @pytest.mark.parametrize("format", ["int8", "fp8"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e-44])
-def test_weight_quantization_rows_beyond_numbers_stay_visible_and_tiny_ones_finite(format: str, value: float):
+def test_weight_quantization_keeps_nonfinite_rows_nonfinite_and_tiny_rows_finite(format: str, value: float):
     weight = torch.tensor([[value, 1e-45], [1.0, 0.5]])
     back = dequantize(*quantize(weight, format), torch.float32)
     assert bool(back[0].isfinite().all()) == (value < 1)
@@ -83,7 +83,7 @@ def tensors() -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("format", ["int8", "fp8"])
 @pytest.mark.parametrize("transport", ["in_process", "shared_memory"])
-def test_weight_quantization_an_engine_reads_back_what_was_sent_bit_for_bit(format: str, transport: str):
+def test_weight_quantization_engine_reads_back_the_sent_bits(format: str, transport: str):
     sender, source = Sender(), QuantizedWeights(DictSource(tensors()), format, {"up", "down"})
     update = sender.stage(source, 1, transport)
     assert update is not None
@@ -113,13 +113,13 @@ def test_weight_quantization_every_iteration_quantizes_the_current_weights(forma
     assert not same_bytes(after["up"], before["up"])
 
 
-def test_weight_quantization_other_ranks_go_through_the_same_names_with_nothing():
+def test_weight_quantization_other_ranks_iterate_the_same_names():
     source = QuantizedWeights(DictSource(dict.fromkeys(tensors())), "int8", {"up"})  # type: ignore[arg-type]
     assert list(source) == [("embed", None), ("up_scale", None), ("up", None), ("norm", None), ("down", None)]
 
 
 @pytest.mark.parametrize("scales", [None, torch.ones(3, 1), torch.ones(1, 1), torch.ones(4, 6), torch.ones(4)])
-def test_weight_quantization_codes_without_the_scales_of_their_rows_are_never_applied(scales: torch.Tensor | None):
+def test_weight_quantization_codes_without_scales_are_rejected(scales: torch.Tensor | None):
     offered = {"up_scale": scales, "up": torch.ones(4, 6, dtype=torch.int8)}
     sender = Sender()
     update = sender.stage(DictSource({n: t for n, t in offered.items() if t is not None}), 1, "in_process")
@@ -132,7 +132,7 @@ def test_weight_quantization_codes_without_the_scales_of_their_rows_are_never_ap
     sender.close()
 
 
-def test_weight_quantization_scales_outlive_the_buffer_that_they_came_in():
+def test_weight_quantization_scales_survive_buffer_reuse():
     codes, scales = quantize(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "int8")
     manifest = [describe_tensor("up_scale", scales), describe_tensor("up", codes)]
     expected, buffer = dequantize(codes, scales, torch.float32), scales.clone()
@@ -147,7 +147,7 @@ def test_weight_quantization_scales_outlive_the_buffer_that_they_came_in():
     ]
 
 
-def test_weight_quantization_a_weight_that_ends_like_a_scale_is_a_weight():
+def test_weight_quantization_weight_named_like_a_scale_is_a_weight():
     offered = {"up": torch.ones(4, 6), "up_scale": torch.ones(4, 1)}
     sender = Sender()
     update = sender.stage(DictSource(offered), 1, "in_process")

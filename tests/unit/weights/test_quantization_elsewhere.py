@@ -54,7 +54,7 @@ def by_compressed_tensors(weight: Tensor, format: str) -> tuple[Tensor, Tensor, 
 
 
 @pytest.mark.parametrize("weight", WEIGHTS.values(), ids=WEIGHTS)
-def test_weight_quantization_fp8_is_that_of_compressed_tensors(weight: Tensor) -> None:
+def test_weight_quantization_fp8_equals_compressed_tensors(weight: Tensor) -> None:
     codes, scales = quantize(weight, "fp8")
     expected, its_scales, _ = by_compressed_tensors(weight, "fp8")
     nonzero = weight.ne(0).any(1)
@@ -64,7 +64,7 @@ def test_weight_quantization_fp8_is_that_of_compressed_tensors(weight: Tensor) -
 
 
 @pytest.mark.parametrize("weight", WEIGHTS.values(), ids=WEIGHTS)
-def test_weight_quantization_int8_codes_are_those_of_compressed_tensors_with_the_same_scales(weight: Tensor) -> None:
+def test_weight_quantization_int8_codes_equal_compressed_tensors(weight: Tensor) -> None:
     """Its own scales use the code -128 as well: they are 127 / 127.5 of ours."""
     codes, scales = quantize(weight, "int8")
     _, its_scales, compute_codes = by_compressed_tensors(weight, "int8")
@@ -75,7 +75,7 @@ def test_weight_quantization_int8_codes_are_those_of_compressed_tensors_with_the
 
 @pytest.mark.vllm
 @pytest.mark.parametrize("weight", WEIGHTS.values(), ids=WEIGHTS)
-def test_weight_quantization_int8_is_that_of_vllms_kernel_for_activations(weight: Tensor) -> None:
+def test_weight_quantization_int8_equals_vllm_activation_quantization(weight: Tensor) -> None:
     """The kernel computes one scale per token, as quantization of weights does per output channel."""
     operations = pytest.importorskip("vllm._custom_ops")
     codes, scales = quantize(weight, "int8")
