@@ -46,6 +46,13 @@ LORA = LoRAConfig(
 PREFIX = np.random.default_rng(0).integers(4, 260, 64).astype(np.int32)
 
 
+class Filled(list[tuple[str, torch.Tensor]]):
+    """A source of given tensors."""
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self]
+
+
 class Trainer:
     """A trainer of one adapter, compared with peft with the adapter that the trainer exports."""
 
@@ -65,8 +72,12 @@ class Trainer:
     async def sync(self, engine: VLLMEngine, version: int, name: str | None = None) -> WeightReceipt:
         return await engine.update_weights(replace(self.offer(version), adapter=name))
 
-    def offer(self, version: int) -> WeightUpdate:
-        update = self.sender.stage(self.backend.adapter_weights(), version)
+    def offer(self, version: int, **changes: float) -> WeightUpdate:
+        """An update; `changes` fills some of its tensors with a number."""
+        source = self.backend.adapter_weights()
+        if changes:
+            source = Filled([(n, t if n not in changes else torch.full_like(t, changes[n])) for n, t in source])
+        update = self.sender.stage(source, version)
         assert update is not None
         return update
 
@@ -172,6 +183,8 @@ async def test_vllm_adapters_rejected_update_keeps_the_old_adapter(engine: VLLME
     update = trainer.offer(2)
     with pytest.raises(WeightSyncError, match=r"lora_B.weight' is missing from the update \(1 of 28 are missing\)"):
         await engine.update_weights(replace(update, manifest=update.manifest[:-1]))
+    with pytest.raises(WeightSyncError, match=r"q_proj\.lora_A\.weight' has NaN or infinite values in float32: resume"):
+        await engine.update_weights(trainer.offer(2, **{"model.layers.0.self_attn.q_proj.lora_A.weight": np.nan}))
     after = await engine.generate(request("a"))
     assert after.logprobs.tobytes() == before.logprobs.tobytes() and set(after.policy_versions) == {1}
 

@@ -23,7 +23,7 @@ from roll.errors import WeightSyncError
 from roll.models import find_adapted_layers
 from roll.types import WeightUpdate
 from roll.weights import compute_checksum, open_update
-from roll.weights.adapters import ADAPTER_PARTS, check_adapter_manifest, name_adapter_tensor
+from roll.weights.adapters import ADAPTER_PARTS, check_adapter_finite, check_adapter_manifest, name_adapter_tensor
 
 __all__ = ["AdapterSet"]
 
@@ -88,7 +88,8 @@ class AdapterSet:
             The checksum of the received bytes, by tensor name.
 
         Raises:
-            WeightSyncError: A tensor is missing, unknown or has the wrong shape, or there are too many adapters.
+            WeightSyncError: A tensor is missing, unknown or not finite, or has the wrong shape, or there are too many
+                adapters.
         """
         if update.adapter not in self._adapters and len(self._adapters) >= self._max_adapters:
             raise WeightSyncError(
@@ -99,6 +100,7 @@ class AdapterSet:
         dtype, device = self._model.dtype, self._model.device
         with open_update(update, device=device) as receiver:
             stored = {name: tensor.to(device, dtype, copy=True) for name, tensor in receiver}
+        check_adapter_finite(stored, policy_version=update.policy_version)
         for spec in update.manifest:
             is_same_dtype = spec.dtype == str(dtype).removeprefix("torch.")
             if is_same_dtype and compute_checksum(stored[spec.name]) != receiver.checksums[spec.name]:

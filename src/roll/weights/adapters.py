@@ -13,14 +13,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from torch import Tensor
+
 from roll.config.model import LoRAConfig
 from roll.errors import WeightSyncError
 from roll.types import TensorSpec
 
-__all__ = ["ADAPTER_PARTS", "check_adapter_manifest", "name_adapter_tensor", "split_adapter_name"]
+__all__ = [
+    "ADAPTER_PARTS",
+    "check_adapter_finite",
+    "check_adapter_manifest",
+    "name_adapter_tensor",
+    "split_adapter_name",
+]
 
 ADAPTER_PARTS = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
 """The names of an adapter's tensors, after the name of the layer."""
+
+ADAPTER_DTYPES = ("float32", "bfloat16", "float16")
+"""The dtypes in which an adapter can be sent."""
 
 
 def name_adapter_tensor(layer: str, part: str) -> str:
@@ -48,7 +59,8 @@ def check_adapter_manifest(
         policy_version: The version of the update, for messages.
 
     Raises:
-        WeightSyncError: a tensor is missing, unknown, or has the wrong shape; the message names it.
+        WeightSyncError: a tensor is missing, unknown, or sent twice, or has the wrong shape or dtype; the message names
+            it.
     """
     about = f"weight sync of policy version {policy_version}: adapter tensor"
     expected: dict[str, tuple[int, ...]] = {}
@@ -58,7 +70,12 @@ def check_adapter_manifest(
         for part, shape in zip(ADAPTER_PARTS, shapes, strict=False):
             expected[name_adapter_tensor(layer, part)] = shape
     announced = {spec.name: tuple(spec.shape) for spec in manifest}
-    for name, shape in announced.items():
+    if len(announced) < len(manifest):
+        names = [spec.name for spec in manifest]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise WeightSyncError(f"{about} '{twice}' is sent more than once.")
+    for spec in manifest:
+        name, shape = spec.name, tuple(spec.shape)
         if name not in expected:
             raise WeightSyncError(
                 f"{about} '{name}' does not belong to the engine's adapters: model.lora selects "
@@ -66,7 +83,30 @@ def check_adapter_manifest(
             )
         if shape != expected[name]:
             raise WeightSyncError(f"{about} '{name}' must have shape {expected[name]}, got {shape}.")
+        if spec.dtype not in ADAPTER_DTYPES:
+            raise WeightSyncError(
+                f"{about} '{name}' must have one of the dtypes {', '.join(ADAPTER_DTYPES)}, got {spec.dtype}."
+            )
     if missing := [name for name in expected if name not in announced]:
         raise WeightSyncError(
             f"{about} '{missing[0]}' is missing from the update ({len(missing)} of {len(expected)} are missing)."
         )
+
+
+def check_adapter_finite(tensors: Mapping[str, Tensor], *, policy_version: int) -> None:
+    """Reject a received adapter with NaN or infinite values, before an engine applies it.
+
+    Args:
+        tensors: The tensors in the dtype of the engine, by name.
+        policy_version: The version of the update, for messages.
+
+    Raises:
+        WeightSyncError: a value is not finite; the message names the first tensor.
+    """
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise WeightSyncError(
+                f"weight sync of policy version {policy_version}: adapter tensor '{name}' has NaN or infinite values "
+                f"in {str(tensor.dtype).removeprefix('torch.')}: resume from an earlier checkpoint with a lower "
+                "training.learning_rate."
+            )

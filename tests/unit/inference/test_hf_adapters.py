@@ -24,6 +24,8 @@ from roll.errors import DataError, UnsupportedError, WeightSyncError
 from roll.models import load_causal_lm
 from roll.training import TorchBackend
 from roll.types import WeightReceipt
+from roll.weights.adapters import check_adapter_manifest
+from roll.weights.plan import describe_tensor
 
 LORA = LoRAConfig(rank=4, alpha=8.0, target_modules=["q_proj", "v_proj", "down_proj"])
 VARIANTS = {
@@ -178,6 +180,14 @@ FIRST = "model.layers.0.self_attn.q_proj.lora_A.weight"
             r"up_proj.lora_A.weight' does not belong to the engine's adapters: model.lora selects 6 layers",
         ),
         ({"model.embed_tokens.weight": torch.zeros(4)}, "embed_tokens.weight' does not belong"),
+        (
+            {FIRST: torch.zeros(4, 32, dtype=torch.int8)},
+            rf"'{FIRST}' must have one of the dtypes float32, bfloat16, float16, got int8",
+        ),
+        (
+            {FIRST: torch.full((4, 32), torch.nan)},
+            rf"version 1: adapter tensor '{FIRST}' has NaN or infinite values in float32: resume from an earlier",
+        ),
     ],
 )
 async def test_hf_adapters_invalid_update_is_rejected_with_the_expected_tensors(
@@ -187,6 +197,19 @@ async def test_hf_adapters_invalid_update_is_rejected_with_the_expected_tensors(
     async with running(tiny_model, lora=LORA) as engine:
         with pytest.raises(WeightSyncError, match=message):
             await send(engine, _Changed(backend, **changes), 1)
+        with pytest.raises(WeightSyncError, match="no usable weights"):
+            await engine.generate(request("a"))
+
+
+async def test_hf_adapters_a_tensor_that_is_sent_twice_is_refused(tiny_model: Path) -> None:
+    layers = {"q_proj": (8, 4)}
+    manifest = [
+        describe_tensor(f"q_proj.{part}", torch.zeros(shape))
+        for part, shape in (("lora_A.weight", (4, 4)), ("lora_B.weight", (8, 4)), ("lora_A.weight", (4, 4)))
+    ]
+    check_adapter_manifest(manifest[:2], layers, LORA, policy_version=1)
+    with pytest.raises(WeightSyncError, match=r"adapter tensor 'q_proj.lora_A.weight' is sent more than once"):
+        check_adapter_manifest(manifest, layers, LORA, policy_version=1)
 
 
 async def test_hf_adapters_unknown_names_and_too_many_adapters_are_refused(tiny_model: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.optimizers import create_loraplus_optimizer
+from peft.utils.other import get_pattern_key
 from training_helpers import logprobs_of, make_batch, make_spec, reference_logprobs
 from transformers import AutoModelForCausalLM
 
@@ -136,3 +137,18 @@ def test_lora_variant_scales_and_ranks_follow_the_patterns() -> None:
     assert [lora.compute_scale(name) for name in names] == [8 / 16, 8 / 2, 1 / 4]
     assert lora.max_rank == 16
     assert lora.model_copy(update={"use_rslora": True}).compute_scale(names[0]) == 8 / 4
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["q_proj", "proj", "_proj", "layers.1", "layers.1.*", "self_attn.q_proj", ".*", "(q|k)_proj", "q_proj|v_proj", "q"],
+)
+def test_lora_variant_patterns_match_the_layers_that_peft_matches(pattern: str) -> None:
+    lora = LoRAConfig(rank=4, rank_pattern={pattern: 2})
+    layers = [
+        f"model.layers.{number}.{inside}"
+        for number in (0, 1, 11)
+        for inside in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.up_proj")
+    ]
+    expected = [2 if get_pattern_key([pattern], layer) == pattern else 4 for layer in layers]
+    assert [lora.get_rank(layer) for layer in layers] == expected

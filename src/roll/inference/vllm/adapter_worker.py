@@ -18,7 +18,7 @@ from roll.errors import WeightSyncError
 from roll.inference.vllm.adapters import AdapterTarget
 from roll.types import WeightUpdate
 from roll.weights import open_update
-from roll.weights.adapters import check_adapter_manifest, name_adapter_tensor
+from roll.weights.adapters import check_adapter_finite, check_adapter_manifest, name_adapter_tensor
 
 __all__ = ["apply_adapter"]
 
@@ -39,8 +39,8 @@ def apply_adapter(
         The checksum of the received bytes, by tensor name.
 
     Raises:
-        WeightSyncError: A tensor is missing, unknown or has the wrong shape, vLLM has no adapters for a layer, or a
-            slot does not contain the tensors that were received.
+        WeightSyncError: A tensor is missing, unknown or not finite, or has the wrong shape, vLLM has no adapters for a
+            layer, or a slot does not contain the tensors that were received.
     """
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.lora_weights import LoRALayerWeights
@@ -53,6 +53,7 @@ def apply_adapter(
     with open_update(update, device=worker.device, worker=worker.rank, num_workers=workers) as receiver:
         dtype = manager.lora_config.lora_dtype
         tensors = {name: tensor.to(worker.device, dtype, copy=True) for name, tensor in receiver}
+    check_adapter_finite(tensors, policy_version=version)
     layers: dict[str, Any] = {}
     sent: dict[str, tuple[Tensor, Tensor]] = {}
     for layer in target.layers:
