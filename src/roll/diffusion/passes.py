@@ -29,8 +29,8 @@ from roll.diffusion.records import DenoisingPath, DenoisingSettings, DiffusionBa
 from roll.diffusion.sampling import Sampler
 from roll.diffusion.steps import expand
 from roll.errors import DataError
+from roll.models.transfers import read_results
 from roll.training.distributed import Ranks
-from roll.training.transfers import read_results
 from roll.types import BatchCounts, ForwardBackwardResult
 
 __all__ = ["DiffusionPassRunner", "Loss"]

@@ -38,6 +38,7 @@ _CACHE_LINE_BYTES = 64
 """The size of a cache line; torch aligns its memory to it."""
 
 __all__ = [
+    "build_random_lm",
     "choose_pad_token",
     "find_stop_token_ids",
     "load_causal_lm",
@@ -94,7 +95,8 @@ def load_causal_lm(
     Raises:
         ModelError: the model cannot be found or loaded.
     """
-    model, missing = _load(_get_language_model_class(path), path, dtype, attention, trust_remote_code, meta_init)
+    auto_class = _get_language_model_class(read_config(resolve_model(path)))
+    model, missing = _load(auto_class, path, dtype, attention, trust_remote_code, meta_init)
     if has_speech_parts(resolve_model(path)):
         mark_thinker(model)
     if missing:  # `transformers` would use random numbers instead
@@ -105,12 +107,32 @@ def load_causal_lm(
     return model
 
 
-def _get_language_model_class(path: str | Path) -> Any:
+def build_random_lm(directory: Path, dtype: torch.dtype, *, attention: str, trust_remote_code: bool) -> PreTrainedModel:
+    """Build a model from its configuration, without reading weights, on torch's default device.
+
+    Args:
+        directory: A directory with a `config.json`.
+        dtype: See `load_causal_lm`.
+        attention: See `load_causal_lm`.
+        trust_remote_code: See `load_causal_lm`.
+    """
+    from transformers import AutoConfig
+
+    model = _get_language_model_class(read_config(directory)).from_config(
+        AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code),
+        dtype=dtype,
+        attn_implementation=_choose_attention(directory, attention),
+        trust_remote_code=trust_remote_code,
+    )
+    return model.eval()
+
+
+def _get_language_model_class(config: dict[str, Any]) -> Any:
     """Return the auto class for a model: image-text-to-text if the model has a vision tower, otherwise causal LM."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    config = get_thinker_config(read_config(resolve_model(path)))
-    return AutoModelForImageTextToText if isinstance(config.get("vision_config"), Mapping) else AutoModelForCausalLM
+    reads_images = isinstance(get_thinker_config(config).get("vision_config"), Mapping)
+    return AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
 
 
 def load_scorer(

@@ -31,7 +31,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from roll.models import read_config
+from roll.models.loading import build_random_lm
 from roll.training.distributed import Ranks, shard
 from roll.training.experts import compute_expert_outputs
 from roll.training.network.loading import build_network
@@ -227,13 +227,7 @@ def _allocate(network: torch.nn.Module, device: torch.device) -> None:
 
 
 def _load_on_meta(path: str, dtype: torch.dtype, *, attention: str, trust_remote_code: bool, meta_init: None) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    read_config(Path(path))
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    return AutoModelForCausalLM.from_config(
-        config, dtype=dtype, attn_implementation=attention, trust_remote_code=trust_remote_code
-    ).eval()
+    return build_random_lm(Path(path), dtype, attention=attention, trust_remote_code=trust_remote_code)
 
 
 def _build_grouped_mm_result(x: Tensor, weight: Tensor, counts: Tensor, *, transposed: bool) -> Tensor:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from roll.config.training import TrainingConfig
+from roll.models.transfers import move_to_device
 from roll.training.distributed import Ranks
 from roll.training.memory.adamw_8bit import AdamWConstants, create_moments, is_stored_in_8_bits, update
 from roll.training.precision import MasterWeights
-from roll.training.transfers import move_to_device
 from roll.types import OptimParams
 
 __all__ = ["Optimizer", "WeightState"]

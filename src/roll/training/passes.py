@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from roll.errors import DataError, UnsupportedError, shorten
+from roll.models.transfers import read_results
 from roll.protocols import LossFn
 from roll.training.attention.maps import AttentionMapObserver, select_observed_layers
 from roll.training.batch_check import check_batch
@@ -53,7 +54,6 @@ from roll.training.parallel.pipeline_schedule import Action, build_schedule
 from roll.training.random_states import RandomStates
 from roll.training.results import PassResults
 from roll.training.spec import TrainerSpec
-from roll.training.transfers import read_results
 from roll.types import (
     AttentionRange,
     BatchCounts,

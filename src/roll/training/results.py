@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from roll.models.transfers import read_results
 from roll.training.network.sample_outputs import merge_outputs, split_by_sample
 from roll.training.packing.layout import PackedLayout
-from roll.training.transfers import read_results
 from roll.types import FloatArray, TrainingBatch
 
 __all__ = ["PassResults"]

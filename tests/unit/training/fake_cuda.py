@@ -54,9 +54,10 @@ def fake_cuda() -> Iterator[Counter[str]]:
     import numpy as np
     import torch
     from torch import Tensor
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
     from torch.utils._python_dispatch import TorchDispatchMode
 
+    from roll.models.multimodal import MediaInputs
     from roll.training import dry_run
 
     counts: Counter[str] = Counter()
@@ -64,7 +65,7 @@ def fake_cuda() -> Iterator[Counter[str]]:
     apply, empty_like, pinned = torch.nn.Module._apply, torch.empty_like, set[int]()
 
     class Copies(TorchDispatchMode):
-        """Counts copies to the device, and fails for reads from it that do not go through `roll.training.transfers`."""
+        """Counts copies to the device, and fails for reads from it that do not go through `roll.models.transfers`."""
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
@@ -91,6 +92,13 @@ def fake_cuda() -> Iterator[Counter[str]]:
         return mark_pinned(tensor) if pin_memory else tensor
 
     kept: list[Tensor] = []
+
+    def get_media(inputs: MediaInputs, digest: str) -> Any:
+        """Processors compute with numbers, so they run without fake tensors, as their results are CPU tensors."""
+        with unset_fake_temporarily():
+            return read_media(inputs, digest)
+
+    read_media = MediaInputs.get
 
     def read(tensor: Tensor) -> Any:
         counts["reads"] += 1
@@ -136,8 +144,9 @@ def fake_cuda() -> Iterator[Counter[str]]:
             device=torch.device("cuda", 0)
         ),
         "roll.training.distributed.Ranks.sum": sum_of_ranks,
-        "roll.training.transfers._allocate_pinned": lambda size: mark_pinned(torch.empty(size, dtype=torch.uint8)),
-        "roll.training.transfers._read": read,
+        "roll.models.transfers._allocate_pinned": lambda size: mark_pinned(torch.empty(size, dtype=torch.uint8)),
+        "roll.models.transfers._read": read,
+        "roll.models.multimodal.MediaInputs.get": get_media,
         "roll.training.memory.activation_offload.MIN_OFFLOAD_BYTES": 0,
         "roll.training.passes.collect_topk": lambda *args: None,
         "roll.training.passes.fill_missing_outputs": lambda *args, **more: None,
@@ -159,11 +168,13 @@ def run_case(model: str, settings: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         model: Directory of the model, of which only the configuration is read.
-        settings: Arguments of `make_spec`, with `lora` as a mapping; `loss`, the settings of the policy's loss; and
-            `holds_reference`.
+        settings: Arguments of `make_spec`, with `lora` as a mapping; `loss`, the settings of the policy's loss;
+            `holds_reference`; and `media_dir`, the media of the model, with which every sample then has images.
     """
     import torch
     from training_helpers import make_batch, make_spec
+    from worlds.vision_batches import media_batch
+    from worlds.vision_models import VisionWorld
 
     from roll.algorithms.losses import PolicyLoss
     from roll.config.model import LoRAConfig
@@ -174,11 +185,15 @@ def run_case(model: str, settings: dict[str, Any]) -> dict[str, Any]:
     lora = settings.pop("lora", None)
     if lora is not None:
         settings["lora"] = LoRAConfig(**lora)
-    spec = make_spec(Path(model), max_tokens_per_micro_batch=60, **settings)
+    media_dir = settings.pop("media_dir", None)
+    spec = make_spec(Path(model), max_tokens_per_micro_batch=60 if media_dir is None else 120, **settings)
+    batch = make_batch()
+    if media_dir is not None:
+        spec = dataclasses.replace(spec, media_dir=Path(media_dir))
+        batch = media_batch(VisionWorld.create(Path(model), Path(media_dir)))
     cuda = torch.device("cuda", 0)
     with fake_cuda() as counts:
         backend = TorchBackend(dataclasses.replace(spec, device="cuda", holds_reference=holds_reference))
-        batch = make_batch()
         share = backend._passes._build_micro_batches(batch, every_token=False, needs=loss.needs)
         backend.train_step(batch, loss)
         counts.clear()
@@ -205,7 +220,7 @@ def _list_states(backend: Any) -> list[Any]:
 def main() -> None:
     """Load the library, then PyTorch, and run the cases."""
     ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
-    sys.path.insert(0, str(Path(__file__).parent))
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
     for case in json.loads(Path(sys.argv[2]).read_text()):
         try:
             result = run_case(case["model"], case["settings"])

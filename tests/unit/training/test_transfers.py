@@ -14,7 +14,8 @@ from torch import Tensor
 from training_helpers import make_batch, make_spec
 
 from roll.algorithms.losses import PolicyLoss
-from roll.training import TorchBackend, transfers
+from roll.models import transfers
+from roll.training import TorchBackend
 
 META = torch.device("meta")
 

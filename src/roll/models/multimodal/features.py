@@ -117,14 +117,17 @@ def _concatenate(inputs: Sequence[Mapping[str, Tensor]], device: Any, dtype: Any
     import torch
     from torch.nn.functional import pad
 
+    from roll.models.transfers import move_to_device
+
     joined: dict[str, Tensor] = {}
     for name in inputs[0]:
         parts = [own[name] for own in inputs]
         if len({part.shape[1:] for part in parts}) > 1:
             longest = max(part.shape[-1] for part in parts)
             parts = [pad(part, (0, longest - part.shape[-1])) for part in parts]
-        joined[name] = torch.cat(parts).to(device)
-    return {name: value.to(dtype) if value.is_floating_point() else value for name, value in joined.items()}
+        tensor = torch.cat(parts)
+        joined[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+    return move_to_device(joined, torch.device(device))
 
 
 def _run_tower(model: Any, kind: MediaKind, inputs: dict[str, Tensor]) -> MediaFeatures:

@@ -126,6 +126,8 @@ class ModelMedia:
         """
         import torch
 
+        from roll.models.transfers import move_to_device, to_tensor
+
         encoded, unused = self._run_towers(
             {span.digest: span.kind for span in media}, synchronize_counts, device, dtype
         )
@@ -134,9 +136,8 @@ class ModelMedia:
         local_positions = np.arange(len(token_ids)) if local_positions is None else local_positions
         entry[local_positions] = np.arange(len(local_positions))
         mine = np.flatnonzero(entry[rows] >= 0)
-        index = torch.from_numpy(entry[rows][mine]).to(device)
-        chosen = torch.from_numpy(mine).to(device)
-        own = found.map(lambda part: part.index_select(0, chosen)) if len(mine) else found
+        index, chosen = move_to_device((to_tensor(entry[rows][mine]), to_tensor(mine)), torch.device(device))
+        own = found.map(lambda part: part.index_select(0, chosen)) if 0 < len(mine) < len(rows) else found
         with self._embedding.replace(index, own, len(local_positions), unused):
             yield
 

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from roll.algorithms.credit import compute_distance_weights, group_heads
 from roll.errors import UnsupportedError
+from roll.models.transfers import move_to_device, to_tensor
 from roll.training.packing.blocks import Block
 from roll.training.packing.layout import iter_entries
 from roll.training.parallel.tokens import WHOLE_ROW, TokenShard
-from roll.training.transfers import move_to_device, to_tensor
 from roll.types import AttentionRange, AttentionStatistics
 
 __all__ = ["AttentionMapObserver", "select_observed_layers"]

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from roll.errors import ModelError
 from roll.models import get_decoder, get_hidden_states
+from roll.models.transfers import to_tensor
 from roll.training.packing.layout import PackedLayout, Tree
 from roll.training.parallel.tokens import TokenShard
-from roll.training.transfers import to_tensor
 
 __all__ = ["Paths", "build_paths", "run_mixers_by_path"]
 

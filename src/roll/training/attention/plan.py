@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from roll.models import AttentionParams, AttentionSpan, read_attention_params
+from roll.models.transfers import move_to_device, to_tensor
 from roll.training.attention.calls import Call, CausalCall, DenseCall, Prefixes, RowIndex, TreeCall
 from roll.training.attention.mixers import Paths, build_paths
 from roll.training.attention.native import (
@@ -30,7 +31,6 @@ from roll.training.attention.native import (
 from roll.training.attention.varlen import VarlenPlan, build_varlen_plan, is_varlen_supported
 from roll.training.packing.layout import Int64Array, PackedLayout, Tree
 from roll.training.parallel.tokens import WHOLE_ROW, TokenShard
-from roll.training.transfers import move_to_device, to_tensor
 
 __all__ = [
     "AttentionObserver",
@@ -149,9 +149,9 @@ class PlanBuilder:
         layout, share = self.layout, self.share
         is_varlen = is_varlen_supported(self.device, self.dtype) and self.images is None
         return PlanTensors(
-            uses=share.select_local_tokens(layout, layout.uses),
+            uses=to_tensor(share.select_local_tokens(layout, layout.uses)),
             positions=to_tensor(layout.position_ids),
-            experts=None if layout.experts is None else share.select_local_tokens(layout, layout.experts),
+            experts=None if layout.experts is None else to_tensor(share.select_local_tokens(layout, layout.experts)),
             varlen=build_varlen_plan(layout) if is_varlen else None,
             calls={key: self.build_calls(*key) for key in {self.limit(key) for key in needs.calls}},
             paths=build_paths(layout) if needs.paths else None,

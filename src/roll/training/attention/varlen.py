@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from roll.models.transfers import to_tensor
 from roll.training.packing.layout import PackedLayout
-from roll.training.transfers import to_tensor
 
 __all__ = [
     "MAX_HEAD_DIM",

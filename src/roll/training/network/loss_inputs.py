@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from roll.models.transfers import move_to_device, to_tensor
 from roll.training.network.distributions import Predictions
 from roll.training.packing.layout import Int64Array, PackedLayout
-from roll.training.transfers import move_to_device, to_tensor
 from roll.types import (
     AttentionStatistics,
     BatchCounts,

@@ -80,7 +80,7 @@ def embed_row(
     """Return a context manager within which the decoder uses the features of a row's media; see
     `ModelMedia.insert_features`.
     """
-    local = token_shard.select_local_tokens(layout, np.arange(layout.num_tokens)).numpy()
+    local = token_shard.select_local_tokens(layout, np.arange(layout.num_tokens))
     # Only in micro-batches, which all ranks run at the same time, not in the checks of a model.
     agree = _compute_maxima if layout.encodes_media and torch.distributed.is_initialized() else None
     return media.insert_features(layout.token_ids, layout.media, device, dtype, local, synchronize_counts=agree)

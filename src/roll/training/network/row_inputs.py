@@ -1,6 +1,6 @@
 """The inputs of a network for one packed row: tokens, positions, predictions, and the plan of its attention.
 
-All of them are built on the CPU and copied to the device together; see `roll.training.transfers`.
+All of them are built on the CPU and copied to the device together; see `roll.models.transfers`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from roll.errors import ModelError
 from roll.models import read_rope_scaling_length
+from roll.models.transfers import move_to_device, to_tensor
 from roll.training.attention.plan import AttentionObserver, AttentionPlan, PlanBuilder, PlanNeeds, PlanTensors
 from roll.training.network.media import get_model_media
 from roll.training.packing.layout import Int64Array, PackedLayout
 from roll.training.parallel.tokens import WHOLE_ROW, TokenShard
-from roll.training.transfers import move_to_device, to_tensor
 
 __all__ = ["RowInputs", "RowTensors", "build_row_inputs"]
 

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from roll.models.transfers import move_to_device, to_tensor
 from roll.training.packing.layout import Int64Array, PackedLayout
 from roll.training.parallel.collectives import all_gather, all_gather_rows, all_reduce_, all_to_all
-from roll.training.transfers import move_to_device, to_tensor
 
 __all__ = ["WHOLE_ROW", "TokenShard"]
 
@@ -44,12 +43,12 @@ class TokenShard:
         start = size * (self.cp.rank() if self.cp else 0)
         return slice(start, start + size)
 
-    def select_local_tokens(self, layout: PackedLayout, row_array: NDArray[Any]) -> Tensor:
+    def select_local_tokens(self, layout: PackedLayout, row_array: NDArray[Any]) -> NDArray[Any]:
         """Return the part of a row's array [N, ...] for the tokens whose norms, experts and residuals this rank
         computes.
         """
-        tokens = torch.from_numpy(row_array[self.slice_entries(layout)])
-        return tokens.chunk(self.tp.size())[self.tp.rank()] if self.tp else tokens
+        tokens = row_array[self.slice_entries(layout)]
+        return np.split(tokens, self.tp.size())[self.tp.rank()] if self.tp else tokens
 
     def gather_tokens(self, local: Tensor) -> Tensor:
         """Gather an array [N, ...] from the parts of all ranks, without a gradient."""
