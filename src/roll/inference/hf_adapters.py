@@ -1,8 +1,8 @@
 """LoRA adapters of the `hf` engine: several adapters on one model, each row of a batch with its own.
 
-A hook adds an adapter's product to the output of its layer, with the same operations in the same order as peft, so the
-engine computes what the trainer computes. The model's own weights never change. In a batch with several adapters, a
-layer computes all rows with each adapter and keeps the right ones: the bits of a row then do not depend on the other
+A hook adds an adapter's product to the output of its layer, with the same operations in the same order as peft, so
+engine and trainer compute the same numbers. The model's own weights never change. In a batch with several adapters, a
+layer computes all rows with each adapter and selects the right ones. The bits of a row then do not depend on the other
 rows, and rows without an adapter keep the output of the layer.
 """
 

@@ -1,9 +1,8 @@
 """Copies of arrays and results between the host and a rank's device.
 
-A CUDA device runs behind the host. The host must wait for it whenever it reads a result, and whenever it copies from
-memory that is not pinned; and each copy of a few bytes takes as long as the copy of many. The inputs of a micro-batch
-are therefore built on the CPU and copied together from pinned memory, and the results of all micro-batches are read
-once, at the end of the step.
+CUDA kernels run asynchronously. The host waits for the device when it reads a result, or copies from memory that is not
+pinned, and the latency of a copy hardly depends on its size. The inputs of a micro-batch are therefore built on the CPU
+and copied together from pinned memory, and the results of all micro-batches are read once, at the end of the step.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["move_to_device", "read_results", "to_tensor"]
 T = TypeVar("T")
 
 ALIGNMENT = 64
-"""Alignment of each tensor of a common copy, in bytes: kernels read several elements at once."""
+"""Alignment in bytes of each tensor in the shared buffer, because kernels read several elements at once."""
 
 
 def to_tensor(values: NDArray[Any], dtype: torch.dtype | None = None) -> Tensor:
@@ -79,7 +78,7 @@ def _copy_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tens
 
 
 def read_results(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
-    """Return floating-point tensors of any shape as NumPy arrays, with one wait for each device that has some.
+    """Return floating-point tensors of any shape as NumPy arrays, with one synchronization per device.
 
     Results in half precision are returned in float32, because NumPy has no bfloat16.
     """
@@ -89,7 +88,7 @@ def read_results(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
         by_device.setdefault(tensor.device, []).append(i)
     for device, members in by_device.items():
         own = [tensors[i].detach() for i in members]
-        # One tensor means one copy. Promotion to a wider dtype is exact, and so is the way back.
+        # Concatenated, so that one copy is enough. Promotion to a wider dtype and back is exact.
         wide = torch.float64 if any(tensor.dtype == torch.float64 for tensor in own) else torch.float32
         flat = [own[0].to(wide).flatten()] if len(own) == 1 else [torch.cat([part.to(wide).flatten() for part in own])]
         values = _read(flat[0]) if device.type != "cpu" else flat[0].numpy()

@@ -1,4 +1,4 @@
-"""LoRA adapters in vLLM's workers: an update's tensors become an adapter in memory, without files.
+"""LoRA adapters in vLLM's workers: updates are applied in memory, without files.
 
 Data flow:  engine ─ pickled WeightUpdate and AdapterTarget ─ collective_rpc ─► every worker: open_update ─► LoRAModel
             ─► vLLM's LoRA manager (the slot of the adapter) ─► compared with the received tensors ─► checksums
@@ -33,7 +33,7 @@ def apply_adapter(
         worker: vLLM's worker.
         update: The update.
         target: The adapter that the update replaces.
-        progress: Its entry `intact` is set to false when the slot begins to change.
+        progress: Receives `intact: False` before the slot changes.
 
     Returns:
         The checksum of the received bytes, by tensor name.

@@ -1,16 +1,16 @@
 """The LoRA adapters of a vLLM engine: names, versions, and vLLM's arguments.
 
-An adapter has a number in vLLM, which it keeps. A weight sync replaces its tensors in the workers (`adapter_worker`)
+An adapter has a fixed number in vLLM. A weight sync replaces its tensors in the workers (`adapter_worker`)
 while the scheduler is paused, and then drops the prefix cache, as after a sync of all weights. Running requests keep
 their number, so they continue with the new tensors, and recompute their keys and values.
 
-vLLM 0.32 has five defects on a CPU, which this module and its callers avoid:
+vLLM 0.32 has five defects on a CPU. This module and its callers work around them:
 
 - The prefix cache distinguishes adapters by name and path, not by content. It is dropped after every sync.
-- Rows without an adapter compute with the last slot. There is one slot more than adapters, so that it stays empty.
-- Prompt log-probs of several requests fail if the output layer has adapters. Only the layers of `model.lora` have.
-- Experts are computed with Triton if the engine has adapters. Mixtures of experts are refused.
-- Products gather a matrix for each token. `lora_kernels` replaces them.
+- Rows without an adapter use the last slot. One additional slot is allocated, so that the last slot stays empty.
+- Prompt log-probs of several requests fail if the output layer has adapters. It never gets adapters here.
+- Experts are computed with Triton if the engine has adapters. MoE models are rejected.
+- Adapter products gather a matrix for each token. `lora_kernels` replaces these products.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class EngineAdapters:
     """The adapters of one engine; the policy's adapter has the name `None`.
 
     Args:
-        spec: The spec of the engine. Without `lora`, the engine has no adapters, and rejects their names.
+        spec: The spec of the engine. Without `lora`, the engine rejects requests and updates that name an adapter.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -81,7 +81,7 @@ class EngineAdapters:
         return AdapterTarget(number=number, lora=self._spec.lora, layers=_list_layers(self._spec))
 
     def confirm_update(self, update: WeightUpdate, target: AdapterTarget | None) -> str:
-        """Record that an update was applied; return vLLM's weight version of the tokens from now on."""
+        """Record that an update was applied; return vLLM's weight version for later tokens."""
         if target is None:
             return str(update.policy_version)
         self._numbers[update.adapter] = target.number
@@ -89,15 +89,15 @@ class EngineAdapters:
         return str(len(self._versions) - 1)
 
     def get_version(self, adapter: str | None, vllm_version: str) -> int:
-        """Return the policy version of a token with an adapter, from vLLM's weight version."""
+        """Return the policy version of an adapter for vLLM's weight version of a token."""
         number = int(vllm_version)
         return number if self._spec.lora is None else self._versions[number].get(adapter, INITIAL_VERSION)
 
     def build_request(self, adapter: str | None) -> LoRARequest | None:
-        """Return the adapter that a request names, for vLLM; `None` computes with the frozen weights.
+        """Return vLLM's LoRA request for an adapter; `None` if the frozen weights are used.
 
         Raises:
-            DataError: There is no adapter of this name. vLLM would end the engine.
+            DataError: The engine has not received this adapter. vLLM would end the engine.
             UnsupportedError: The engine has no adapters.
         """
         if self._spec.lora is None:

@@ -1,4 +1,4 @@
-"""The engine's end of recording the experts that routers choose: started in the workers, and read per request."""
+"""Records the experts that routers choose in vLLM's workers, and reads them per request."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 The CPU build of vLLM 0.32 copies the matrices A and B once for each token of a batch (`bgmv_shrink`, `bgmv_expand`), so
 an adapter costs more than the model. Here, the tokens of a batch are grouped by adapter when the batch is set up, and
-each layer computes two products per adapter, in the model's dtype as the trainer does. Tokens without an adapter are
-not touched. The module can be removed when vLLM groups tokens on a CPU too.
+each layer computes two products per adapter, in the model's dtype as the trainer does. The outputs of
+tokens without an adapter do not change. The module can be removed when vLLM groups tokens on a CPU, too.
 """
 
 from __future__ import annotations

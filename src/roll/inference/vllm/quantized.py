@@ -1,12 +1,12 @@
-"""Linear layers that compute in 8 bits (W8A8) in vLLM: weights in codes with a scale per output channel, and
-activations that vLLM's kernels quantize per token.
+"""Linear layers that compute in 8 bits (W8A8) in vLLM: 8-bit weights with a scale per output channel, and activations
+that vLLM's kernels quantize per token.
 
     checkpoint ─► `QuantizingLoader` ─┐ `roll.weights.quantization`        ┌─► codes and scales, packed by vLLM
     trainer    ─► weight sync ────────┴─► codes and scales of a weight ────┴─► read back: `compute_held_checksums`
 
-vLLM serves the model as a `compressed-tensors` checkpoint, but the directory contains the model in 16 or 32 bits. Codes
-are computed when it is loaded, and by the trainer at every weight sync, with the same function. vLLM's own online
-quantization (`quantization="fp8"`) has another rounding, and on a CPU it fails in vLLM 0.32.
+vLLM loads the model as a `compressed-tensors` checkpoint, but the directory contains the model in 16 or 32 bits. The
+loader computes the codes, and so does the trainer at every weight sync, with the same function. vLLM's own online
+quantization (`quantization="fp8"`) rounds differently, and fails on a CPU in vLLM 0.32.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def read_codes(module: Any) -> Tensor | None:
     weight = weight.data
     if tuple(weight.shape) == (rows, columns + 4):
         return unpack_int8(weight)
-    # Kernels that do not pack weights multiply by the transposed codes. If the weight is square, its strides tell.
+    # Kernels that do not pack weights store the codes transposed. The strides identify transposed square weights.
     if tuple(weight.shape) == (columns, rows) and weight.stride(0) == 1:
         return weight.t()
     return None

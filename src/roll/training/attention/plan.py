@@ -1,8 +1,8 @@
 """The attention plan of a micro-batch: the calls that compute a packed row's attention, and their index tensors.
 
 A plan is built on the CPU, together with the other inputs of the network, so that one copy moves everything to the
-device. Some calls depend on a layer's span and softmax, which only the layer knows. `PlanNeeds` therefore records what
-the layers of a model requested, and the plan of the next micro-batch contains it from the start.
+device. Some calls depend on a layer's span and softmax, which are known only when the layer runs. `PlanNeeds` therefore
+records the requests of a model's layers, and the plan of the next micro-batch contains these tensors from the start.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class PlanNeeds:
     calls: set[CallKey] = field(default_factory=set)
     """Spans are those of the layers, not limited to the length of a row."""
     paths: bool = False
-    """Whether layers process each path as a separate sequence."""
+    """True if layers process each path as a separate sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +99,11 @@ class PlanTensors:
     """The index tensors of a plan."""
 
     uses: Tensor
-    """The number of samples that share each of the tokens whose experts this rank computes."""
+    """The number of samples that share a token, for each token whose experts this rank computes."""
     positions: Tensor
     """The positions of the row's tokens [N]."""
     experts: Tensor | None
-    """The experts that routers must choose for each of these tokens, if they are replayed."""
+    """The replayed experts of the tokens of `uses`; `None` without router replay."""
     varlen: VarlenPlan | None
     calls: dict[CallKey, list[Call]]
     """Calls by span, limited to the length of the row: layers with equal spans share calls."""
@@ -145,7 +145,7 @@ class PlanBuilder:
         return build_tree_ranges(self.layout) if is_native else None
 
     def build(self, needs: PlanNeeds) -> PlanTensors:
-        """Build the tensors of the plan, with the calls and paths that the model needs as far as they are known."""
+        """Build the tensors of the plan, including the calls and paths in `needs`."""
         layout, share = self.layout, self.share
         is_varlen = is_varlen_supported(self.device, self.dtype) and self.images is None
         return PlanTensors(
@@ -253,8 +253,8 @@ class AttentionPlan:
 
     Args:
         builder: The builder of the plan.
-        tensors: The tensors that it has built, on the device of the network.
-        needs: The record of what the model's layers request.
+        tensors: The tensors of the plan, on the device of the network.
+        needs: The requests of the model's layers, which this plan extends.
         observer: An observer that receives queries and keys of some layers.
     """
 

@@ -1,11 +1,11 @@
-"""LoRA adapters of Megatron's linear layers, with the matrices of the HF model's adapters.
+"""LoRA adapters of Megatron's linear layers, with the same matrices as in the HF model.
 
     linear_qkv, linear_fc1     own tokens ─ A ─► [n, r] ─ all-gather ─► [N, r] ─ own rows of B ─► own outputs
     linear_proj, linear_fc2    own inputs ─ own columns of A ─► [N, r] ─ reduce-scatter ─► [n, r] ─ B ─► own tokens
 
-A fused layer has an adapter for each of its parts (q, k and v; gate and up). Over tp, ranks exchange r numbers per
-token and adapter. The gradient of a matrix that every tp rank has is the sum over these ranks, because each rank
-computes the gradient of its own tokens. Shared experts are not sharded, and neither are their adapters.
+A fused layer has an adapter for each of its parts (q, k and v; gate and up). The tp ranks exchange r numbers per token
+and adapter. Gradients of replicated matrices are summed over the tp ranks, because each rank computes the gradient of
+its own tokens. Shared experts and their adapters are not sharded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PARTS: Mapping[str | None, Sequence[str]] = {
     **dict.fromkeys(("gate", "up"), ("gate", "up")),
     None: ("whole",),
 }
-"""All parts of a parameter, in the order in which they are fused, by one of them."""
+"""The parts of a fused parameter in order, indexed by each of its parts."""
 
 
 class _Adapter(nn.Module):
@@ -49,7 +49,7 @@ class _LinearAdapters(SwitchableAdapters):
         location: The location of the weight of one of the adapted layers.
         num_outputs: The number of this rank's outputs of the linear layer.
         dropout: The probability with which an input is dropped during training.
-        tp: The tp ranks, which have different tokens between linear layers.
+        tp: The tp ranks, whose activations are sequence-parallel between linear layers.
     """
 
     def __init__(self, location: WeightLocation, num_outputs: int, dropout: float, tp: ProcessGroup | None) -> None:
@@ -92,7 +92,7 @@ class _LinearAdapters(SwitchableAdapters):
 
 
 def _or_zeros(output: Tensor | None, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return an output with its last dimension in the given shape, or zeros if the part has no adapter."""
+    """Return an output with its last dimension unflattened to `shape`, or zeros if the part has no adapter."""
     return like.new_zeros(*like.shape[:-1], *shape) if output is None else output.unflatten(-1, shape)
 
 
@@ -104,7 +104,7 @@ def attach_adapters(
     dropout: float,
     tp: ProcessGroup | None,
 ) -> None:
-    """Add the adapters of an HF model to the linear layers of a Megatron model, in place and without values.
+    """Add the adapters of an HF model to the linear layers of a Megatron model, in place and uninitialized.
 
     Args:
         model: The module below which the locations are.
@@ -136,7 +136,7 @@ def _build_adapted_forward(linear: Any, original_forward: Any) -> Any:
         if not linear.adapters.is_enabled:
             return result
         added = linear.adapters(states)
-        # Megatron's linear layers return a bias as well, the others only their output.
+        # Megatron's linear layers return (output, bias); other layers return only their output.
         return (result[0] + added, result[1]) if isinstance(result, tuple) else result + added
 
     return forward

@@ -100,7 +100,7 @@ class MegatronBackend(LanguageModelRank):
             )
 
     def onload(self, states: Collection[StateKind]) -> None:
-        """Do nothing: no state is ever offloaded."""
+        """Do nothing, because `offload` never moves a state."""
 
     def close(self) -> None:
         if self.ranks.size > 1:

@@ -22,10 +22,10 @@ __all__ = ["ExpertBlock"]
 
 
 class ExpertBlock(nn.Module):
-    """The mixture of experts of one layer, with the interface of Megatron's MLPs.
+    """The MoE block of one layer, with the interface of Megatron's MLPs.
 
     Args:
-        hf: The layer's mixture in the HF model.
+        hf: The layer's MoE block in the HF model.
         hf_config: The configuration of the HF model.
         dtype: The dtype of the weights.
         ep: The ranks over which the experts are sharded.
@@ -33,7 +33,7 @@ class ExpertBlock(nn.Module):
 
     def __init__(self, hf: nn.Module, hf_config: Any, dtype: torch.dtype, ep: ProcessGroup | None) -> None:
         super().__init__()
-        # A new module: the one of the HF model has hooks that belong to the HF network.
+        # A new module, because the HF model's module has hooks of the HF network.
         self.block = type(hf)(hf_config).to(dtype)
         make_packable(self.block)
         use_grouped_gemm(self.block)

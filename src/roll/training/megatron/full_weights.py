@@ -63,9 +63,8 @@ class WeightPlacement:
             assert weight is not None
             return weight
         stage = self.pipeline_split.stage
-        owners = self.pipeline_split.stages_by_weight.get(
-            location.parameter, [stage.count - 1]
-        )  # heads are in the last stage
+        last = stage.count - 1  # heads are in the last stage
+        owners = self.pipeline_split.stages_by_weight.get(location.parameter, [last])
         if weight is None:
             weight = torch.empty(self.get_shape(name), dtype=dtype, device=device)
         return stage.broadcast(weight.contiguous(), owners[0])

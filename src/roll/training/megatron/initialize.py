@@ -40,7 +40,7 @@ def suppress_import_warnings() -> Iterator[None]:
 
 
 def check_spec(spec: TrainerSpec, device: torch.device) -> None:
-    """Raise an error if Megatron cannot train a spec, before anything is loaded.
+    """Check that Megatron can train a spec, before anything is loaded.
 
     Raises:
         ModelError: Megatron is not installed, or the device or a variant of the adapters is not supported.
@@ -91,9 +91,8 @@ def create_process_groups(spec: TrainerSpec, device: torch.device) -> None:
             expert_model_parallel_size=parallel.ep,
             expert_tensor_parallel_size=1,  # ep ranks may be tp ranks, whose tokens differ
             create_gloo_process_groups=False,
-            get_embedding_ranks=lambda ranks, *unused: ranks[
-                :1
-            ],  # `reduce_tied_gradients` sums tied weights of two stages
+            # Only the first stage: `reduce_tied_gradients` sums the gradients of tied weights of two stages.
+            get_embedding_ranks=lambda ranks, *unused: ranks[:1],
         )
     found = {
         "tp": parallel_state.get_tensor_model_parallel_world_size(),

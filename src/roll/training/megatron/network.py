@@ -1,4 +1,4 @@
-"""A decoder of Megatron layers with the interface of an HF model, so that the trainer's networks can wrap it.
+"""A decoder of Megatron layers with the interface of an HF model, which the trainer's networks wrap.
 
     ids [1, N] ─ embedding ─► [1, n, H] ─ layers with the trainer's attention ─► norm ─► [1, n, H]
 
@@ -74,7 +74,7 @@ class _Layer(nn.Module):
 
         self.recomputes = config.recompute_granularity == "full"
         self.has_dropout = False
-        """True if the layer's adapters have dropout, which a recomputation must repeat."""
+        """True if the layer's adapters have dropout, which recomputation must reproduce."""
         self.inside = build_module(spec, config=config, layer_number=number)
         if experts is not None:
             self.inside.mlp = experts
@@ -96,11 +96,13 @@ class _Layer(nn.Module):
         return self._run(states, angles, roll_plan)
 
     def _run(self, states: Tensor, angles: Tensor, plan: AttentionPlan) -> Tensor:
-        turned = states.transpose(0, 1)
-        found, _ = self.inside(
-            hidden_states=turned, attention_mask=None, rotary_pos_emb=angles, packed_seq_params=_PackedParams(plan)
+        outputs, _ = self.inside(
+            hidden_states=states.transpose(0, 1),
+            attention_mask=None,
+            rotary_pos_emb=angles,
+            packed_seq_params=_PackedParams(plan),
         )
-        return found.transpose(0, 1)
+        return outputs.transpose(0, 1)
 
 
 class _Backbone(nn.Module):
@@ -119,9 +121,9 @@ class _Backbone(nn.Module):
             config=config,
         )
         if config.sequence_parallel:
-            looked_up = self.embedding.forward
+            embed = self.embedding.forward
             # The reduce-scatter of sequence parallelism divides dimension 0, and returns [n, 1, H].
-            self.embedding.forward = lambda ids: looked_up(ids).transpose(0, 1)
+            self.embedding.forward = lambda ids: embed(ids).transpose(0, 1)
         windows = _read_attention_windows(hf_config)
         self.layers = nn.ModuleList()
         for i in range(config.num_layers):
@@ -167,7 +169,7 @@ class MegatronModel(nn.Module):
     Args:
         config: Megatron's configuration.
         hf_config: The configuration of the corresponding HF model.
-        experts: The HF model's mixtures of experts, by the index of their layer.
+        experts: The HF model's MoE blocks, by layer index.
         ep: The ranks over which experts are sharded.
         has_separate_projection: Whether the vocabulary projection is separate from the embeddings.
         score: The head of an HF classifier; only the shape of the head is used. `None` if the model has no head.

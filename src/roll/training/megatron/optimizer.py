@@ -1,4 +1,4 @@
-"""Megatron's distributed optimizer of a rank's weights: AdamW, whose states are sharded over ranks with equal weights.
+"""Megatron's distributed optimizer: AdamW with states sharded over the ranks that have the same weights.
 
 experts           over the ranks with the same experts
 other weights     over the data and context ranks
@@ -43,7 +43,7 @@ class MegatronOptimizer:
 
     @property
     def parts(self) -> Iterator[tuple[Any, Tensor]]:
-        """The tensors that are updated on this rank, with their AdamW optimizers."""
+        """The tensors that this rank updates, with their AdamW optimizers."""
         for each in self._by_kind.values():
             for part in each.get_parameters():
                 yield each.optimizer, part
@@ -65,19 +65,19 @@ class MegatronOptimizer:
         return optimizer.optimizer, part, slice(entries.start, entries.end)
 
     def zero_grad(self) -> None:
-        """Discard the gradients of the updated tensors."""
+        """Discard the gradients of the tensors that this rank updates."""
         for each in self._by_kind.values():
             each.zero_grad()
 
     def prepare_grads(self) -> float:
-        """Give the reduced gradients to the updated tensors; return the norm over all weights. Collective."""
+        """Copy the reduced gradients to the updated tensors; return the norm over all weights. Collective."""
         from megatron.core.optimizer.clip_grads import get_grad_norm_fp32
 
         grads: list[Tensor] = []
         for each in self._by_kind.values():
             each.prepare_grads()
             grads += each.get_main_grads_for_grad_norm()
-        # All ranks, because each has its part of the gradients.
+        # Summed over all ranks: each has a part of the gradients.
         return float(get_grad_norm_fp32(grads, grad_stats_parallel_group=None))
 
     def step(self, learning_rate: float, grad_norm: float) -> None:
@@ -95,7 +95,7 @@ class MegatronOptimizer:
         """Copy the master weights into the network on every rank. Collective."""
         for each in self._by_kind.values():
             each._copy_main_params_to_model_params()
-        # Each rank has written its range only; this gathers the others.
+        # Each rank has written only its own range, so gather the other ranges.
         self._ddp.start_param_sync()
 
 

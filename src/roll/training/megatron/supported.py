@@ -1,4 +1,4 @@
-"""The models and layouts that the back-end `megatron` supports, checked from a model's config.json, without torch."""
+"""Checks that the back-end `megatron` supports a model and a layout, from config.json and without torch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from roll.errors import ModelError
 __all__ = ["FAMILIES", "check_family", "check_model"]
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe")
-"""Supported values of `model_type`; all have rotary positions and gated MLPs, and the last three have experts."""
+"""Supported values of `model_type`. All have RoPE and gated MLPs, and the last three are MoE models."""
 
 _SHARDED_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
 
 
 def check_family(model_type: str) -> None:
-    """Raise `ModelError` if the back-end has no layers for a model family."""
+    """Raise `ModelError` if the back-end does not support a model family."""
     if model_type not in FAMILIES:
         raise ModelError(
             f"training.backend 'megatron' supports the model families {', '.join(FAMILIES)}, but this model is "

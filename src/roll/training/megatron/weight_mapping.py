@@ -4,8 +4,8 @@
     gate_proj, up_proj [F, H]        ─►  linear_fc1: all gates, then all ups
     everything else                  ─►  one parameter
 
-Each tp rank has a slice of every HF weight, and fuses its slices. So a part of a fused parameter is a view of it, and
-weights and optimizer states are read and written in the same way. Adapters are not fused: each linear layer of the HF
+Each tp rank fuses its slices of the HF weights, so each slice is a view of the fused parameter. Weights and optimizer
+states are read and written in the same way. Adapters are not fused: each linear layer of the HF
 model has its own adapter, as in `peft`. Each ep rank has some of a layer's experts, which the HF model stacks in
 tensors of three dimensions.
 """
@@ -48,9 +48,9 @@ _FUSED_WEIGHTS = {
     "up_proj": ("mlp.linear_fc1", "up"),
 }
 _EXPERTS = re.compile(r"mlp\.(?:gate|experts|shared_expert|shared_expert_gate)\..+")
-"""The weights of a mixture of experts, whose module is that of the HF model."""
+"""The weights of an MoE block, which is a module of the HF model."""
 _ADAPTER = re.compile(r"(?P<layer>.+)\.lora_(?P<matrix>[AB])\.\w+\.weight")
-"""The names that `peft` gives the matrices of an adapter."""
+"""The names of an adapter's matrices in `peft`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +69,7 @@ class WeightLocation:
     parameter: str
     """The name of Megatron's parameter that is, or contains, the weight."""
     dim: int | None
-    """The dimension along which the HF weight is sharded; `None`: every rank has the full weight."""
+    """The dimension along which the HF weight is sharded; `None` if every rank has the full weight."""
     part: Literal["q", "k", "v", "gate", "up"] | None
     """The part of a fused parameter."""
     heads: Heads
@@ -147,7 +147,7 @@ def locate_weights(names: list[str], config: Any) -> dict[str, WeightLocation]:
 
 
 def get_adapter_module(location: WeightLocation) -> str:
-    """Return the name of the module that holds the adapter of the linear layer whose weight has this location."""
+    """Return the name of the module of the adapter of the weight at a location."""
     return f"{location.parameter.removesuffix('.weight')}.adapters.{location.part or 'whole'}"
 
 

@@ -1,6 +1,6 @@
-"""The inputs of a network for one packed row: tokens, positions, predictions, and the plan of its attention.
+"""The inputs of a network for one packed row: tokens, positions, predictions, and the attention plan.
 
-All of them are built on the CPU and copied to the device together; see `roll.models.transfers`.
+All inputs are built on the CPU and copied to the device together; see `roll.models.transfers`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class RowTensors:
     token_ids: Tensor
     """This rank's tokens [1, n]."""
     position_ids: Tensor
-    """Their RoPE positions, shape [1, n] or [3, 1, n]."""
+    """The RoPE positions of `token_ids`, shape [1, n] or [3, 1, n]."""
     rows: Tensor
-    """The entries that make this rank's predictions [m], counted from the rank's first token."""
+    """The positions of this rank's predictions [m], relative to the rank's first token."""
     targets: Tensor
     """The predicted tokens [m]."""
     top_ids: Tensor | None
@@ -57,7 +57,7 @@ class RowInputs:
     plan: AttentionPlan
 
     def drop_experts(self) -> RowInputs:
-        """Return the same inputs for a frozen model, which chooses its own experts and is not observed."""
+        """Return the inputs for a frozen model, without replayed experts and without an observer."""
         return replace(self, plan=self.plan.drop_experts())
 
 
@@ -82,7 +82,7 @@ def build_row_inputs(
         top_ids: Other tokens [M, k] whose log-probs are computed at each prediction.
 
     Raises:
-        ModelError: A sequence is so long that it would change the RoPE scaling of all other sequences in its row.
+        ModelError: A sequence is so long that it would change the RoPE scaling of the other sequences in its row.
     """
     _check_length(decoder, layout)
     media = get_model_media(decoder) if layout.encodes_media or layout.media else None
