@@ -37,7 +37,7 @@ from roll.errors import (
     UnsupportedError,
     WeightSyncError,
 )
-from roll.inference.sglang import engine as sglang_engine
+from roll.inference.sglang import client as sglang_client
 from roll.inference.sglang import launch
 from roll.inference.sglang.conversion import build_request, to_generation
 from roll.inference.sglang.engine import SGLangEngine
@@ -471,7 +471,7 @@ def test_sglang_start_ends_if_a_server_that_runs_is_never_ready(
             server.failures["/health_generate"] = web.Response(status=503)
             await SGLangEngine(spec_of(tiny_model, url=server.url)).start()
 
-    monkeypatch.setattr(sglang_engine, "START_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(sglang_client, "START_TIMEOUT_S", 0.0)
     with pytest.raises(ModelError, match=r"no SGLang server is ready at http://.* \(HTTP 503\): start it"):
         asyncio.run(main())
 

@@ -16,11 +16,11 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import torch
 
-from roll.errors import DataError, EngineDiedError, InfraError, ModelError, UnsupportedError, WeightSyncError
+from roll.errors import DataError, InfraError, ModelError, UnsupportedError, WeightSyncError
 from roll.inference.prefetching import PrefetchMixin
+from roll.inference.sglang.client import CONTROL_TIMEOUT_S, SGLangClient
 from roll.inference.sglang.conversion import (
     build_request,
     build_scoring_request,
@@ -36,7 +36,6 @@ from roll.inference.sglang.weights import check_update, create_weights_dir, writ
 from roll.inference.spec import EngineSpec
 from roll.models.describe import describe_model
 from roll.protocols import PauseMode
-from roll.proxies import make_client_session
 from roll.types import (
     EngineLoad,
     FloatArray,
@@ -52,14 +51,7 @@ __all__ = ["SGLangEngine"]
 
 logger = logging.getLogger(__name__)
 
-READY_POLL_S = 0.2
-READY_TIMEOUT_S = 60.0
-"""Timeout of one check whether a server is ready; SGLang itself gives up after 20 s."""
 DRAIN_POLL_S = 0.05
-START_TIMEOUT_S = 1800.0
-"""Time for a server that already runs to become ready; a server that this engine starts may take any time."""
-CONTROL_TIMEOUT_S = 600.0
-"""Timeout of calls other than `/generate`; loading weights from a slow disk takes minutes."""
 
 
 class SGLangEngine(PrefetchMixin):
@@ -70,7 +62,7 @@ class SGLangEngine(PrefetchMixin):
         self._spec = spec
         self._server: Server | None = None
         self._url = str(spec.options["url"]).rstrip("/") if spec.options.get("url") else ""
-        self._client: aiohttp.ClientSession | None = None
+        self._client: SGLangClient | None = None
         self._weights_dir: Path | None = None
         self._num_requests = 0
         self._kv_capacity: int | None = None
@@ -96,11 +88,10 @@ class SGLangEngine(PrefetchMixin):
                     f"({error.strerror}): set inference.options.python to the Python of an environment with SGLang."
                 ) from error
             self._url = self._server.url
-        no_limit = aiohttp.ClientTimeout(total=None, sock_connect=30.0)
-        self._client = make_client_session(self._url, timeout=no_limit, connector=aiohttp.TCPConnector(limit=0))
+        self._client = SGLangClient(self.engine_id, self._url, self._server)
         try:
-            await self._wait_until_ready()
-            info = await fetch_info(self._session, self._url, self.engine_id)
+            await self._client.wait_until_ready()
+            info = await fetch_info(self._client.session, self._url, self.engine_id)
             check_server(info, self._spec, self._url)
             self._kv_capacity = read_kv_capacity(info)
             self._vocab_size = (await asyncio.to_thread(describe_model, self._spec.model_path)).vocab_size
@@ -144,7 +135,8 @@ class SGLangEngine(PrefetchMixin):
         A request that was running when the server was paused may lose the tokens that it has generated.
         """
         self._held.abort(request_ids)
-        await asyncio.gather(*(self._call("/abort_request", {"rid": to_server_id(name)}) for name in request_ids))
+        call = self._connection.call
+        await asyncio.gather(*(call("/abort_request", {"rid": to_server_id(name)}) for name in request_ids))
 
     async def pause(self, mode: PauseMode) -> None:
         """Pause decoding and queue new requests. `PauseMode` defines what happens to running requests."""
@@ -153,7 +145,7 @@ class SGLangEngine(PrefetchMixin):
             if mode == "drain":
                 while self._num_requests:
                     await asyncio.sleep(DRAIN_POLL_S)
-            await self._call("/pause_generation", {"mode": "abort" if mode == "abort" else "retract"})
+            await self._connection.call("/pause_generation", {"mode": "abort" if mode == "abort" else "retract"})
         except BaseException:
             if not was_paused:
                 self._continue()
@@ -166,7 +158,7 @@ class SGLangEngine(PrefetchMixin):
             WeightSyncError: The latest update failed midway.
         """
         self._check_weights()
-        await self._call("/continue_generation", {})
+        await self._connection.call("/continue_generation", {})
         self._continue()
 
     async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
@@ -201,7 +193,7 @@ class SGLangEngine(PrefetchMixin):
                 "weight_version": str(update.policy_version),
                 "keep_pause": True,
             }
-            status, reply = await self._post("/update_weights_from_disk", body, CONTROL_TIMEOUT_S)
+            status, reply = await self._connection.post("/update_weights_from_disk", body, CONTROL_TIMEOUT_S)
             if status != 200 or not reply.get("success"):
                 raise WeightSyncError(
                     f"engine '{self.engine_id}': SGLang cannot load policy version {update.policy_version}: "
@@ -226,14 +218,14 @@ class SGLangEngine(PrefetchMixin):
         self._check_can_sleep()
         if not self._asleep:
             await self.pause("abort")
-            await self._call("/release_memory_occupation", {})
+            await self._connection.call("/release_memory_occupation", {})
             self._asleep, self._unusable = True, "lost its weights while asleep"
 
     async def wake(self) -> None:
         """Allocate device memory again after `sleep`. Requests are rejected until the next weight update."""
         self._check_can_sleep()
-        await self._call("/resume_memory_occupation", {})
-        await self._call("/continue_generation", {})
+        await self._connection.call("/resume_memory_occupation", {})
+        await self._connection.call("/continue_generation", {})
         self._asleep = False
         self._continue()
 
@@ -264,39 +256,12 @@ class SGLangEngine(PrefetchMixin):
             if self._weights_dir is not None:
                 shutil.rmtree(self._weights_dir, ignore_errors=True)
 
-    async def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        timeout = aiohttp.ClientTimeout(total=READY_TIMEOUT_S)
-        while True:
-            try:
-                if self._server is None:
-                    # An earlier run may have ended while the server was paused, and a paused server is never ready.
-                    async with self._session.post(f"{self._url}/continue_generation", json={}, timeout=timeout):
-                        pass
-                async with self._session.get(f"{self._url}/health_generate", timeout=timeout) as response:
-                    if response.status == 200:
-                        return
-                    problem = f"HTTP {response.status}"
-            except (aiohttp.ClientError, TimeoutError) as error:
-                problem = str(error) or type(error).__name__
-            if self._server is None and time.monotonic() > deadline:
-                raise ModelError(
-                    f"engine '{self.engine_id}': no SGLang server is ready at {self._url} ({problem}): start it, or "
-                    "correct inference.options.url."
-                )
-            if self._server is not None and (cause := self._server.find_cause_of_death()):
-                raise ModelError(
-                    f"engine '{self.engine_id}': {cause}. If SGLang is not installed there, set "
-                    "inference.options.python to the Python of an environment with SGLang."
-                )
-            await asyncio.sleep(READY_POLL_S)
-
     async def _run(self, body: dict[str, Any]) -> dict[str, Any]:
         """Run one request of `/generate`."""
         self._check_weights()
         self._num_requests += 1
         try:
-            status, reply = await self._post("/generate", body, None)
+            status, reply = await self._connection.post("/generate", body, None)
         finally:
             self._num_requests -= 1
         if status == 200:
@@ -306,36 +271,8 @@ class SGLangEngine(PrefetchMixin):
         kind = DataError if 400 <= status < 500 else InfraError
         raise kind(f"engine '{self.engine_id}': SGLang rejected request '{body['rid']}' (HTTP {status}): {text}")
 
-    async def _call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Make a call that must succeed."""
-        status, reply = await self._post(path, body, CONTROL_TIMEOUT_S)
-        if status != 200:
-            raise InfraError(f"engine '{self.engine_id}': {path} of SGLang failed (HTTP {status}): {str(reply)[:300]}")
-        return reply
-
-    async def _post(self, path: str, body: dict[str, Any], timeout_s: float | None) -> tuple[int, dict[str, Any]]:
-        """Return the status and the JSON of a reply; text that is not a JSON object becomes `{"message": text}`."""
-        if self._closed:
-            raise EngineDiedError(self.engine_id, "it was closed")
-        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=30.0)
-        try:
-            async with self._session.post(f"{self._url}{path}", json=body, timeout=timeout) as response:
-                try:
-                    reply = await response.json(content_type=None)
-                except ValueError:
-                    reply = None
-                if not isinstance(reply, dict):
-                    reply = {"message": (await response.text())[:1000]}
-                return response.status, reply
-        except TimeoutError as error:
-            raise InfraError(f"engine '{self.engine_id}': {path} took longer than {timeout_s:g} s.") from error
-        except (aiohttp.ClientError, RuntimeError) as error:  # aiohttp raises RuntimeError for a closed session
-            cause = self._server.find_cause_of_death() if self._server is not None else ""
-            text = "it was closed" if self._closed else cause or f"{self._url} does not answer ({error})"
-            raise EngineDiedError(self.engine_id, text) from error
-
     @property
-    def _session(self) -> aiohttp.ClientSession:
+    def _connection(self) -> SGLangClient:
         if self._client is None:
             raise InfraError(f"engine '{self.engine_id}' has not been started: call start() first.")
         return self._client

@@ -28,7 +28,8 @@ _LOG_TAIL_BYTES = 4096
 def build_arguments(spec: EngineSpec, port: int) -> list[str]:
     """Return the server's command-line arguments: those of the spec, then those of `inference.options`.
 
-    An option `name: value` becomes `--name value`; `true` becomes `--name`, and `false` or `null` nothing.
+    An option `name: value` becomes `--name value`, and a list `--name value value`; `true` becomes `--name`, and
+    `false` or `null` nothing.
     """
     arguments: dict[str, Any] = {
         "model-path": spec.model_path,
@@ -49,7 +50,8 @@ def build_arguments(spec: EngineSpec, port: int) -> list[str]:
     for name, value in arguments.items():
         if value is None or value is False:
             continue
-        command += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        values = [] if value is True else value if isinstance(value, list | tuple) else [value]
+        command += [f"--{name}", *map(str, values)]
     return command
 
 
