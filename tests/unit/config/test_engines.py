@@ -56,7 +56,7 @@ def test_config_engines_are_described_without_importing_torch_ray_or_vllm() -> N
 def test_config_engines_that_are_registered_need_no_other_change(registered: None) -> None:
     assert InferenceConfig(engine="sleeper").engine == "sleeper"
     assert resolve_engine_kind("sleeper") == "sleeper"
-    assert list_engines_with("lora") == ["vllm", "hf", "nowhere"]
+    assert list_engines_with("lora") == ["vllm", "hf", "sglang", "nowhere"]
     check_engine("sleeper", [EngineRequirement(capability="can_sleep", reason="a test")])
 
 
@@ -75,7 +75,7 @@ def test_config_engines_that_lack_a_capability_are_named_with_those_that_have_it
         check_engine("sleeper", [EngineRequirement(capability="lora", reason="an adapter", alternative="merge it")])
     assert str(caught.value) == (
         "an adapter requires an engine that can generate with LoRA adapters (lora), but inference.engine is sleeper: set "  # noqa: E501
-        "inference.engine to vllm or hf or nowhere, or merge it."
+        "inference.engine to vllm or hf or sglang or nowhere, or merge it."
     )
     with pytest.raises(ConfigError, match=r"is sleeper\. No installed engine has this capability\.$"):
         check_engine("sleeper", [EngineRequirement(capability="supports_images", reason="a picture")])

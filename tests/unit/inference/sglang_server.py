@@ -24,9 +24,11 @@ from roll.types import GenerationRequest, SamplingParams
 class SGLangServer:
     """One server; `calls` has the paths and bodies of all calls."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, **changes: Any) -> None:
         self.model = model
-        self.engine = HFEngine(engine_spec(model))
+        self.engine = HFEngine(engine_spec(model, **changes))
+        self.lora_info: dict[str, Any] = {}
+        self.adapters: list[str] = []
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.failures: dict[str, web.Response] = {}
         """Replies to send instead, by path."""
@@ -49,13 +51,14 @@ class SGLangServer:
     async def server_info(self, body: dict[str, Any]) -> web.Response:
         info = {"model_path": str(self.model), "skip_tokenizer_init": True}
         info |= {"max_total_num_tokens": 4096, "max_req_input_len": 97}
-        return web.json_response(info)
+        return web.json_response(info | self.lora_info)
 
     async def generate(self, body: dict[str, Any]) -> web.Response:
         params, tokens = body["sampling_params"], np.asarray(body["input_ids"], np.int32)
+        adapter = body.get("lora_path")
         scored = body["logprob_start_len"] == 0
         if scored:
-            found = (await self.engine.logprobs([tokens]))[0].tolist()
+            found = (await self.engine.logprobs([tokens], adapter=adapter))[0].tolist()
             pairs = [[None if i == 0 else x, int(t), None] for i, (x, t) in enumerate(zip(found, tokens, strict=True))]
             meta = {"finish_reason": {"type": "length"}, "weight_version": "0", "input_token_logprobs": pairs}
             return web.json_response({"output_ids": [0], "meta_info": meta})
@@ -68,7 +71,7 @@ class SGLangServer:
         )
         try:
             made = await self.engine.generate(
-                GenerationRequest(request_id=body["rid"], token_ids=tokens, sampling=sampling)
+                GenerationRequest(request_id=body["rid"], token_ids=tokens, sampling=sampling, adapter=adapter)
             )
         except DataError as error:
             return web.json_response({"error": {"message": str(error)}}, status=400)
@@ -94,7 +97,9 @@ class SGLangServer:
     async def abort_request(self, body: dict[str, Any]) -> web.Response:
         # As SGLang does: every request whose id begins with this one, if a request has exactly this id.
         names = list(self.engine._futures)
-        if body["rid"] in names:
+        if body.get("abort_all"):
+            await self.engine.abort(names)
+        elif body["rid"] in names:
             if self.engine._paused:  # SGLang does not send the tokens of a request that was running before the pause
                 self.without_tokens |= {name for name in names if name.startswith(body["rid"])}
             await self.engine.abort([name for name in names if name.startswith(body["rid"])])
@@ -115,6 +120,23 @@ class SGLangServer:
         await send(self.engine, Weights(tensors), int(body["weight_version"]))
         return web.json_response({"success": True, "message": "ok", "num_paused_requests": 0})
 
+    async def load_lora_adapter(self, body: dict[str, Any]) -> web.Response:
+        directory, name = Path(body["lora_path"]), body["lora_name"]
+        if name in self.adapters:
+            return web.json_response({"success": False, "error_message": f"{name} already exists"}, status=400)
+        found = load_file(directory / "adapter_model.safetensors")
+        tensors = {key.removeprefix("base_model.model."): tensor for key, tensor in found.items()}
+        await send(self.engine, Weights(tensors), 1, adapter=name)
+        self.adapters.append(name)
+        return web.json_response({"success": True, "error_message": ""})
+
+    async def unload_lora_adapter(self, body: dict[str, Any]) -> web.Response:
+        # SGLang waits until no request uses the adapter.
+        self.adapters.remove(body["lora_name"])
+        adapters = self.engine._decoder.adapters  # type: ignore[union-attr]
+        del adapters._adapters[body["lora_name"]], adapters.versions[body["lora_name"]]  # type: ignore[union-attr]
+        return web.json_response({"success": True, "error_message": ""})
+
     async def release_memory_occupation(self, body: dict[str, Any]) -> web.Response:
         return web.Response()
 
@@ -122,9 +144,9 @@ class SGLangServer:
 
 
 @asynccontextmanager
-async def serving(model: Path) -> AsyncIterator[SGLangServer]:
-    """Serve a model on a free port."""
-    server = SGLangServer(model)
+async def serving(model: Path, **changes: Any) -> AsyncIterator[SGLangServer]:
+    """Serve a model on a free port. `changes` are fields of the spec of the engine behind the interface."""
+    server = SGLangServer(model, **changes)
     await server.engine.start()
     application = web.Application(client_max_size=2**30)
     application.router.add_route("*", "/{path}", server.handle)

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from sglang_server import SGLangServer, serving
 
 import roll
-from roll.config.engines import get_engine_capabilities, resolve_engine_kind
+from roll.config.engines import resolve_engine_kind
 from roll.config.load import load_config
 from roll.config.rollout_run import RolloutRunConfig
 from roll.errors import (
@@ -288,11 +288,9 @@ def test_sglang_requests_that_cannot_be_served_are_refused(changes: Any, error: 
         build_request(request("a", **changes), 96, 300)
 
 
-def test_sglang_a_request_without_tokens_or_with_an_adapter_is_refused() -> None:
+def test_sglang_a_request_without_tokens_is_refused() -> None:
     with pytest.raises(DataError, match="has no tokens"):
         build_request(request("a", np.zeros(0, np.int32)), 96, 300)
-    with pytest.raises(UnsupportedError, match="has an adapter"):
-        build_request(dataclasses.replace(request("a"), adapter="other"), 96, 300)
 
 
 GOOD = {
@@ -433,7 +431,6 @@ def test_sglang_server_with_too_short_a_context_is_refused(tiny_model: Path) -> 
 
 def test_sglang_is_never_chosen_by_auto() -> None:
     assert resolve_engine_kind("auto") != "sglang" and resolve_engine_kind("sglang") == "sglang"
-    assert not get_engine_capabilities("sglang").lora
 
 
 def test_sglang_abort_ends_no_request_whose_id_only_begins_with_the_given_one(tiny_model: Path) -> None:

@@ -7,6 +7,7 @@ refused.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,11 @@ __all__ = [
     "INITIAL_VERSION",
     "build_request",
     "build_scoring_request",
+    "get_rest",
+    "is_aborted",
+    "join_parts",
     "make_aborted",
+    "set_version",
     "to_generation",
     "to_logprobs",
     "to_server_id",
@@ -48,8 +53,8 @@ def build_request(request: GenerationRequest, max_context: int, vocab_size: int)
         UnsupportedError: The request needs something that SGLang's server or its log-probs do not support.
     """
     sampling, name = request.sampling, f"request {request.request_id}"
-    if request.adapter is not None or request.media or sampling.choices:
-        what = "an adapter" if request.adapter is not None else "media" if request.media else "choices"
+    if request.media or sampling.choices:
+        what = "media" if request.media else "choices"
         raise UnsupportedError(f"{name} has {what}, which the engine sglang does not support: use the engine vllm.")
     if sampling.temperature > 0 and (sampling.top_p < 1.0 or sampling.top_k > 0):
         raise UnsupportedError(
@@ -132,6 +137,40 @@ def to_generation(request: GenerationRequest, reply: Mapping[str, Any], engine_i
         finish_reason=_FINISH_REASONS[reason],
         engine_id=engine_id,
     )
+
+
+def is_aborted(reply: Mapping[str, Any]) -> bool:
+    """Return whether the server aborted a request."""
+    meta = reply.get("meta_info")
+    reason = meta.get("finish_reason") if isinstance(meta, dict) else None
+    return isinstance(reason, dict) and reason.get("type") == "abort"
+
+
+def get_rest(request: GenerationRequest, parts: Sequence[Generation]) -> GenerationRequest:
+    """Return the request that continues an answer whose first tokens are `parts`."""
+    if not parts:
+        return request
+    tokens = np.concatenate([request.token_ids, *(part.token_ids for part in parts)])
+    remaining = request.sampling.max_new_tokens - (len(tokens) - len(request.token_ids))
+    sampling = dataclasses.replace(request.sampling, max_new_tokens=remaining)
+    return dataclasses.replace(request, token_ids=tokens, sampling=sampling)
+
+
+def join_parts(parts: Sequence[Generation]) -> Generation:
+    """Return the answer that a request and its continuations have generated."""
+    if len(parts) == 1:
+        return parts[0]
+    return dataclasses.replace(
+        parts[-1],
+        token_ids=np.concatenate([part.token_ids for part in parts]),
+        logprobs=np.concatenate([part.logprobs for part in parts]),
+        policy_versions=np.concatenate([part.policy_versions for part in parts]),
+    )
+
+
+def set_version(part: Generation, policy_version: int) -> Generation:
+    """Return a generation whose tokens all have the same policy version."""
+    return dataclasses.replace(part, policy_versions=np.full_like(part.policy_versions, policy_version))
 
 
 def make_aborted(request: GenerationRequest, engine_id: str) -> Generation:

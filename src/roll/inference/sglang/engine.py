@@ -3,6 +3,7 @@
 generate, logprobs   POST /generate, tokens in and tokens out
 pause, resume        POST /pause_generation (`retract`: the KV cache is computed again), /continue_generation
 update_weights       weights as files ─► POST /update_weights_from_disk, which flushes the cache
+                     an adapter as files ─► POST /load_lora_adapter under a new name (see `adapters`)
 sleep, wake          POST /release_memory_occupation, /resume_memory_occupation
 """
 
@@ -12,7 +13,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,26 @@ import torch
 
 from roll.errors import DataError, InfraError, ModelError, UnsupportedError, WeightSyncError
 from roll.inference.prefetching import PrefetchMixin
+from roll.inference.sglang.adapters import EngineAdapters, ServedAdapter
 from roll.inference.sglang.client import CONTROL_TIMEOUT_S, SGLangClient
 from roll.inference.sglang.conversion import (
     build_request,
     build_scoring_request,
+    get_rest,
+    is_aborted,
+    join_parts,
     make_aborted,
+    set_version,
     to_generation,
     to_logprobs,
     to_server_id,
 )
 from roll.inference.sglang.held import HeldRequests
 from roll.inference.sglang.launch import Server
+from roll.inference.sglang.running import RunningRequests
 from roll.inference.sglang.server_info import check_server, fetch_info, read_kv_capacity
-from roll.inference.sglang.weights import check_update, create_weights_dir, write_weights
-from roll.inference.spec import EngineSpec
+from roll.inference.sglang.weights import check_update, create_weights_dir, delete_files, write_weights
+from roll.inference.spec import EngineSpec, reject_adapter
 from roll.models.describe import describe_model
 from roll.protocols import PauseMode
 from roll.types import (
@@ -64,12 +71,13 @@ class SGLangEngine(PrefetchMixin):
         self._url = str(spec.options["url"]).rstrip("/") if spec.options.get("url") else ""
         self._client: SGLangClient | None = None
         self._weights_dir: Path | None = None
-        self._num_requests = 0
+        self._adapters = EngineAdapters(spec)
+        self._running = RunningRequests()
         self._kv_capacity: int | None = None
         self._vocab_size = 0
-        self._paused = self._closed = self._asleep = False
+        self._closed = self._asleep = False
         self._held = HeldRequests()
-        self._unusable = ""
+        self._unusable = "has received no adapter yet" if self._adapters.enabled else ""
         """Why the engine has no usable weights; empty if it has."""
         self._update_lock = asyncio.Lock()
 
@@ -109,25 +117,45 @@ class SGLangEngine(PrefetchMixin):
                 token that is not one of its stop tokens.
             EngineDiedError: The server ended.
         """
-        body = build_request(request, self._spec.max_context, self._vocab_size)
+        build_request(request, self._spec.max_context, self._vocab_size)
         self._check_weights()
-        while self._paused and not self._closed:
+        parts: list[Generation] = []
+        while True:
+            rest = get_rest(request, parts)
             if not await self._held.wait(request.request_id):
-                return make_aborted(request, self.engine_id)
-        return to_generation(request, await self._run(body), self.engine_id)
+                return join_parts([*parts, make_aborted(rest, self.engine_id)])
+            served = self._adapters.get_served(request.adapter)
+            body = build_request(rest, self._spec.max_context, self._vocab_size)
+            reply, continues = await self._run(request.request_id, body, served)
+            part = to_generation(rest, reply, self.engine_id)
+            if served is not None:
+                part = set_version(part, served.policy_version)
+            parts.append(part)
+            if not continues:
+                return join_parts(parts)
 
-    async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
-        """Return the log-probs [L] of each sequence at temperature 1; entry 0 is 0. Wait while the engine is paused."""
+    async def logprobs(
+        self, sequences: Sequence[IntArray], media: SequenceMedia = (), *, adapter: str | None = None
+    ) -> list[FloatArray]:
+        """Return the log-probs [L] of each sequence at temperature 1; entry 0 is 0. Wait while the engine is paused.
+
+        Raises:
+            DataError: A token is outside the vocabulary, or the engine has no adapter of this name.
+            UnsupportedError: A sequence has media.
+        """
         if any(media):
             raise UnsupportedError("the engine sglang supports text only: use the engine vllm.")
         stamp = time.monotonic_ns()
-        bodies = [
-            build_scoring_request(f"logprobs-{stamp}-{i}", sequence, self._vocab_size)
-            for i, sequence in enumerate(sequences)
-        ]
-        replies = await asyncio.gather(*map(self._run, bodies))
-        pairs = zip(replies, sequences, strict=True)
-        return [to_logprobs(reply, len(sequence), self.engine_id) for reply, sequence in pairs]
+
+        async def score(name: str, sequence: IntArray) -> FloatArray:
+            body = build_scoring_request(name, sequence, self._vocab_size)
+            while True:
+                await self._held.wait(name)
+                reply, continues = await self._run(name, body, self._adapters.get_served(adapter))
+                if not continues:
+                    return to_logprobs(reply, len(sequence), self.engine_id)
+
+        return await asyncio.gather(*(score(f"logprobs-{stamp}-{i}", sequence) for i, sequence in enumerate(sequences)))
 
     async def abort(self, request_ids: Collection[str]) -> None:
         """Abort requests immediately; unknown ids are ignored.
@@ -135,20 +163,25 @@ class SGLangEngine(PrefetchMixin):
         A request that was running when the server was paused may lose the tokens that it has generated.
         """
         self._held.abort(request_ids)
+        self._running.abort(request_ids)
         call = self._connection.call
         await asyncio.gather(*(call("/abort_request", {"rid": to_server_id(name)}) for name in request_ids))
 
     async def pause(self, mode: PauseMode) -> None:
         """Pause decoding and queue new requests. `PauseMode` defines what happens to running requests."""
-        was_paused, self._paused = self._paused, True
+        was_paused = self._held.is_holding
+        self._held.hold()
         try:
             if mode == "drain":
-                while self._num_requests:
+                while self._running:
                     await asyncio.sleep(DRAIN_POLL_S)
-            await self._connection.call("/pause_generation", {"mode": "abort" if mode == "abort" else "retract"})
+            if self._adapters.enabled:
+                await self._end_running(mode)
+            else:
+                await self._connection.call("/pause_generation", {"mode": "abort" if mode == "abort" else "retract"})
         except BaseException:
             if not was_paused:
-                self._continue()
+                self._held.release()
             raise
 
     async def resume(self) -> None:
@@ -159,7 +192,7 @@ class SGLangEngine(PrefetchMixin):
         """
         self._check_weights()
         await self._connection.call("/continue_generation", {})
-        self._continue()
+        self._held.release()
 
     async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
         """Receive new weights, write them to files, and let the server load these. Running requests are paused while
@@ -171,40 +204,22 @@ class SGLangEngine(PrefetchMixin):
         Raises:
             WeightSyncError: A tensor is missing, unknown, or has the wrong shape, or the server cannot load the files.
         """
-        if update.adapter is not None or update.transport == "in_process":
-            problem = f"adapter '{update.adapter}'" if update.adapter is not None else "transport in_process"
-            raise WeightSyncError(f"{problem} is not supported by the engine sglang: send all weights to its process.")
+        if update.transport == "in_process":
+            raise WeightSyncError("transport in_process is not supported by the engine sglang.")
+        if not self._adapters.enabled:
+            reject_adapter("sglang", update.adapter)
         if self._asleep:
             raise WeightSyncError(f"engine '{self.engine_id}' is asleep: call wake() before update_weights().")
         async with self._update_lock:
             began = time.monotonic()
-            await asyncio.to_thread(check_update, update, self._spec.model_path)
             if self._weights_dir is None:
                 self._weights_dir = create_weights_dir(self._spec.options.get("weights_dir"), self.engine_id)
-            dtype = getattr(torch, self._spec.dtype)
-            checksums = await asyncio.to_thread(write_weights, update, self._weights_dir, dtype)
-            was_paused = self._paused
-            if not was_paused:
-                await self.pause("keep")
-            self._unusable = "has a mixture of old and new weights"
-            body = {
-                "model_path": str(self._weights_dir),
-                "flush_cache": True,
-                "weight_version": str(update.policy_version),
-                "keep_pause": True,
-            }
-            status, reply = await self._connection.post("/update_weights_from_disk", body, CONTROL_TIMEOUT_S)
-            if status != 200 or not reply.get("success"):
-                raise WeightSyncError(
-                    f"engine '{self.engine_id}': SGLang cannot load policy version {update.policy_version}: "
-                    f"{reply.get('message') or reply}"
-                )
-            self._unusable = ""
-            if not was_paused:
-                await self.resume()
+            apply = self._apply_adapter if self._adapters.enabled else self._apply_weights
+            checksums = await apply(update, self._weights_dir, getattr(torch, self._spec.dtype))
             return WeightReceipt(
                 engine_id=self.engine_id,
                 policy_version=update.policy_version,
+                adapter=update.adapter,
                 checksums=checksums,
                 duration_s=time.monotonic() - began,
             )
@@ -219,6 +234,7 @@ class SGLangEngine(PrefetchMixin):
         if not self._asleep:
             await self.pause("abort")
             await self._connection.call("/release_memory_occupation", {})
+            self._adapters.forget()
             self._asleep, self._unusable = True, "lost its weights while asleep"
 
     async def wake(self) -> None:
@@ -227,14 +243,14 @@ class SGLangEngine(PrefetchMixin):
         await self._connection.call("/resume_memory_occupation", {})
         await self._connection.call("/continue_generation", {})
         self._asleep = False
-        self._continue()
+        self._held.release()
 
     def load(self) -> EngineLoad:
         """Return the engine's load, from the requests that this process has sent."""
-        running = min(self._num_requests, self._spec.max_num_seqs)
+        running = min(len(self._running), self._spec.max_num_seqs)
         return EngineLoad(
             num_running=running,
-            num_waiting=self._num_requests - running + len(self._held),
+            num_waiting=len(self._running) - running + len(self._held),
             kv_used=0.0,
             capacity=self._spec.max_num_seqs,
             kv_capacity=self._kv_capacity,
@@ -256,16 +272,72 @@ class SGLangEngine(PrefetchMixin):
             if self._weights_dir is not None:
                 shutil.rmtree(self._weights_dir, ignore_errors=True)
 
-    async def _run(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Run one request of `/generate`."""
-        self._check_weights()
-        self._num_requests += 1
+    async def _apply_weights(self, update: WeightUpdate, directory: Path, dtype: torch.dtype) -> Mapping[str, int]:
+        """Replace the weights of the model; return the checksums of the received bytes."""
+        await asyncio.to_thread(check_update, update, self._spec.model_path)
+        checksums = await asyncio.to_thread(write_weights, update, directory, dtype)
+        if not (was_paused := self._held.is_holding):
+            await self.pause("keep")
+        self._unusable = "has a mixture of old and new weights"
+        body = {
+            "model_path": str(directory),
+            "flush_cache": True,
+            "weight_version": str(update.policy_version),
+            "keep_pause": True,
+        }
+        await self._load("/update_weights_from_disk", body, update)
+        self._unusable = ""
+        if not was_paused:
+            await self.resume()
+        return checksums
+
+    async def _apply_adapter(self, update: WeightUpdate, directory: Path, dtype: torch.dtype) -> Mapping[str, int]:
+        """Add or replace an adapter; return the checksums of the received bytes. If it fails, the old one remains."""
+        await asyncio.to_thread(self._adapters.check_update, update)
+        checksums = await asyncio.to_thread(self._adapters.write, update, directory, dtype)
+        name = self._adapters.create_name()
         try:
-            status, reply = await self._connection.post("/generate", body, None)
+            await self._load("/load_lora_adapter", {"lora_name": name, "lora_path": str(directory)}, update)
         finally:
-            self._num_requests -= 1
+            delete_files(directory)  # SGLang would load an unloaded adapter again if a request named it
+        if not (was_paused := self._held.is_holding):
+            await self.pause("keep")
+        replaced = self._adapters.confirm_update(update, name)
+        self._unusable = ""
+        if not was_paused:
+            await self.resume()
+        for old in replaced:
+            await self._connection.call("/unload_lora_adapter", {"lora_name": old})
+        return checksums
+
+    async def _load(self, path: str, body: dict[str, Any], update: WeightUpdate) -> None:
+        """Let the server load an update from files."""
+        status, reply = await self._connection.post(path, body, CONTROL_TIMEOUT_S)
+        if status != 200 or not reply.get("success"):
+            raise WeightSyncError(
+                f"engine '{self.engine_id}': SGLang cannot load policy version {update.policy_version}: "
+                f"{reply.get('message') or reply.get('error_message') or reply}"
+            )
+
+    async def _end_running(self, mode: PauseMode) -> None:
+        """Abort all requests; those of the mode `keep` continue after the pause, with the adapter of that time."""
+        if mode == "keep":
+            self._running.interrupt()
+        while self._running:  # a request that is sent right now does not notice the first call
+            await self._connection.call("/abort_request", {"abort_all": True})
+            await asyncio.sleep(DRAIN_POLL_S)
+
+    async def _run(
+        self, request_id: str, body: dict[str, Any], adapter: ServedAdapter | None
+    ) -> tuple[dict[str, Any], bool]:
+        """Run one request of `/generate`; return the reply, and whether the request continues after a pause."""
+        self._check_weights()
+        if adapter is not None:
+            body = {**body, "lora_path": adapter.name}
+        with self._running.track(request_id) as running:
+            status, reply = await self._connection.post("/generate", body, None)
         if status == 200:
-            return reply
+            return reply, running.continues and is_aborted(reply)
         message = reply.get("error", reply)
         text = message.get("message", message) if isinstance(message, dict) else message
         kind = DataError if 400 <= status < 500 else InfraError
@@ -276,10 +348,6 @@ class SGLangEngine(PrefetchMixin):
         if self._client is None:
             raise InfraError(f"engine '{self.engine_id}' has not been started: call start() first.")
         return self._client
-
-    def _continue(self) -> None:
-        self._paused = False
-        self._held.release()
 
     def _check_weights(self) -> None:
         if self._unusable:

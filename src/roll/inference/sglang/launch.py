@@ -7,14 +7,16 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from roll.inference.sglang.adapters import build_lora_arguments
 from roll.inference.sglang.conversion import INITIAL_VERSION
 from roll.inference.spec import EngineSpec
 
-__all__ = ["CONTEXT_MARGIN", "OPTION_NAMES", "Server", "build_arguments"]
+__all__ = ["CONTEXT_MARGIN", "OPTION_NAMES", "Server", "build_arguments", "to_command"]
 
 OPTION_NAMES = ("python", "url", "weights_dir")
 """Options of `inference.options` that ROLL reads; all others become arguments of the server."""
@@ -45,7 +47,13 @@ def build_arguments(spec: EngineSpec, port: int) -> list[str]:
         "enable-memory-saver": spec.sleeps,
         "trust-remote-code": spec.trust_remote_code,
     }
+    arguments |= build_lora_arguments(spec)
     arguments |= {name.replace("_", "-"): value for name, value in spec.options.items() if name not in OPTION_NAMES}
+    return to_command(arguments)
+
+
+def to_command(arguments: Mapping[str, Any]) -> list[str]:
+    """Return arguments for a command line; see `build_arguments`."""
     command: list[str] = []
     for name, value in arguments.items():
         if value is None or value is False:

@@ -9,7 +9,8 @@ from typing import Any
 import aiohttp
 
 from roll.errors import EngineDiedError, ModelError
-from roll.inference.sglang.launch import CONTEXT_MARGIN
+from roll.inference.sglang.adapters import build_lora_arguments
+from roll.inference.sglang.launch import CONTEXT_MARGIN, to_command
 from roll.inference.spec import EngineSpec
 
 __all__ = ["check_server", "fetch_info", "read_kv_capacity"]
@@ -49,6 +50,16 @@ def check_server(info: Mapping[str, Any], spec: EngineSpec, url: str) -> None:
         )
     if not info.get("skip_tokenizer_init"):
         raise ModelError(f"start the SGLang server at {url} with --skip-tokenizer-init: ROLL sends tokens.")
+    if wanted := build_lora_arguments(spec):
+        served = {name: info.get(name.replace("-", "_")) for name in wanted}
+        fits = served["enable-lora"] and set(wanted["lora-target-modules"]) <= set(served["lora-target-modules"] or ())
+        limits = ("max-lora-rank", "max-loras-per-batch", "max-loaded-loras")
+        if not fits or any((served[name] or wanted[name]) < wanted[name] for name in limits):
+            arguments = " ".join(to_command(wanted))
+            raise ModelError(
+                f"engine '{spec.engine_id}': the server at {url} cannot serve the run's adapters (model.lora): start "
+                f"it with {arguments}, or set weight_sync.lora to merged."
+            )
     longest = info.get("max_req_input_len")
     if isinstance(longest, int) and longest <= spec.max_context:
         raise ModelError(

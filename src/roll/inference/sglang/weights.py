@@ -16,7 +16,7 @@ from roll.types import WeightUpdate
 from roll.weights import open_update
 from roll.weights.quantization import dequantize_stream, drop_scales
 
-__all__ = ["SHARD_BYTES", "check_update", "create_weights_dir", "write_weights"]
+__all__ = ["SHARD_BYTES", "check_update", "create_weights_dir", "delete_files", "write_weights"]
 
 SHARD_BYTES = 2 * 2**30
 """Maximum size of a file, except for a larger tensor: the weights of this many bytes are held in memory at once."""
@@ -41,6 +41,12 @@ def create_weights_dir(parent: str | None, engine_id: str) -> Path:
             f"engine '{engine_id}': cannot create a directory for weights in '{place}' ({error.strerror}): set "
             "inference.options.weights_dir to a directory that the SGLang server can read."
         ) from error
+
+
+def delete_files(directory: Path) -> None:
+    """Delete all files of a directory."""
+    for file in directory.iterdir():
+        file.unlink()
 
 
 def check_update(update: WeightUpdate, model_path: str) -> None:
@@ -70,8 +76,7 @@ def write_weights(update: WeightUpdate, directory: Path, dtype: torch.dtype) -> 
     """
     from safetensors.torch import save_file
 
-    for old in directory.iterdir():
-        old.unlink()
+    delete_files(directory)
     shard: dict[str, torch.Tensor] = {}
     num_files = num_bytes = 0
 

@@ -1,0 +1,55 @@
+"""The requests that a server computes, and whether an aborted one continues."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+__all__ = ["RunningRequest", "RunningRequests"]
+
+
+@dataclass(eq=False, slots=True)
+class RunningRequest:
+    """One request that was sent to the server."""
+
+    request_id: str
+    is_interrupted: bool = False
+    """True if a pause ended the request, which continues afterwards."""
+    is_aborted: bool = False
+    """True if the engine's user aborted the request."""
+
+    @property
+    def continues(self) -> bool:
+        """True if the request continues when the server has aborted it."""
+        return self.is_interrupted and not self.is_aborted
+
+
+class RunningRequests:
+    """All requests that the server computes."""
+
+    def __init__(self) -> None:
+        self._running: set[RunningRequest] = set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    @contextmanager
+    def track(self, request_id: str) -> Iterator[RunningRequest]:
+        """Count a request in a `with` block, during which the server computes it."""
+        running = RunningRequest(request_id)
+        self._running.add(running)
+        try:
+            yield running
+        finally:
+            self._running.discard(running)
+
+    def abort(self, request_ids: Collection[str]) -> None:
+        """Record that the user aborted requests; unknown ids are ignored."""
+        for each in self._running:
+            each.is_aborted |= each.request_id in request_ids
+
+    def interrupt(self) -> None:
+        """Record that a pause ends all requests."""
+        for each in self._running:
+            each.is_interrupted = True
