@@ -182,7 +182,7 @@ class ModelTrainer:
                     )
                 )
             except ValueError as error:
-                raise RequestFailure(f"optim_step was rejected: {error}.") from error
+                raise RequestFailure(f"{error}.") from error
         if not found.stepped:
             raise RequestFailure(
                 f"optim_step was rejected and the weights are unchanged: the gradient's norm is {found.grad_norm}. "

@@ -326,4 +326,7 @@ def _describe_error(kind: type[BaseModel], error: ValidationError) -> ApiError:
     if first["type"] == "extra_forbidden":
         known = f" The fields of the request are: {', '.join(kind.model_fields)}." if len(first["loc"]) == 1 else ""
         return ApiError(400, f"this field is not supported.{known}", field=field)
-    return ApiError(400, f"{first['msg']}, got {shorten(first['input'])}.", field=field)
+    problem = first["msg"].replace("Input should be", "must be")
+    for words, symbol in (("greater than", ">"), ("less than", "<")):
+        problem = problem.replace(f"{words} or equal to", f"{symbol}=").replace(words, symbol)
+    return ApiError(400, f"{problem}, got {shorten(first['input'])}.", field=field)

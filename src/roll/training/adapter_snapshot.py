@@ -70,10 +70,6 @@ class AdapterSnapshot:
     num_steps: int = 0
     """The number of optimizer steps of the adapter."""
 
-    def without_optimizer(self) -> AdapterSnapshot:
-        """Return the snapshot without the optimizer's state."""
-        return AdapterSnapshot(spec=self.spec, weights=self.weights)
-
 
 def create_snapshot(spec: AdapterSpec, adapters: Mapping[str, Adapter], masters: MasterWeights) -> AdapterSnapshot:
     """Return a new adapter: A is random as in peft, and B is 0.

@@ -216,7 +216,7 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
     "unknown field": ("create_session", {"nonsense": 1}, 400, "nonsense: this field is not supported"),
     "wrong type": ("create_session", {"tags": "x"}, 400, "tags: "),
     "no session": ("create_model", {"model_seq_id": 0, "base_model": "tiny"}, 400, "session_id: this field is missing"),
-    "rank": ("create_model", {"lora_config": {"rank": 0}}, 400, "lora_config.rank: "),
+    "rank": ("create_model", {"lora_config": {"rank": 0}}, 400, r"lora_config.rank: must be >= 1, got 0\."),
     "rank too large": ("create_model", {"lora_config": {"rank": 9}}, 400, r"lora_config.rank: must be <= 8"),
     "no layers": (
         "create_model",
@@ -228,7 +228,7 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
     "optimizer": ("create_model", {"optimizer_config": {"type": "dimuon"}}, 400, "only 'adamw' is supported"),
     "beta": ("optim_step", {"adam_params": {"beta1": 1.0}}, 400, "adam_params.beta1: "),
     "learning rate": ("optim_step", {"adam_params": {"learning_rate": -1.0}}, 400, "adam_params.learning_rate: "),
-    "learning rate that overflows": ("optim_step", {"adam_params": {"learning_rate": 1e308}}, 400, "learning_rate: "),
+    "learning rate that overflows": ("optim_step", {"adam_params": {"learning_rate": 1e308}}, 400, "must be <= 100,"),
     "beta that is 1 in float32": ("optim_step", {"adam_params": {"beta2": 0.99999999999}}, 400, "adam_params.beta2: "),
     "eps that is 0 in float32": ("optim_step", {"adam_params": {"eps": 1e-50}}, 400, "adam_params.eps: "),
     "decay that changes signs": (
