@@ -311,9 +311,7 @@ class HFEngine(PrefetchMixin):
         joining = self._queue.pop_admissible(decoder.can_join)
         if joining:
             await self._run_in_executor(decoder.admit, joining)
-            self._num_steps += 1
         self._resolve_requests(await self._run_in_executor(decoder.step))
-        self._num_steps += 1
 
     @property
     def _is_continuous(self) -> bool:
@@ -328,7 +326,9 @@ class HFEngine(PrefetchMixin):
             raise EngineDiedError(self.engine_id, self._death or "it was not started")
         work = asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
         try:
-            return await asyncio.shield(work)
+            found = await asyncio.shield(work)
+            self._num_steps += 1
+            return found
         except asyncio.CancelledError:
             await asyncio.gather(work, return_exceptions=True)  # never two computations at a time
             raise

@@ -154,13 +154,17 @@ class EngineConnection:
         """Resume the engine; see `InferenceEngine.resume`."""
         await self.call(self._run_serially(self.engine.resume, paused=False))
 
-    async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Await a call that changes the engine's state, such as `sleep` or `wake`.
+    async def call(self, coroutine: Coroutine[Any, Any, T], *, changes_state: bool = True) -> T:
+        """Await a call that is not a generation request.
+
+        Args:
+            coroutine: The call.
+            changes_state: True for calls such as `sleep` or `wake`, after whose failure the engine's state is unknown.
 
         Raises:
-            EngineDiedError: The engine is lost, also because this call ended with an `InfraError`.
+            EngineDiedError: The engine is lost, also because a call that changes its state ended with an `InfraError`.
         """
-        return await self._begin(coroutine, changes_state=True).answer
+        return await self._begin(coroutine, changes_state=changes_state).answer
 
     @property
     def is_paused(self) -> bool:

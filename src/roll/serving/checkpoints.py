@@ -16,7 +16,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -164,16 +164,24 @@ class Checkpoints:
             )
         return found
 
-    def find_any(self, path: str) -> Checkpoint:
-        """Return the description of a checkpoint whose owner was checked before.
+    def find_any(self, path: str, request_id: str) -> Checkpoint:
+        """Return the description of a checkpoint that a request has saved, whose owner was checked before.
 
         Raises:
             RequestFailure: The checkpoint was deleted in the meantime, or is corrupted.
         """
         found = self.describe(path)
-        if found is None:
+        if found is None or found.request_id != request_id:
             raise RequestFailure(f"the checkpoint '{path}' was deleted.")
         return found
+
+    def find_and_load(
+        self, path: str, owner: str, kinds: tuple[Kind, ...], *, optimizer: bool
+    ) -> tuple[Checkpoint, AdapterSnapshot]:
+        """Find a checkpoint and read it, while no other request can overwrite or delete it; see `find` and `load`."""
+        with self._lock:
+            found = self.find(path, owner, kinds)
+            return found, self.load(found, optimizer=optimizer)
 
     def load(self, checkpoint: Checkpoint, *, optimizer: bool) -> AdapterSnapshot:
         """Read a checkpoint.
@@ -212,23 +220,31 @@ class Checkpoints:
         with self._lock:
             shutil.rmtree(self._directory / checkpoint.path.removeprefix("tinker://"), ignore_errors=True)
 
-    def delete_hidden(self, needed: Collection[str]) -> None:
-        """Delete the snapshots without a name and the states of models, except those of the paths `needed`, and the
-        leftovers of interrupted writes. No other process may use the directory.
+    def delete_hidden(self, needed: Collection[str], kept_models: Callable[[str], bool]) -> None:
+        """Delete the snapshots without a name and the states of models, and the leftovers of interrupted writes.
+
+        No other process may use the directory.
+
+        Args:
+            needed: The paths of those that are kept.
+            kept_models: A function that returns whether all of a model is kept.
         """
         for directory in self._directory.glob("*:train:*/*/.*"):
-            if f"tinker://{directory.relative_to(self._directory)}" not in needed:
+            path = directory.relative_to(self._directory)
+            if f"tinker://{path}" not in needed and not kept_models(path.parts[0]):
                 shutil.rmtree(directory, ignore_errors=True)
 
     def delete_expired(self) -> None:
         """Delete all expired checkpoints, and the leftovers of interrupted writes."""
         for file in self._directory.glob(f"*/*/*/{_FILE}"):
-            try:
-                expires_at = json.loads(file.read_text(encoding="utf-8")).get("expires_at")
-            except (OSError, ValueError):
-                continue
-            if expires_at is not None and expires_at < time.time():
-                shutil.rmtree(file.parent, ignore_errors=True)
+            with self._lock:  # a request may overwrite it
+                try:
+                    expires_at = json.loads(file.read_text(encoding="utf-8"))["expires_at"]
+                    has_expired = expires_at is not None and expires_at < time.time()
+                except (OSError, ValueError, TypeError, KeyError):
+                    continue
+                if has_expired:
+                    shutil.rmtree(file.parent, ignore_errors=True)
         for directory in self._directory.glob("*/*"):
             atomic.remove_leftovers(directory, min_age_s=3600.0)
 

@@ -12,18 +12,28 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from roll.config.model import LoRAConfig
-from roll.protocols import InferenceEngine
+from roll.serving.engine_calls import EngineCalls
+from roll.serving.failures import RequestFailure
 from roll.training.adapter_snapshot import AdapterSnapshot
 from roll.types import WeightUpdate
 from roll.weights import Sender, send_weights
 from roll.weights.adapters import name_adapter_tensor
 
-__all__ = ["EngineAdapters", "EngineLayers"]
+__all__ = ["EngineAdapters", "EngineLayers", "SnapshotId"]
+
+
+class SnapshotId(NamedTuple):
+    """What identifies a snapshot, which never changes."""
+
+    path: str
+    saved_by: str
+    """The request that has saved it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +49,13 @@ class EngineLayers:
     dtype: torch.dtype
 
     def build_tensors(self, snapshot: AdapterSnapshot | None) -> dict[str, Tensor]:
-        """Return the tensors of a snapshot as the engine receives them; without a snapshot, all are 0."""
+        """Return the tensors of a snapshot as the engine receives them; without a snapshot, all are 0.
+
+        Raises:
+            RequestFailure: The snapshot has another rank, other tensors or other shapes than the engine expects.
+        """
+        if snapshot is not None:
+            self._check(snapshot)
         tensors: dict[str, Tensor] = {}
         for layer, (outputs, inputs) in self.shapes.items():
             rank = self.lora.get_rank(layer)
@@ -54,13 +70,33 @@ class EngineLayers:
             tensors |= {names[0]: a, names[1]: b}
         return tensors
 
+    def _check(self, snapshot: AdapterSnapshot) -> None:
+        rank, expected = snapshot.spec.rank, {}
+        for layer, (outputs, inputs) in self.shapes.items():
+            if snapshot.spec.covers(layer):
+                if not 1 <= rank <= self.lora.get_rank(layer):
+                    highest = self.lora.get_rank(layer)
+                    raise _fail(f"its rank is {rank}, but ranks between 1 and {highest} are expected")
+                expected[name_adapter_tensor(layer, "lora_A.weight")] = rank, inputs
+                expected[name_adapter_tensor(layer, "lora_B.weight")] = outputs, rank
+        for name in sorted(set(expected) ^ set(snapshot.weights)):
+            names = f"{len(expected)} tensors such as '{next(iter(expected), '')}' are expected"
+            raise _fail(f"it {'lacks the' if name in expected else 'has an unknown'} tensor '{name}', and {names}")
+        for name, shape in expected.items():
+            if (given := tuple(snapshot.weights[name].shape)) != shape:
+                raise _fail(f"the tensor '{name}' has the shape {given}, but {shape} is expected")
+
+
+def _fail(problem: str) -> RequestFailure:
+    return RequestFailure(f"the files of the snapshot do not fit the model: {problem}.", "server")
+
 
 @dataclass(slots=True)
 class _Slot:
     """An adapter of the engine."""
 
     name: str
-    path: str | None = None
+    snapshot: SnapshotId | None = None
     """The snapshot that is or will be in the slot."""
     loading: asyncio.Task[None] | None = None
     num_users: int = 0
@@ -71,20 +107,20 @@ class EngineAdapters:
     """Loads snapshots into an engine, and keeps those that were used last.
 
     Args:
-        engine: The engine, whose spec has `lora` and `max_adapters`.
+        engine: The calls to the engine, whose spec has `lora` and `max_adapters`.
         transport: The transport of weights to the engine.
         layers: What the engine expects.
         num_slots: The number of adapters that the engine holds.
-        read: A blocking function that reads the snapshot of a path. A snapshot of a path never changes.
+        read: A blocking function that reads a snapshot.
     """
 
     def __init__(
         self,
-        engine: InferenceEngine,
+        engine: EngineCalls,
         transport: str,
         layers: EngineLayers,
         num_slots: int,
-        read: Callable[[str], AdapterSnapshot],
+        read: Callable[[SnapshotId], AdapterSnapshot],
     ) -> None:
         self._engine = engine
         self._transport = transport
@@ -96,36 +132,35 @@ class EngineAdapters:
         self._sender = Sender()
         self._versions = itertools.count(1)
 
-    @property
-    def paths(self) -> list[str]:
-        """The paths of the snapshots in the engine."""
-        return [slot.path for slot in self._slots if slot.path is not None]
+    def __contains__(self, snapshot: object) -> bool:
+        """Return whether a snapshot is in the engine, or on its way."""
+        return any(slot.snapshot == snapshot for slot in self._slots)
 
     async def start(self) -> None:
         """Send an adapter of zeros: until the first adapter arrives, engines reject all requests."""
         await self._send(self._slots[0].name, None)
 
     @asynccontextmanager
-    async def use(self, path: str | None) -> AsyncIterator[str | None]:
+    async def use(self, snapshot: SnapshotId | None) -> AsyncIterator[str | None]:
         """Load a snapshot if the engine does not have it, and keep it during the `with` block.
 
         Args:
-            path: The path of the snapshot; `None` for the base model.
+            snapshot: The snapshot; `None` for the base model.
 
         Yields:
             The name of the adapter in the engine.
         """
-        if path is None:
+        if snapshot is None:
             yield None
             return
-        slot = await self._acquire(path)
+        slot = await self._acquire(snapshot)
         try:
             assert slot.loading is not None
             try:
                 await asyncio.shield(slot.loading)  # several requests wait for it
             except BaseException:
-                if slot.path == path and slot.loading.done():
-                    slot.path = None  # the next request tries again
+                if slot.snapshot == snapshot and slot.loading.done():
+                    slot.snapshot = None  # the next request tries again
                 raise
             yield slot.name
         finally:
@@ -147,27 +182,27 @@ class EngineAdapters:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._sender.close()
 
-    async def _acquire(self, path: str) -> _Slot:
+    async def _acquire(self, snapshot: SnapshotId) -> _Slot:
         """Return the slot of a snapshot; if necessary, wait for a slot that no request uses, and load the snapshot."""
         async with self._released:
             while True:
-                slot = next((each for each in self._slots if each.path == path), None)
+                slot = next((each for each in self._slots if each.snapshot == snapshot), None)
                 if slot is None:
                     free = [each for each in self._slots if each.num_users == 0]
-                    slot = min(free, key=lambda each: (each.path is not None, each.last_use), default=None)
+                    slot = min(free, key=lambda each: (each.snapshot is not None, each.last_use), default=None)
                     if slot is not None:
-                        slot.path = path
-                        slot.loading = asyncio.create_task(self._load(slot.name, path, slot.loading))
+                        slot.snapshot = snapshot
+                        slot.loading = asyncio.create_task(self._load(slot.name, snapshot, slot.loading))
                 if slot is not None:
                     slot.num_users += 1
                     slot.last_use = max(each.last_use for each in self._slots) + 1
                     return slot
                 await self._released.wait()
 
-    async def _load(self, name: str, path: str, earlier: asyncio.Task[None] | None) -> None:
+    async def _load(self, name: str, snapshot: SnapshotId, earlier: asyncio.Task[None] | None) -> None:
         if earlier is not None:  # a canceled request may have left a load behind
             await asyncio.gather(earlier, return_exceptions=True)
-        await self._send(name, await asyncio.to_thread(self._read, path))
+        await self._send(name, await asyncio.to_thread(self._read, snapshot))
 
     async def _send(self, name: str, snapshot: AdapterSnapshot | None) -> None:
         tensors = await asyncio.to_thread(self._layers.build_tensors, snapshot)

@@ -1,4 +1,4 @@
-"""The engines of a server: each with its own snapshots, and started again when it has died.
+"""The engines of a server: each with its own snapshots, and started again when it has died or hangs.
 
     request ─► the engine with the fewest sequences ─► its snapshots (`engine_adapters`) ─► tokens
                        └─ died: started again, without snapshots; requests load theirs again and continue
@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from roll.errors import EngineDiedError, iterate_leaf_errors, one_line_error
 from roll.protocols import InferenceEngine
 from roll.rollout.engine_group import EngineGroup
-from roll.serving.engine_adapters import EngineAdapters
+from roll.serving.engine_adapters import EngineAdapters, SnapshotId
+from roll.serving.engine_calls import EngineCalls
 from roll.serving.failures import RequestFailure
 
 __all__ = ["ServedEngine", "ServedEngines", "find_death"]
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class _Running:
     engine: InferenceEngine
+    calls: EngineCalls
     adapters: EngineAdapters
 
 
@@ -42,7 +44,7 @@ class ServedEngine:
     """
 
     def __init__(
-        self, group: EngineGroup, engine: InferenceEngine, open_adapters: Callable[[InferenceEngine], EngineAdapters]
+        self, group: EngineGroup, engine: InferenceEngine, open_adapters: Callable[[EngineCalls], EngineAdapters]
     ) -> None:
         self.engine_id = engine.engine_id
         self.num_sequences = 0
@@ -50,7 +52,7 @@ class ServedEngine:
         self.num_restarts = 0
         self._group = group
         self._open_adapters = open_adapters
-        self._running = _Running(engine, open_adapters(engine))
+        self._running = self._connect(engine)
         self._restart: asyncio.Task[None] | None = None
         """The restart, from the death of the engine until a new one runs."""
 
@@ -59,25 +61,31 @@ class ServedEngine:
         """True if the engine runs, as far as is known."""
         return self._restart is None
 
-    @property
-    def paths(self) -> Sequence[str]:
-        """The paths of the snapshots in the engine."""
-        return self._running.adapters.paths
+    def _connect(self, engine: InferenceEngine) -> _Running:
+        calls = EngineCalls(engine, lambda death: self._report(running, death))
+        running = _Running(engine, calls, self._open_adapters(calls))
+        return running
+
+    def has(self, snapshot: SnapshotId | None) -> bool:
+        """Return whether the engine has a snapshot; it always has the base model."""
+        return snapshot is None or snapshot in self._running.adapters
 
     async def start(self) -> None:
         """Prepare the engine for requests."""
         await self._running.adapters.start()
 
     @asynccontextmanager
-    async def use(self, path: str | None, num_sequences: int) -> AsyncIterator[tuple[InferenceEngine, str | None]]:
+    async def use(
+        self, snapshot: SnapshotId | None, num_sequences: int
+    ) -> AsyncIterator[tuple[EngineCalls, str | None]]:
         """Keep a snapshot in the engine during the `with` block.
 
         Args:
-            path: The path of the snapshot; `None` for the base model.
+            snapshot: The snapshot; `None` for the base model.
             num_sequences: The number of sequences that the block samples.
 
         Yields:
-            The engine, and the name of the snapshot in it.
+            The calls to the engine, and the name of the snapshot in it.
 
         Raises:
             EngineDiedError: The engine died, and is being started again. It may be in an exception group.
@@ -89,10 +97,10 @@ class ServedEngine:
                 await asyncio.shield(self._restart)  # several requests wait for it
             running = self._running
             try:
-                async with running.adapters.use(path) as adapter:
-                    yield running.engine, adapter
+                async with running.adapters.use(snapshot) as adapter:
+                    yield running.calls, adapter
             except Exception as error:
-                if (death := find_death(error)) is not None:
+                if (death := find_death(error)) is not None:  # known, unless the last restart has failed
                     self._report(running, death)
                 raise
         finally:
@@ -109,8 +117,8 @@ class ServedEngine:
         try:
             engine = await self._group.replace(self.engine_id)  # closes the dead one, so its loads of snapshots fail
             await dead.adapters.abandon()
-            adapters = self._open_adapters(engine)
-            await adapters.start()
+            fresh = self._connect(engine)
+            await fresh.adapters.start()
         except Exception as error:
             logger.exception("the engine '%s' could not be started again", self.engine_id)
             raise RequestFailure(
@@ -118,7 +126,7 @@ class ServedEngine:
                 "server",
             ) from error
         else:
-            self._running = _Running(engine, adapters)
+            self._running = fresh
             self.num_restarts += 1
             logger.warning("the engine '%s' was started again", self.engine_id)
         finally:
@@ -129,6 +137,7 @@ class ServedEngine:
         if self._restart is not None:
             self._restart.cancel()
             await asyncio.gather(self._restart, return_exceptions=True)
+        self._running.calls.close()
         await self._running.adapters.close()
 
 
@@ -142,11 +151,11 @@ class ServedEngines:
     def __init__(self, engines: Sequence[ServedEngine]) -> None:
         self.members = tuple(engines)
 
-    def choose(self, path: str | None) -> ServedEngine:
+    def choose(self, snapshot: SnapshotId | None) -> ServedEngine:
         """Return the engine for a request: one that runs, with few sequences, that has the snapshot already."""
 
         def rank(engine: ServedEngine) -> tuple[bool, int, bool]:
-            return not engine.is_ready, engine.num_sequences, path is not None and path not in engine.paths
+            return not engine.is_ready, engine.num_sequences, not engine.has(snapshot)
 
         return min(self.members, key=rank)
 

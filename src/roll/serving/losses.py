@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from roll.errors import shorten
 from roll.serving.failures import ApiError
 from roll.types import LossInputs, LossOutputs, LossRequirements
 
@@ -91,16 +92,18 @@ def build_loss(name: str, config: Mapping[str, float | str]) -> TokenSumLoss:
     known = ", ".join(LOSSES)
     if name not in LOSSES:
         reason = f" ({_NO_LOSS[name]})" if name in _NO_LOSS else ""
-        raise ApiError(400, f"the loss '{name}' is not supported{reason}. Supported losses: {known}.", field="loss_fn")
+        raise ApiError(
+            400, f"the loss {shorten(name)} is not supported{reason}. Supported losses: {known}.", field="loss_fn"
+        )
     loss = LOSSES[name]
     values: dict[str, float] = {}
     for key, value in config.items():
-        field = f"loss_fn_config.{key}"
+        field = f"loss_fn_config.{key[:64]}"
         if key not in loss.settings:
             allowed = f": {', '.join(loss.settings)}" if loss.settings else ": it has none"
             raise ApiError(400, f"this is not a setting of the loss '{name}'; its settings are{allowed}.", field=field)
         if isinstance(value, str) or not math.isfinite(value) or value < 0:
-            raise ApiError(400, f"must be a finite number >= 0, got {value!r}.", field=field)
+            raise ApiError(400, f"must be a finite number >= 0, got {shorten(value)}.", field=field)
         values[key] = float(value)
     chosen = replace(loss, **values)  # pyrefly: ignore[bad-argument-type]  # the keys are those of `settings`
     if chosen.clip_low_threshold > chosen.clip_high_threshold:

@@ -147,13 +147,14 @@ class ModelStore:
         Raises:
             RequestFailure: The checkpoint does not exist for this owner, is corrupted, or its rank is too high.
         """
-        checkpoint = await asyncio.to_thread(self._checkpoints.find, path, owner, ("weights",))
+        checkpoint, snapshot = await asyncio.to_thread(
+            self._checkpoints.find_and_load, path, owner, ("weights",), optimizer=optimizer
+        )
         if checkpoint.spec.rank > self._settings.max_rank:
             raise RequestFailure(
                 f"path: the checkpoint has the rank {checkpoint.spec.rank}, but --max-rank of the server is "
                 f"{self._settings.max_rank}."
             )
-        snapshot = await asyncio.to_thread(self._checkpoints.load, checkpoint, optimizer=optimizer)
         return StoredAdapter(checkpoint=checkpoint, snapshot=snapshot)
 
     async def save(self, model: Model, kind: Kind, name: str, **options: Any) -> Checkpoint:

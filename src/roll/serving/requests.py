@@ -13,6 +13,7 @@ from roll.errors import shorten
 from roll.serving.failures import ApiError
 
 __all__ = [
+    "MAX_JSON_BYTES",
     "AdamParams",
     "CancelFuture",
     "ClientConfig",
@@ -35,6 +36,14 @@ __all__ = [
     "read_place",
 ]
 
+MAX_JSON_BYTES = 8 * 2**20
+"""The largest size of a body in JSON: parsing takes about 1 s. Data for training are in protobuf."""
+
+MAX_FIELDS = 64
+"""The largest number of fields of an object in JSON, except in `_FREE`."""
+_FREE = frozenset({"user_metadata", "reason"})
+"""Objects whose fields the client chooses."""
+
 Id: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 Index: TypeAlias = Annotated[int, Field(ge=0, le=2**62)]
 SeqId: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -42,6 +51,10 @@ Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,1
 """The name of a checkpoint, which becomes the name of a directory."""
 Ttl: TypeAlias = Annotated[int, Field(ge=3600, le=315_360_000)]
 Token: TypeAlias = Annotated[int, Field(ge=0, le=2**31 - 1)]
+StopString: TypeAlias = Annotated[str, Field(min_length=1, max_length=1024)]
+# An error per item of a long list would take minutes and gigabytes.
+StopStrings: TypeAlias = Annotated[list[StopString], Field(max_length=1024, fail_fast=True)]
+StopTokens: TypeAlias = Annotated[list[Token], Field(max_length=1024, fail_fast=True)]
 Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 Beta: TypeAlias = Annotated[Finite, Field(ge=0, le=0.999999)]
 """The update divides by 1 - beta in float32."""
@@ -62,7 +75,7 @@ class ClientConfig(BaseModel):
 class CreateSession(_Body):
     """`create_session`."""
 
-    tags: list[str] = []
+    tags: Annotated[list[str], Field(fail_fast=True)] = []
     user_metadata: UserMetadata = None
     sdk_version: str = ""
     project_id: str | None = None
@@ -201,14 +214,14 @@ class CreateSamplingSession(_Body):
 class TextChunk(_Body):
     """A part of a prompt."""
 
-    tokens: list[Token]
+    tokens: Annotated[list[Token], Field(fail_fast=True)]
     type: Literal["encoded_text"]
 
 
 class Prompt(_Body):
     """`prompt` of `asample`."""
 
-    chunks: list[TextChunk]
+    chunks: Annotated[list[TextChunk], Field(max_length=4096, fail_fast=True)]
 
 
 class SamplingSettings(_Body):
@@ -216,7 +229,7 @@ class SamplingSettings(_Body):
 
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     seed: int | None = None
-    stop: Annotated[str, Field(min_length=1)] | list[Annotated[str, Field(min_length=1)]] | list[Token] | None = None
+    stop: StopString | StopStrings | StopTokens | None = None
     temperature: Annotated[Finite, Field(ge=0, le=1e6)] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] = -1
     top_p: Annotated[Finite, Field(gt=0, le=1)] = 1.0
@@ -278,6 +291,14 @@ _UNSUPPORTED = {
     "path": "must be a name of at most 128 letters, digits, '.', '_' and '-'",
 }
 """Error messages for values that the API allows and this server does not, by field."""
+_SUPPORTED = {
+    (CreateModel, "base_model"),
+    (CreateSamplingSession, "base_model"),
+    (CreateSamplingSession, "model_path"),
+    (LoadWeights, "base_model"),
+    (LoadWeights, "path"),
+}
+"""Bodies in which a field of `_UNSUPPORTED` has another meaning."""
 
 
 def parse_body(kind: type[B], body: bytes) -> B:
@@ -286,16 +307,39 @@ def parse_body(kind: type[B], body: bytes) -> B:
     Raises:
         ApiError: The body is not JSON, or a field is missing, unknown or invalid. The error names the first such field.
     """
+    if len(body) > MAX_JSON_BYTES:
+        raise ApiError(413, f"a body in JSON must have at most {MAX_JSON_BYTES} bytes, got {len(body)}.")
     try:
         content = from_json(body or b"{}")
     except ValueError as error:
         raise ApiError(400, f"the body is not valid JSON: {error}.") from error
     if not isinstance(content, dict):
         raise ApiError(400, f"the body must be a JSON object, got {type(content).__name__}.")
+    _check_num_fields(content)
     try:
         return kind.model_validate(content)
     except ValidationError as error:
         raise _describe_error(kind, error) from error
+
+
+def _check_num_fields(content: dict[str, Any]) -> None:
+    """Check that no object has so many fields that an error for each of them would take long."""
+    stack: list[tuple[str, Any]] = [("", content)]
+    while stack:
+        field, value = stack.pop()
+        if isinstance(value, list):
+            stack += [(field, each) for each in value if isinstance(each, dict)]
+            continue
+        if len(value) > MAX_FIELDS:
+            problem = f"an object must have at most {MAX_FIELDS} fields, got {len(value)}."
+            raise ApiError(400, problem, field=field or shorten(next(reversed(value))))
+        stack += [
+            (f"{field}.{name}" if field else name, each) for name, each in value.items() if _is_nested(name, each)
+        ]
+
+
+def _is_nested(name: str, value: object) -> bool:
+    return isinstance(value, dict | list) and name not in _FREE and name.isidentifier()
 
 
 def read_place(body: bytes) -> tuple[str, int] | None:
@@ -318,7 +362,7 @@ def _describe_error(kind: type[BaseModel], error: ValidationError) -> ApiError:
             field += f".{shorten(part)}" if field else shorten(part)
     if first["type"] == "missing":
         return ApiError(400, "this field is missing.", field=field)
-    if field in _UNSUPPORTED and not (kind in (CreateModel, CreateSamplingSession) and field.startswith("base_model")):
+    if field in _UNSUPPORTED and (kind, field) not in _SUPPORTED:
         return ApiError(400, f"{_UNSUPPORTED[field]}; got {shorten(first['input'])}.", field=field)
     if field.startswith("sampling_params.stop"):
         problem = f"must be a string, strings, or tokens; got {shorten(first['input'])}."

@@ -10,12 +10,12 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import numpy as np
 
-from roll.protocols import InferenceEngine, SupportsAdapterScoring
 from roll.serving import wire
+from roll.serving.engine_adapters import SnapshotId
+from roll.serving.engine_calls import EngineCalls
 from roll.serving.engines import ServedEngines, find_death
 from roll.serving.failures import ApiError, RequestFailure
 from roll.serving.requests import Sample, SamplingSettings
@@ -45,6 +45,13 @@ class SamplingSession:
     owner: str
     path: str | None = None
     """The path of a snapshot; `None` for the base model."""
+    saved_by: str = ""
+    """The request that has saved the snapshot: when a snapshot has expired, its path can be used again."""
+
+    @property
+    def snapshot(self) -> SnapshotId | None:
+        """The ID of the snapshot; `None` for the base model."""
+        return None if self.path is None else SnapshotId(self.path, self.saved_by)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -171,8 +178,8 @@ class Sampler:
     ) -> FloatArray | None:
         """Complete the sequences on one engine, and return the log-probs of the prompt if they are requested."""
         waiting = [each for each in sequences if not each.stop_reason]
-        served = self._engines.choose(session.path)
-        async with served.use(session.path, len(waiting)) as (engine, adapter), asyncio.TaskGroup() as group:
+        served = self._engines.choose(session.snapshot)
+        async with served.use(session.snapshot, len(waiting)) as (engine, adapter), asyncio.TaskGroup() as group:
             for each in waiting:
                 group.create_task(self._complete(engine, adapter, prompt, request.sampling_params, each))
             scoring = group.create_task(self._score(engine, adapter, request, prompt))
@@ -180,7 +187,7 @@ class Sampler:
 
     async def _complete(
         self,
-        engine: InferenceEngine,
+        engine: EngineCalls,
         adapter: str | None,
         prompt: IntArray,
         settings: SamplingSettings,
@@ -247,13 +254,12 @@ class Sampler:
         return self._tokenizer.decode(tokens.tolist())  # type: ignore[attr-defined]
 
     async def _score(
-        self, engine: InferenceEngine, adapter: str | None, request: Sample, tokens: IntArray
+        self, engine: EngineCalls, adapter: str | None, request: Sample, tokens: IntArray
     ) -> FloatArray | None:
         """Return the log-probs of the prompt, NaN where they are not requested."""
         if not request.prompt_logprobs:
             return None
-        (found,) = await cast(SupportsAdapterScoring, engine).logprobs([tokens], adapter=adapter)
-        scored = found.astype(np.float32)
+        scored = (await engine.score(tokens, adapter)).astype(np.float32)
         first = 1 if request.prompt_logprobs_last_n is None else len(tokens) - request.prompt_logprobs_last_n
         scored[:first] = np.nan
         return scored

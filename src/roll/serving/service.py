@@ -41,7 +41,6 @@ from roll.serving.sessions import Session, Sessions
 from roll.serving.settings import ServeSettings
 from roll.serving.states import get_state_path
 from roll.serving.submissions import Result, Submission, to_json
-from roll.training.adapter_snapshot import AdapterSnapshot
 
 __all__ = ["Service"]
 
@@ -232,11 +231,11 @@ class Service:
         promise = model.order.submit(request.seq_id, submission, Work(run=save))
         if number is not None and isinstance(submission.outcome, Result):
             path = build_path(model.model_id, "sampler_weights", f"{UNNAMED}{request.seq_id}")
-            self._add_unnamed(session, number, self._checkpoints.find_any(path), submission)
+            self._add_unnamed(session, number, self._checkpoints.find_any(path, submission.request_id), submission)
         return promise
 
     def _add_unnamed(self, session: Session, number: int, found: Checkpoint, submission: Submission) -> str:
-        name = self.sessions.add_sampling(session, number, found.path)
+        name = self.sessions.add_sampling(session, number, found.path, found.request_id)
         self._unnamed[found.path] = found
         session.kept.add(submission.request_id)
         return name
@@ -247,26 +246,20 @@ class Service:
             find_checkpoint(self._checkpoints, path, owner, ("weights", "sampler_weights"), "tinker_path")
         )
 
-    def read_snapshot(self, path: str) -> AdapterSnapshot:
-        """Return the snapshot of a path. Blocks."""
-        checkpoint = self._unnamed.get(path)
-        if checkpoint is None:
-            checkpoint = self._checkpoints.find_any(path)
-        return self._checkpoints.load(checkpoint, optimizer=False)
-
     # ---- sampling
 
     def create_sampling_session(self, owner: str, request: CreateSamplingSession, submission: Submission) -> str:
         """Create a sampling session for a path or the base model, and return its ID."""
-        session = self.sessions.find(request.session_id, owner)
+        session, saved_by = self.sessions.find(request.session_id, owner), ""
         if request.base_model is not None:
             check_base_model(request.base_model, self.settings)
         if request.model_path is None:
             if request.base_model is None:
                 raise ApiError(400, "model_path or base_model must be given.", field="base_model")
         else:
-            find_checkpoint(self._checkpoints, request.model_path, owner, ("sampler_weights",), "model_path")
-        name = self.sessions.add_sampling(session, request.sampling_session_seq_id, request.model_path)
+            found = find_checkpoint(self._checkpoints, request.model_path, owner, ("sampler_weights",), "model_path")
+            saved_by = found.request_id
+        name = self.sessions.add_sampling(session, request.sampling_session_seq_id, request.model_path, saved_by)
         self.journal.add_request(owner, submission)
         session.kept.add(submission.request_id)
         return name
@@ -330,8 +323,14 @@ class Service:
     async def start(self) -> None:
         """Run the requests of restored models, and delete files that no model or session needs."""
         self.models.start()
-        needed = {*self._unnamed, *(get_state_path(model.model_id) for model in self.models)}
-        await asyncio.to_thread(self._checkpoints.delete_hidden, needed)
+        restored = {model.model_id for model in self.models}
+        needed = {*self._unnamed, *map(get_state_path, restored)}
+
+        def is_kept(model_id: str) -> bool:
+            """Return whether a model could not be restored; it may be if the server is started again."""
+            return model_id not in restored and self.sessions.is_open(model_id.partition(":")[0])
+
+        await asyncio.to_thread(self._checkpoints.delete_hidden, needed, is_kept)
 
     async def close(self) -> None:
         """Stop all requests; a later server continues them."""

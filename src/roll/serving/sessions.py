@@ -86,6 +86,10 @@ class Sessions:
         self._sessions[session.session_id] = session
         return session
 
+    def is_open(self, session_id: str) -> bool:
+        """Return whether there is a session of this ID that has not ended."""
+        return session_id in self._sessions and not self._sessions[session_id].is_finished
+
     def find(self, session_id: str, owner: str, *, field: str = "session_id") -> Session:
         """Return a session, and update the time of its last request.
 
@@ -111,14 +115,15 @@ class Sessions:
             raise ApiError(404, "there is no such sampling session.", field="sampling_session_id")
         return session, session.sampling[sampling_session_id]
 
-    def add_sampling(self, session: Session, number: int, path: str | None) -> str:
+    def add_sampling(self, session: Session, number: int, path: str | None, saved_by: str = "") -> str:
         """Add a sampling session, and return its ID; adding it again does nothing.
 
         Raises:
             ApiError: The number was used for other weights.
         """
         name = f"{session.session_id}:sample:{number}"
-        known = session.sampling.setdefault(name, SamplingSession(session_id=name, owner=session.owner, path=path))
+        added = SamplingSession(session_id=name, owner=session.owner, path=path, saved_by=saved_by)
+        known = session.sampling.setdefault(name, added)
         if known.path != path:
             raise ApiError(400, f"{number} was already used for other weights.", field="sampling_session_seq_id")
         session.samples.setdefault(name, Submissions("seq_id"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -25,13 +25,13 @@ from roll.config.training import TrainingConfig
 from roll.errors import ConfigError
 from roll.inference import EngineSpec
 from roll.models import describe_model, find_stop_token_ids, list_adapted_layers, load_tokenizer, resolve_model
-from roll.protocols import InferenceEngine
 from roll.serving.checkpoints import Checkpoints
-from roll.serving.engine_adapters import EngineAdapters, EngineLayers
+from roll.serving.engine_adapters import EngineAdapters, EngineLayers, SnapshotId
+from roll.serving.engine_calls import EngineCalls
 from roll.serving.engines import ServedEngine, ServedEngines
 from roll.serving.journal import Journal
-from roll.serving.models import ModelTrainer
-from roll.serving.recovery import restore
+from roll.serving.models import ModelTrainer, check_weights
+from roll.serving.recovery import check_options, restore
 from roll.serving.sampling import Sampler
 from roll.serving.server import TrainingServer
 from roll.serving.service import Service
@@ -65,18 +65,13 @@ async def open_server(settings: ServeSettings) -> AsyncIterator[TrainingServer]:
     async with AsyncExitStack() as stack:
         journal = Journal(settings.directory / "journal")
         stack.callback(journal.close)
+        check_options(settings, journal.records)
         cluster = open_cluster(settings.cluster, settings.roles)
         stack.push_async_callback(cluster.close)
         trainer = await cluster.start_trainer(_build_trainer_spec(settings, path), "actor_train")
         stack.push_async_callback(trainer.close)
         checkpoints = Checkpoints(settings.directory, settings.model_name, str(path))
-        service: Service | None = None
-
-        def read(snapshot_path: str) -> AdapterSnapshot:
-            assert service is not None
-            return service.read_snapshot(snapshot_path)
-
-        engines = await _start_engines(settings, cluster, path, context, read, stack)
+        engines = await _start_engines(settings, cluster, path, context, checkpoints, stack)
         service = Service(
             settings,
             ModelTrainer(trainer, context, description.vocab_size),
@@ -105,7 +100,7 @@ async def _start_engines(
     cluster: Cluster,
     path: Path,
     context: int,
-    read: Callable[[str], AdapterSnapshot],
+    checkpoints: Checkpoints,
     stack: AsyncExitStack,
 ) -> ServedEngines:
     kind = resolve_engine_kind(settings.engine, "--engine")
@@ -120,7 +115,12 @@ async def _start_engines(
     shares_process = settings.cluster.type == "local" and get_engine_capabilities(kind).shares_process
     transport = "in_process" if shares_process else "shared_memory"
 
-    def open_adapters(engine: InferenceEngine) -> EngineAdapters:
+    def read(snapshot: SnapshotId) -> AdapterSnapshot:
+        found = checkpoints.load(checkpoints.find_any(*snapshot), optimizer=False)
+        check_weights(found)
+        return found
+
+    def open_adapters(engine: EngineCalls) -> EngineAdapters:
         return EngineAdapters(engine, transport, layers, settings.max_adapters, read)
 
     engines = ServedEngines([ServedEngine(group, engine, open_adapters) for engine in group.engines])

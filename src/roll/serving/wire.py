@@ -14,6 +14,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from roll.errors import shorten
 from roll.serving.failures import ApiError
 from roll.types import FloatArray, IntArray
 
@@ -196,7 +197,7 @@ def read_floats(tensor: Any, length: int, field: str) -> FloatArray:
 def _read_elements(tensor: Any, length: int, allowed: Sequence[int], expected: str, field: str) -> NDArray[Any]:
     shape = tuple(tensor.shape)
     if len(shape) > 1 or tensor.WhichOneof("encoding") == "sparse_csr":
-        raise ApiError(400, f"must have one dimension, got the shape {list(shape)}.", field=field)
+        raise ApiError(400, f"must have one dimension, got the shape {shorten(list(shape))}.", field=field)
     if tensor.dtype not in allowed:
         raise ApiError(400, f"must have the dtype {expected}, got the dtype number {tensor.dtype}.", field=field)
     dtype = _DTYPES[tensor.dtype]
@@ -204,7 +205,7 @@ def _read_elements(tensor: Any, length: int, allowed: Sequence[int], expected: s
         raise ApiError(400, f"{len(tensor.dense)} bytes are not a whole number of {dtype} elements.", field=field)
     values = np.frombuffer(tensor.dense, dtype)
     if shape not in ((), (len(values),)):
-        raise ApiError(400, f"has {len(values)} elements, but the shape {list(shape)}.", field=field)
+        raise ApiError(400, f"has {len(values)} elements, but the shape {shorten(list(shape))}.", field=field)
     if len(values) != length:
         problem = f"must have {length} elements, one per token of model_input, got {len(values)}."
         raise ApiError(400, problem, field=field)

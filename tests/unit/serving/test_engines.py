@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,10 @@ import pytest
 from api_client import ApiFailure, Client, client, datum, gather, read_sequences, serving
 
 from roll.errors import EngineDiedError, InfraError
+from roll.inference import hf
 from roll.inference.hf import HFEngine
+from roll.rollout import engine_connection
+from roll.rollout.hang_detector import HangDetector
 from roll.serving.sampling import MAX_DEATHS
 from roll.serving.server import TrainingServer
 
@@ -142,6 +146,41 @@ async def test_serving_engines_keep_complete_sequences_after_death(
         monkeypatch.setattr(HFEngine, "generate", generate_or_die)
         assert read_sequences(await one.sample(base, 1, PROMPT, 4))[0][0] == expected[0][0]
         assert len(asked) == 5 and asked[4] == asked[3] and len(set(asked)) == 4
+
+
+@pytest.mark.parametrize("hanging", ["step", "logprobs", "update_weights"])
+async def test_serving_engines_that_hang_are_restarted(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hanging: str
+) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(engine_connection, "CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(hf, "CLOSE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(
+        HangDetector, "observe", lambda detector, now, steps, *, delay_s: entered.is_set() and not go_on.is_set()
+    )
+    async with serving(tiny_model, tmp_path) as server, client(server) as one:
+        session, other, base = await open_samplers(one)
+        expected = read_sequences(await one.sample(session, 0, PROMPT, prompt_logprobs=True))[0][0]
+        (engine,) = server.service._sampler._engines.members
+        replace, decoder = engine._group.replace, engine._running.engine._decoder  # type: ignore[attr-defined]
+
+        def hang(*_: Any) -> Any:
+            entered.set()
+            assert go_on.wait(60)
+            raise RuntimeError("the engine was closed meanwhile")
+
+        async def replace_and_go_on(engine_id: str) -> Any:
+            fresh = await replace(engine_id)
+            go_on.set()
+            return fresh
+
+        engine._group.replace = replace_and_go_on  # type: ignore[method-assign]
+        setattr(decoder, hanging, hang)
+        found = await gather(
+            *(one.sample(each, 1, PROMPT, prompt_logprobs=True) for each in (session, other, base, session))
+        )
+        assert read_sequences(found[0])[0][0] == expected and engine.num_restarts == 1
+        assert read_sequences(await one.sample(session, 2, PROMPT))[0][0] == expected
 
 
 async def test_serving_engines_share_requests_and_load_every_snapshot(

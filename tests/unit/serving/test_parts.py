@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from api_client import tensor
 
 from roll.errors import ConfigError
-from roll.serving import ServeSettings, wire
+from roll.serving import ServeSettings, requests, wire
 from roll.serving.failures import ApiError, RequestFailure
-from roll.serving.losses import LOSSES
+from roll.serving.losses import LOSSES, build_loss
 from roll.serving.promises import KEEP_S, KEEP_UNREAD_S, Promises
 from roll.serving.settings import create_key, read_keys
 from roll.serving.submissions import Result, Submission
@@ -126,3 +130,75 @@ def test_serving_tensors_are_checked() -> None:
             wire.read_integers(message, 3, "x")
     assert wire.read_floats(tensor([1, 2, 3]), 3, "x").tolist() == [1.0, 2.0, 3.0]
     assert set(LOSSES) == {"cross_entropy", "importance_sampling", "ppo", "cispo", "dro"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "message"),
+    [
+        (requests.Sample, b'{"prompt": {"chunks": [{"type": "encoded_text", "tokens": [%s"a"]}]}}', r"tokens\[0\]: "),
+        (requests.Sample, b'{"sampling_params": {"stop": [%s"a"]}}', "stop: must be a string, strings, or tokens"),
+        (requests.Sample, b'{"prompt": {"chunks": [%s"a"]}}', r"chunks\[0\]: Input should be a valid dictionary"),
+        (requests.CreateSession, b'{"tags": [%s{}]}', r"tags\[0\]: "),
+    ],
+)
+def test_serving_long_lists_of_wrong_items_are_refused_with_one_error(kind: Any, body: bytes, message: str) -> None:
+    """An error for each of the items would take 30 s and 1 GB."""
+    body = body % (b"1.5," * 1_000_000)
+    rest = {"sampling_session_id": "a", "seq_id": 0, "prompt": {"chunks": []}, "sampling_params": {}}
+    for name in [name for name in rest if name.encode() in body or kind is requests.CreateSession]:
+        del rest[name]
+    body = body[:-1] + b"".join(f', "{name}": {json.dumps(value)}'.encode() for name, value in rest.items()) + b"}"
+    tracemalloc.start()
+    with pytest.raises(ApiError) as failure:
+        requests.parse_body(kind, body)
+    assert re.search(message, f"{failure.value.field}: {failure.value.message}") and len(failure.value.message) < 200
+    assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
+    tracemalloc.stop()
+
+
+def test_serving_bodies_with_too_many_bytes_or_fields_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = {f"field{number}": 1 for number in range(65)}
+    bodies: dict[str, Any] = {
+        "field64: an object must have at most 64 fields, got 65": many,
+        "prompt.chunks: an object": {"prompt": {"chunks": [{}, many]}},
+    }
+    for message, content in bodies.items():
+        with pytest.raises(ApiError) as failure:
+            requests.parse_body(requests.Sample, json.dumps(content).encode())
+        assert message in f"{failure.value.field.strip(chr(39))}: {failure.value.message}"
+    requests.parse_body(requests.CreateSession, json.dumps({"user_metadata": many}).encode())
+    monkeypatch.setattr(requests, "MAX_JSON_BYTES", 10)
+    with pytest.raises(ApiError, match="at most 10 bytes, got 11") as failure:
+        requests.parse_body(requests.CreateSession, b"{         }")
+    assert failure.value.status == 413
+
+
+def test_serving_errors_do_not_repeat_long_values() -> None:
+    name = "x" * 100_000
+    for loss, config in ((name, {}), ("ppo", {name: 1.0}), ("dro", {"beta": name})):
+        with pytest.raises(ApiError) as failure:
+            build_loss(loss, config)
+        assert len(failure.value.message) + len(failure.value.field) < 400
+    with pytest.raises(ApiError) as failure:
+        wire.read_floats(tensor([1.0], shape=[1] * 100_000), 1, "x")
+    assert len(failure.value.message) < 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "message"),
+    [
+        (requests.LoadWeights, {"path": "x" * 300, "optimizer": True}, "path: String should have at most 256"),
+        (
+            requests.CreateSamplingSession,
+            {"session_id": "a", "sampling_session_seq_id": 0, "model_path": "x" * 300},
+            "model_path: String should have at most 256",
+        ),
+        (requests.SaveWeights, {"model_id": "a", "seq_id": 1, "path": "x" * 300}, "path: must be a name of at most"),
+    ],
+)
+def test_serving_fields_of_several_bodies_have_the_error_of_their_body(
+    kind: Any, body: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ApiError) as failure:
+        requests.parse_body(kind, json.dumps(body).encode())
+    assert f"{failure.value.field}: {failure.value.message}".startswith(message)
