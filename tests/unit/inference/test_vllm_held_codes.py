@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from roll.inference.vllm.quantized import QuantizedLayer, compute_held_checksums, unpack_int8
+from roll.errors import ModelError
+from roll.inference.vllm.quantized import QuantizedLayer, compute_held_checksums, quantize_stored, unpack_int8
 from roll.weights import compute_checksum
 from roll.weights.quantization import quantize
 
@@ -67,3 +68,23 @@ def test_vllm_held_checksums_leave_out_layers_in_an_unknown_layout() -> None:
     layer, _ = make_layer(torch.randn(48, 16), "int8", packed=True)
     layer.module.weight.data = layer.module.weight.data.reshape(-1)
     assert compute_held_checksums([layer]) == {}
+
+
+@pytest.mark.parametrize("format", ["int8", "fp8"])
+def test_vllm_held_codes_of_files_are_those_that_a_trainer_in_the_same_dtype_sends(format: str) -> None:
+    weight, norm = torch.randn(8, 16, generator=torch.Generator().manual_seed(2)), torch.ones(16)
+    found = dict(quantize_stored([("up", weight), ("norm", norm)], {"up"}, torch.bfloat16, format))
+    codes, scales = quantize(weight.bfloat16(), format)
+    assert list(found) == ["up_scale", "up", "norm"] and found["norm"] is norm
+    assert compute_checksum(found["up"]) == compute_checksum(codes) and torch.equal(found["up_scale"], scales)
+
+
+@pytest.mark.parametrize("format", ["int8", "fp8"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_vllm_held_codes_of_files_with_values_that_are_not_finite_are_refused(format: str, value: float) -> None:
+    weight = torch.ones(4, 4)
+    weight[2, 1] = value
+    with pytest.raises(ModelError, match=rf"weight 'up' has NaN or infinite values, so it cannot be .* to {format}"):
+        list(quantize_stored([("up", weight)], {"up"}, torch.bfloat16, format))
+    with pytest.raises(ModelError, match="the model's files have no weight 'down', which is computed in"):
+        list(quantize_stored([("up", torch.ones(4, 4))], {"up", "down"}, torch.bfloat16, format))

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from roll.errors import WeightSyncError
+from roll.errors import ModelError, WeightSyncError
 from roll.inference.spec import EngineSpec
 from roll.models import list_linear_weights
 from roll.types import TensorSpec
@@ -34,6 +34,7 @@ __all__ = [
     "check_quantized_manifest",
     "compute_held_checksums",
     "find_quantized_layers",
+    "quantize_stored",
     "register_loader",
 ]
 
@@ -168,6 +169,38 @@ def unpack_int8(packed: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
+def quantize_stored(
+    tensors: Iterable[tuple[str, Tensor]], names: Collection[str], dtype: torch.dtype, format: str
+) -> Generator[tuple[str, Tensor]]:
+    """Yield the tensors of a model's files; a quantized weight is yielded as its scales and its codes.
+
+    Args:
+        tensors: The tensors in the files.
+        names: The names of the weights to quantize.
+        dtype: The dtype to which weights are rounded before they are quantized.
+        format: `int8` or `fp8`.
+
+    Raises:
+        ModelError: A weight has NaN or infinite values, or is not in the files.
+    """
+    missing = set(names)
+    for name, tensor in tensors:
+        if name not in names:
+            yield name, tensor
+            continue
+        missing.discard(name)
+        codes, scales = quantize(tensor.to(dtype), format)
+        if not scales.isfinite().all():
+            raise ModelError(
+                f"weight '{name}' has NaN or infinite values, so it cannot be quantized to {format}: restore the files "
+                "of the model."
+            )
+        yield f"{name}_scale", scales
+        yield name, codes
+    if missing:
+        raise ModelError(f"the model's files have no weight '{min(missing)}', which is computed in {format}.")
+
+
 def register_loader() -> None:
     """Register the load format with which vLLM quantizes the weights of a directory while it loads them."""
     from vllm.model_executor.model_loader import register_model_loader
@@ -185,15 +218,9 @@ def register_loader() -> None:
         def get_all_weights(self, model_config: Any, model: Any) -> Generator[tuple[str, Tensor]]:
             """Yield all tensors; a quantized weight is yielded as its scales and its codes."""
             form = model_config.hf_config.quantization_config["format"]
-            names = {name for layer in find_quantized_layers(model) for name in layer.names}
-            for name, tensor in super().get_all_weights(model_config, model):
-                if name not in names:
-                    yield name, tensor
-                    continue
-                names.discard(name)
-                weight = tensor.to(model_config.dtype)  # the dtype in which trainers quantize
-                codes, scales = quantize(weight, "int8" if form.startswith("int") else "fp8")
-                yield f"{name}_scale", scales
-                yield name, codes
-            if names:
-                raise ValueError(f"the files contain no weight '{min(names)}', which is quantized")
+            yield from quantize_stored(
+                super().get_all_weights(model_config, model),
+                {name for layer in find_quantized_layers(model) for name in layer.names},
+                model_config.dtype,  # the dtype in which trainers quantize
+                "int8" if form.startswith("int") else "fp8",
+            )
