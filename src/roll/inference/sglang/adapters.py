@@ -1,8 +1,8 @@
 """The LoRA adapters of an SGLang server: names, versions, files, and the server's arguments.
 
-SGLang cannot replace an adapter. Each sync loads one under a new name and unloads the old one. The KV cache belongs to
-a name, so no entry of old weights is used again. A running request keeps the adapter that it began with: the engine
-ends it before a sync, and continues its tokens with the new adapter.
+SGLang cannot replace an adapter. Each sync loads an adapter under a new name and unloads the old one. KV cache entries
+belong to a name, so entries of old weights are not used again. The engine aborts running requests before a sync, and
+continues their tokens with the new adapter, because the server would use the old one.
 
 SGLang reads one rank and one scale per adapter. Matrices of a smaller rank are filled with zeros, and B is multiplied
 by the layer's scale, so that SGLang's own scale is 1.
@@ -39,7 +39,7 @@ class ServedAdapter:
     """An adapter that the server has loaded."""
 
     name: str
-    """Its name at the server, for the field `lora_path` of requests."""
+    """The adapter's name in the server, for the field `lora_path` of requests."""
     policy_version: int
 
 
@@ -47,14 +47,14 @@ class EngineAdapters:
     """The adapters of one engine; the policy's adapter has the name `None`.
 
     Args:
-        spec: The spec of the engine. Without `lora`, the engine has no adapters, and rejects their names.
+        spec: The spec of the engine. Without `lora`, the engine rejects requests that name an adapter.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
         self._served: dict[str | None, ServedAdapter] = {}
         self._unused: list[str] = []
-        """Names of adapters that the server still has."""
+        """The names of replaced adapters that the server has not unloaded yet."""
         self._num_loaded = 0
 
     @property
@@ -63,7 +63,7 @@ class EngineAdapters:
         return self._spec.lora is not None
 
     def get_served(self, adapter: str | None) -> ServedAdapter | None:
-        """Return the adapter that a request names; `None` computes with the weights of the model alone.
+        """Return the adapter that a request names; `None` if the request uses the model's own weights.
 
         Raises:
             DataError: The engine has not received an adapter of this name.
@@ -92,7 +92,7 @@ class EngineAdapters:
         check_adapter_manifest(update.manifest, self._layers, self._lora, policy_version=update.policy_version)
 
     def write(self, update: WeightUpdate, directory: Path, dtype: torch.dtype) -> Mapping[str, int]:
-        """Receive an adapter and write it to `directory`, as peft does.
+        """Receive an adapter and write it to `directory` in the format of peft.
 
         Returns:
             The checksum of the received bytes, by tensor name.
@@ -124,7 +124,7 @@ class EngineAdapters:
         return dict(receiver.checksums)
 
     def create_name(self) -> str:
-        """Return a new name for the server."""
+        """Return a new adapter name."""
         self._num_loaded += 1
         return f"roll-{self._num_loaded}"
 
@@ -136,7 +136,7 @@ class EngineAdapters:
         self._served[update.adapter] = ServedAdapter(name, update.policy_version)
         return unused
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Require a new sync of every adapter."""
         self._unused += [served.name for served in self._served.values()]
         self._served.clear()

@@ -35,9 +35,9 @@ from roll.inference.sglang.conversion import (
     to_logprobs,
     to_server_id,
 )
-from roll.inference.sglang.held import HeldRequests
 from roll.inference.sglang.launch import Server
-from roll.inference.sglang.running import RunningRequests
+from roll.inference.sglang.pause_queue import PauseQueue
+from roll.inference.sglang.running_requests import RunningRequests
 from roll.inference.sglang.server_info import check_server, fetch_info, read_kv_capacity
 from roll.inference.sglang.weights import check_update, create_weights_dir, delete_files, write_weights
 from roll.inference.spec import EngineSpec, reject_adapter
@@ -76,9 +76,9 @@ class SGLangEngine(PrefetchMixin):
         self._kv_capacity: int | None = None
         self._vocab_size = 0
         self._closed = self._asleep = False
-        self._held = HeldRequests()
+        self._pause_queue = PauseQueue()
         self._unusable = "has received no adapter yet" if self._adapters.enabled else ""
-        """Why the engine has no usable weights; empty if it has."""
+        """The reason why the engine has no usable weights; empty if it has."""
         self._update_lock = asyncio.Lock()
 
     async def start(self) -> None:
@@ -122,7 +122,7 @@ class SGLangEngine(PrefetchMixin):
         parts: list[Generation] = []
         while True:
             rest = get_rest(request, parts)
-            if not await self._held.wait(request.request_id):
+            if not await self._pause_queue.wait(request.request_id):
                 return join_parts([*parts, make_aborted(rest, self.engine_id)])
             served = self._adapters.get_served(request.adapter)
             body = build_request(rest, self._spec.max_context, self._vocab_size)
@@ -150,7 +150,7 @@ class SGLangEngine(PrefetchMixin):
         async def score(name: str, sequence: IntArray) -> FloatArray:
             body = build_scoring_request(name, sequence, self._vocab_size)
             while True:
-                await self._held.wait(name)
+                await self._pause_queue.wait(name)
                 reply, continues = await self._run(name, body, self._adapters.get_served(adapter))
                 if not continues:
                     return to_logprobs(reply, len(sequence), self.engine_id)
@@ -162,15 +162,15 @@ class SGLangEngine(PrefetchMixin):
 
         A request that was running when the server was paused may lose the tokens that it has generated.
         """
-        self._held.abort(request_ids)
+        self._pause_queue.abort(request_ids)
         self._running.abort(request_ids)
         call = self._connection.call
         await asyncio.gather(*(call("/abort_request", {"rid": to_server_id(name)}) for name in request_ids))
 
     async def pause(self, mode: PauseMode) -> None:
         """Pause decoding and queue new requests. `PauseMode` defines what happens to running requests."""
-        was_paused = self._held.is_holding
-        self._held.hold()
+        was_paused = self._pause_queue.is_paused
+        self._pause_queue.pause()
         try:
             if mode == "drain":
                 while self._running:
@@ -181,7 +181,7 @@ class SGLangEngine(PrefetchMixin):
                 await self._connection.call("/pause_generation", {"mode": "abort" if mode == "abort" else "retract"})
         except BaseException:
             if not was_paused:
-                self._held.release()
+                self._pause_queue.resume()
             raise
 
     async def resume(self) -> None:
@@ -192,11 +192,10 @@ class SGLangEngine(PrefetchMixin):
         """
         self._check_weights()
         await self._connection.call("/continue_generation", {})
-        self._held.release()
+        self._pause_queue.resume()
 
     async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
-        """Receive new weights, write them to files, and let the server load these. Running requests are paused while
-        the server loads.
+        """Receive new weights and let the server load them from files. Running requests are paused meanwhile.
 
         The checksums of the receipt are those of the received bytes; the probe after a sync compares what the server
         computes with them.
@@ -234,7 +233,7 @@ class SGLangEngine(PrefetchMixin):
         if not self._asleep:
             await self.pause("abort")
             await self._connection.call("/release_memory_occupation", {})
-            self._adapters.forget()
+            self._adapters.clear()
             self._asleep, self._unusable = True, "lost its weights while asleep"
 
     async def wake(self) -> None:
@@ -243,14 +242,14 @@ class SGLangEngine(PrefetchMixin):
         await self._connection.call("/resume_memory_occupation", {})
         await self._connection.call("/continue_generation", {})
         self._asleep = False
-        self._held.release()
+        self._pause_queue.resume()
 
     def load(self) -> EngineLoad:
         """Return the engine's load, from the requests that this process has sent."""
         running = min(len(self._running), self._spec.max_num_seqs)
         return EngineLoad(
             num_running=running,
-            num_waiting=len(self._running) - running + len(self._held),
+            num_waiting=len(self._running) - running + len(self._pause_queue),
             kv_used=0.0,
             capacity=self._spec.max_num_seqs,
             kv_capacity=self._kv_capacity,
@@ -259,7 +258,7 @@ class SGLangEngine(PrefetchMixin):
     async def close(self) -> None:
         """End the server that this engine started; running requests raise `EngineDiedError`."""
         was_closed, self._closed = self._closed, True
-        self._held.release()
+        self._pause_queue.resume()
         if was_closed:
             return
         try:
@@ -276,7 +275,7 @@ class SGLangEngine(PrefetchMixin):
         """Replace the weights of the model; return the checksums of the received bytes."""
         await asyncio.to_thread(check_update, update, self._spec.model_path)
         checksums = await asyncio.to_thread(write_weights, update, directory, dtype)
-        if not (was_paused := self._held.is_holding):
+        if not (was_paused := self._pause_queue.is_paused):
             await self.pause("keep")
         self._unusable = "has a mixture of old and new weights"
         body = {
@@ -300,7 +299,7 @@ class SGLangEngine(PrefetchMixin):
             await self._load("/load_lora_adapter", {"lora_name": name, "lora_path": str(directory)}, update)
         finally:
             delete_files(directory)  # SGLang would load an unloaded adapter again if a request named it
-        if not (was_paused := self._held.is_holding):
+        if not (was_paused := self._pause_queue.is_paused):
             await self.pause("keep")
         replaced = self._adapters.confirm_update(update, name)
         self._unusable = ""

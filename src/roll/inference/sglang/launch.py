@@ -1,4 +1,4 @@
-"""Starts an SGLang server in a process group of its own, and ends it."""
+"""Starts and ends an SGLang server in its own process group."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = ["CONTEXT_MARGIN", "OPTION_NAMES", "Server", "build_arguments", "to_co
 OPTION_NAMES = ("python", "url", "weights_dir")
 """Options of `inference.options` that ROLL reads; all others become arguments of the server."""
 CONTEXT_MARGIN = 7
-"""How much longer SGLang's context is than ROLL's: SGLang rejects a prompt that leaves fewer than 7 tokens, and ends an
-answer 2 tokens before the end of its context, with the finish reason `length`."""
+"""The number of tokens by which SGLang's context exceeds ROLL's. SGLang rejects a prompt that leaves fewer than 7
+tokens, and ends an answer 2 tokens before the end of its context, with the finish reason `length`."""
 SHUTDOWN_TIMEOUT_S = 5.0
 _LOG_TAIL_BYTES = 4096
 
@@ -103,7 +103,7 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def find_cause_of_death(self) -> str:
-        """Return how the server ended, with the last error in its log; an empty string while it runs."""
+        """Return a description of how the server ended, with the last error in its log; empty while it runs."""
         code = self.process.poll()
         if code is None:
             return ""

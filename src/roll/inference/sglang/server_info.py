@@ -1,4 +1,4 @@
-"""Reads `/server_info`, the server's description of itself, and checks that the server fits the run."""
+"""Reads `/server_info`, and checks that the server fits the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INFO_TIMEOUT_S = 600.0
 
 
 async def fetch_info(session: aiohttp.ClientSession, url: str, engine_id: str) -> dict[str, Any]:
-    """Return a server's description of itself.
+    """Return the reply of `/server_info`.
 
     Raises:
         EngineDiedError: The server does not answer.

@@ -1,29 +1,29 @@
-"""Holds requests while the engine is paused."""
+"""A queue for requests while the engine is paused."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
 
-__all__ = ["HeldRequests"]
+__all__ = ["PauseQueue"]
 
 
-class HeldRequests:
-    """The requests that arrived during a pause, or that a pause interrupted.
+class PauseQueue:
+    """Queues requests that arrive during a pause, or that a pause interrupts.
 
-    SGLang holds new requests, too, but ignores their abort until it continues.
+    SGLang also queues new requests during a pause, but ignores aborts until it continues.
     """
 
     def __init__(self) -> None:
-        self.is_holding = False
+        self.is_paused = False
         self._waiting: list[tuple[str, asyncio.Future[bool]]] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     async def wait(self, request_id: str) -> bool:
-        """Wait until requests are released; return False if this one is aborted."""
-        while self.is_holding:
+        """Wait until the end of the pause; return False if the request is aborted."""
+        while self.is_paused:
             entry = request_id, asyncio.get_running_loop().create_future()
             self._waiting.append(entry)
             try:
@@ -33,17 +33,17 @@ class HeldRequests:
                 self._waiting.remove(entry)
         return True
 
-    def hold(self) -> None:
-        """Hold all requests that arrive from now on."""
-        self.is_holding = True
+    def pause(self) -> None:
+        """Queue requests until `resume`."""
+        self.is_paused = True
 
     def abort(self, request_ids: Collection[str]) -> None:
-        """Abort requests; those that are not here are ignored."""
+        """Abort queued requests; other IDs are ignored."""
         self._finish([future for name, future in self._waiting if name in request_ids], False)
 
-    def release(self) -> None:
+    def resume(self) -> None:
         """Let all requests continue."""
-        self.is_holding = False
+        self.is_paused = False
         self._finish([future for _, future in self._waiting], True)
 
     def _finish(self, futures: Collection[asyncio.Future[bool]], result: bool) -> None:

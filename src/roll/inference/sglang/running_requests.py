@@ -1,4 +1,4 @@
-"""The requests that a server computes, and whether an aborted one continues."""
+"""Tracks running requests, and which of them continue after a pause."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ class RunningRequest:
 
     request_id: str
     is_interrupted: bool = False
-    """True if a pause ended the request, which continues afterwards."""
+    """True if a pause interrupted the request."""
     is_aborted: bool = False
-    """True if the engine's user aborted the request."""
+    """True if the caller aborted the request."""
 
     @property
     def continues(self) -> bool:
-        """True if the request continues when the server has aborted it."""
+        """True if the request continues after the pause."""
         return self.is_interrupted and not self.is_aborted
 
 
 class RunningRequests:
-    """All requests that the server computes."""
+    """All running requests of an engine."""
 
     def __init__(self) -> None:
         self._running: set[RunningRequest] = set()
@@ -36,7 +36,7 @@ class RunningRequests:
 
     @contextmanager
     def track(self, request_id: str) -> Iterator[RunningRequest]:
-        """Count a request in a `with` block, during which the server computes it."""
+        """Track a request during a `with` block."""
         running = RunningRequest(request_id)
         self._running.add(running)
         try:
@@ -45,11 +45,11 @@ class RunningRequests:
             self._running.discard(running)
 
     def abort(self, request_ids: Collection[str]) -> None:
-        """Record that the user aborted requests; unknown ids are ignored."""
+        """Record that the caller aborted requests; unknown IDs are ignored."""
         for each in self._running:
             each.is_aborted |= each.request_id in request_ids
 
     def interrupt(self) -> None:
-        """Record that a pause ends all requests."""
+        """Record that a pause interrupts all running requests."""
         for each in self._running:
             each.is_interrupted = True
