@@ -137,7 +137,7 @@ def test_serving_tensors_are_checked() -> None:
     [
         (requests.Sample, b'{"prompt": {"chunks": [{"type": "encoded_text", "tokens": [%s"a"]}]}}', r"tokens\[0\]: "),
         (requests.Sample, b'{"sampling_params": {"stop": [%s"a"]}}', "stop: must be a string, strings, or tokens"),
-        (requests.Sample, b'{"prompt": {"chunks": [%s"a"]}}', r"chunks\[0\]: Input should be a valid dictionary"),
+        (requests.Sample, b'{"prompt": {"chunks": [%s"a"]}}', r"chunks\[0\]: .* valid dictionary"),
         (requests.CreateSession, b'{"tags": [%s{}]}', r"tags\[0\]: "),
     ],
 )
