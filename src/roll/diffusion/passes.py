@@ -29,7 +29,7 @@ from roll.diffusion.records import DenoisingPath, DenoisingSettings, DiffusionBa
 from roll.diffusion.sampling import Sampler
 from roll.diffusion.steps import expand
 from roll.errors import DataError
-from roll.models.transfers import read_results
+from roll.models.transfers import copy_to_host, read_results, wait_for_copies
 from roll.training.distributed import Ranks
 from roll.types import BatchCounts, ForwardBackwardResult
 
@@ -148,19 +148,19 @@ class DiffusionPassRunner:
                 for part, _ in self.iter_micro_batches(units, size, idle_units):
                     flat = [term for own in part for term in own]
                     velocity = self._predict_terms(collate(flat, self._model.device), flat, scale)
-                    for term, each in zip(flat, velocity.detach().cpu(), strict=True):
+                    for term, each in zip(flat, copy_to_host(velocity.detach()), strict=True):
                         term.other_velocities[name] = each
+            wait_for_copies(self._model.device)
         for part, ends in self.iter_micro_batches(units, size, idle_units):
             flat = [term for own in part for term in own]
             stacked = collate(flat, self._model.device, self._build_mask(flat))
             with torch.enable_grad() if backward is not None else torch.no_grad():
                 velocity = self._predict_terms(stacked, flat, scale)
                 each, metrics = loss.compute(velocity, stacked)
-                loss_weight = torch.tensor([term.loss_weight for term in flat], device=each.device)
-                total = (each * loss_weight).sum()
+                total = (each * stacked.loss_weights).sum()
             if backward is not None:
                 backward(total, last=last and ends)
-            sums.add(total, {name: (values * loss_weight).sum() for name, values in metrics.items()})
+            sums.add(total, {name: (values * stacked.loss_weights).sum() for name, values in metrics.items()})
 
     @torch.no_grad()
     def _build_terms(

@@ -50,7 +50,12 @@ def expand(values: Tensor, like: Tensor) -> Tensor:
 
 
 def compute_sde_step(
-    latents: Tensor, velocity: Tensor, sigma: Tensor, next_sigma: Tensor, second_sigma: float, noise_level: float
+    latents: Tensor,
+    velocity: Tensor,
+    sigma: Tensor,
+    next_sigma: Tensor,
+    second_sigma: float | Tensor,
+    noise_level: float,
 ) -> SDEStep:
     """Return the distribution of the next latents.
 
@@ -59,12 +64,14 @@ def compute_sde_step(
         velocity: [B, *shape] predicted velocity.
         sigma: [B] current noise levels.
         next_sigma: [B] next noise levels.
-        second_sigma: The second noise level of the schedule, at which the coefficient of sigma = 1 is computed.
+        second_sigma: The second noise level of the schedule, at which the coefficient of sigma = 1 is computed; a
+            number or [B].
         noise_level: The noise level a.
     """
     sigma, next_sigma = expand(sigma, latents), expand(next_sigma, latents)
     d = next_sigma - sigma
-    safe = torch.where(sigma == 1, torch.full_like(sigma, second_sigma), sigma)
+    second = expand(second_sigma, latents) if isinstance(second_sigma, Tensor) else second_sigma
+    safe = torch.where(sigma == 1, second, sigma)
     diffusion = noise_level * torch.sqrt(sigma / (1 - safe))
     mean = (
         latents * (1 + diffusion**2 / (2 * sigma) * d) + velocity * (1 + diffusion**2 * (1 - sigma) / (2 * sigma)) * d

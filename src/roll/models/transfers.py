@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["move_to_device", "read_results", "to_tensor"]
+__all__ = ["copy_to_host", "move_to_device", "read_results", "to_tensor", "wait_for_copies"]
 
 T = TypeVar("T")
 
@@ -75,6 +75,19 @@ def _copy_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tens
     for part, tensor in zip(get_parts(pinned), tensors, strict=True):
         part.copy_(tensor)
     return get_parts(pinned.to(device, non_blocking=True))
+
+
+def copy_to_host(tensor: Tensor) -> Tensor:
+    """Return a tensor in host memory without waiting for its device; call `wait_for_copies` before reading it."""
+    if tensor.device.type == "cpu":
+        return tensor
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def wait_for_copies(device: torch.device) -> None:
+    """Wait until all copies from a device have arrived."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def read_results(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:

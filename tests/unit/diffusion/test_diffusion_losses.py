@@ -27,7 +27,8 @@ def read(kind: str) -> dict[str, Any]:
 
 
 def make_terms(latents: Tensor, sigma: Tensor, data: dict[str, Tensor], **others: Tensor) -> Terms:
-    return Terms(latents=latents, sigma=sigma, data=data, other_velocities=others)
+    weights = torch.full_like(sigma, 1 / len(sigma))
+    return Terms(latents=latents, sigma=sigma, loss_weights=weights, data=data, other_velocities=others)
 
 
 def test_flow_grpo_step_and_loss_equal_those_of_the_published_code() -> None:

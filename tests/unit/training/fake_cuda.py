@@ -4,7 +4,8 @@ PyTorch's fake tensors know devices: an operation on tensors of two devices fail
 steps run as if there were a device, and whatever branches on it is run. Numbers that code reads from the device are
 made up here, and counted: on a real device, each read waits for everything that was launched before.
 
-    python fake_cuda.py LIBRARY CASES      run the cases of a JSON file, print one JSON object for each
+    python fake_cuda.py LIBRARY CASES        run the cases of a JSON file, print one JSON object for each
+    python fake_cuda.py LIBRARY diffusion    run the losses of diffusion models
 """
 
 from __future__ import annotations
@@ -42,8 +43,13 @@ def run_cases(library: Path, cases: list[dict[str, Any]], directory: Path) -> li
     """Run `run_case` for each case in a new process; return the results in order."""
     file = directory / "cases.json"
     file.write_text(json.dumps(cases))
-    command = [sys.executable, __file__, str(library), str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240 + 60 * len(cases), check=False)
+    return run_program(library, str(file), timeout_s=240 + 60 * len(cases))
+
+
+def run_program(library: Path, argument: str, *, timeout_s: int = 240) -> list[dict[str, Any]]:
+    """Run this file in a new process, and return the JSON objects that it prints."""
+    command = [sys.executable, __file__, str(library), argument]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
@@ -210,6 +216,29 @@ def run_case(model: str, settings: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def run_diffusion_cases() -> list[dict[str, Any]]:
+    """Train a step with each loss of diffusion models whose terms are inputs of the denoiser; count its transfers."""
+    from worlds.diffusion_models import make_spec
+    from worlds.diffusion_ranks import LOSSES, make_batch
+
+    from roll.diffusion.trainer import DiffusionTrainer
+
+    found = []
+    spec = make_spec()
+    batch = dataclasses.replace(make_batch(DiffusionTrainer(spec)), micro_batch_size=4)  # sampling reads its results
+    for name in ("flow_matching", "flow_grpo", "nft", "dpo"):
+        loss: Any = LOSSES[name]
+        with fake_cuda() as counts:
+            trainer = DiffusionTrainer(dataclasses.replace(spec, device="cuda"))
+            trainer.start_old_policy()
+            trainer.train_step(batch, loss)
+            counts.clear()
+            result = trainer.train_step(batch, loss)
+        passes = -(-result.num_tokens // batch.micro_batch_size) * (1 + len(loss.needs))
+        found.append(dict(counts) | {"name": name, "passes": passes, "others": len(loss.needs)})
+    return found
+
+
 def _list_states(backend: Any) -> list[Any]:
     """Return all tensors of the weights and of the optimizer."""
     held = [*backend.network.parameters(), *backend.network.buffers()]
@@ -221,6 +250,9 @@ def main() -> None:
     """Load the library, then PyTorch, and run the cases."""
     ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    if sys.argv[2] == "diffusion":
+        print(*map(json.dumps, run_diffusion_cases()), sep="\n")
+        return
     for case in json.loads(Path(sys.argv[2]).read_text()):
         try:
             result = run_case(case["model"], case["settings"])

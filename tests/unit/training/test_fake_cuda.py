@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cuda import build_library, run_cases
+from fake_cuda import build_library, run_cases, run_program
 from families import FAMILIES, write_model
 from worlds.vision_models import write_vision_model
 
@@ -97,6 +97,17 @@ def check_transfers(name: str, result: dict[str, int]) -> None:
     assert result["waits"] == 1, name
     assert result.get("reads elsewhere", 0) == 0, name
     assert result.get("pageable copies", 0) == own, name
+
+
+@needs_compiler
+def test_fake_cuda_denoisers_stay_on_their_device(library: Path) -> None:
+    """One copy to the device for each forward pass, and one wait for the velocities of each other copy of weights."""
+    results = run_program(library, "diffusion")
+    assert [result["name"] for result in results] == ["flow_matching", "flow_grpo", "nft", "dpo"]
+    for result in results:
+        assert result["copies"] == result["passes"], result
+        assert result.get("pageable copies", 0) == result.get("reads elsewhere", 0) == 0, result
+        assert result["reads"] == 2 and result["waits"] == 1 + result["others"], result
 
 
 @needs_compiler

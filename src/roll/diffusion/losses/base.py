@@ -9,7 +9,7 @@ it does not depend on micro-batches or ranks. Random noise levels and noise of a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from roll.diffusion.records import DenoisingSettings, DiffusionSample
+from roll.models.transfers import move_to_device
 
 __all__ = ["CopyName", "DiffusionLoss", "Term", "Terms", "collate", "interpolate"]
 
@@ -51,6 +52,8 @@ class Terms:
     """[N, *shape]"""
     sigma: Tensor
     """[N]"""
+    loss_weights: Tensor
+    """[N] weights of the terms' losses in the loss of the batch."""
     data: Mapping[str, Tensor]
     """[N, …] tensors by name."""
     other_velocities: Mapping[str, Tensor]
@@ -93,17 +96,17 @@ class DiffusionLoss(Protocol):
 
 
 def collate(terms: Sequence[Term], device: torch.device, mask: Tensor | None = None) -> Terms:
-    """Stack terms, and move them to a device."""
-    return Terms(
-        latents=torch.stack([term.latents for term in terms]).to(device),
-        sigma=torch.tensor([term.sigma for term in terms], device=device),
-        data={name: torch.stack([term.data[name] for term in terms]).to(device) for name in terms[0].data},
+    """Stack terms, and move them to a device, in one copy."""
+    stacked = Terms(
+        latents=torch.stack([term.latents for term in terms]),
+        sigma=torch.tensor([term.sigma for term in terms]),
+        loss_weights=torch.tensor([term.loss_weight for term in terms]),
+        data={name: torch.stack([term.data[name] for term in terms]) for name in terms[0].data},
         other_velocities={
-            name: torch.stack([term.other_velocities[name] for term in terms]).to(device)
-            for name in terms[0].other_velocities
+            name: torch.stack([term.other_velocities[name] for term in terms]) for name in terms[0].other_velocities
         },
-        mask=mask,
     )
+    return replace(move_to_device(stacked, device), mask=mask)
 
 
 def interpolate(clean: Tensor, noise: Tensor, sigma: float, *, keeps_first_frame: bool) -> Tensor:

@@ -79,7 +79,7 @@ class PolicyGradientLoss:
     def compute(self, velocity: Tensor, terms: Terms) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the clipped loss [N] of the steps, and metrics of the ratio and the KL divergence."""
         data = terms.data
-        now, then, second = terms.sigma, data["next_sigma"], float(data["second_sigma"][0])
+        now, then, second = terms.sigma, data["next_sigma"], data["second_sigma"]
         step = compute_sde_step(terms.latents, velocity, now, then, second, self.noise_level)
         logprob = compute_logprob(step, data["next_latents"], terms.mask)
         ratio = torch.exp(logprob - data["old_logprob"])
