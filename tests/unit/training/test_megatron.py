@@ -99,6 +99,9 @@ def test_megatron_bfloat16_gradients_update_float32_masters(
         assert found.grad_norm == pytest.approx(expected.grad_norm, rel=5e-2)
     masters = {name: mine.full_weights.read_full(name) for name in names}
     assert {tensor.dtype for tensor in masters.values()} == {torch.float32}
+    # Sums of micro-batches in bfloat16 would add an error that is hidden in that of the passes.
+    trained = [parameter for parameter in mine.network.parameters() if parameter.requires_grad]
+    assert {parameter.main_grad.dtype for parameter in trained} == {torch.float32}  # type: ignore[attr-defined]
     moves = [{name: read(name) - before[name] for name in names} for read in readers]
     assert relative_error(moves[0], moves[2]) <= 1.5 * relative_error(moves[1], moves[2])
     for name, tensor in mine.weights() if lora is None else ():
