@@ -14,6 +14,7 @@ from torch import Tensor
 from training_helpers import make_batch, make_spec
 from transformers import LlamaConfig
 from worlds.tiny_model import write_tiny_model
+from worlds.vision_models import write_vision_model
 
 from roll.algorithms.losses import PolicyLoss
 from roll.config.estimate import estimate_trained_bytes
@@ -21,6 +22,7 @@ from roll.config.model import LoRAConfig
 from roll.config.parallel import ParallelConfig
 from roll.errors import ModelError
 from roll.models import describe_model
+from roll.models.loading import build_random_lm
 from roll.training import TorchBackend
 from roll.training.dry_run import Collective, DryRun, dry_run
 from roll.training.network import logprobs
@@ -89,6 +91,17 @@ def test_dry_run_the_fullest_stage_holds_what_is_estimated(
     parts = estimate_trained_bytes(spec.model, spec.training, sizes, 4, on_accelerator=True)
     assert max(holds) == pytest.approx(parts["weights"] + parts["AdamW"], rel=0.01)
     assert max(holds) == holds[0] > 1.1 * sum(holds) / len(holds)
+
+
+@pytest.mark.parametrize("family", ["qwen3-vl", "smolvlm"])
+def test_dry_run_vision_language_models_hold_their_towers(family: str, tmp_path: Path) -> None:
+    directory = write_vision_model(tmp_path, family)
+    with torch.device("meta"):
+        network = build_random_lm(directory, torch.bfloat16, attention="sdpa", trust_remote_code=False)
+    num_parameters = sum(parameter.numel() for parameter in network.parameters())
+    assert any("vis" in name for name, _ in network.named_parameters())
+    found = tried(directory)
+    assert 0 <= found.between_steps - 12 * num_parameters / 4 <= 0.02 * 12 * num_parameters  # and steps and buffers
 
 
 def test_dry_run_adapters_alone_have_moments_and_gradients(model: Path) -> None:
