@@ -19,7 +19,7 @@ from api_client import KEY, Client, client, datum, read_sequences, serving
 from roll.errors import WorkerDiedError
 from roll.serving import ServeSettings
 from roll.serving.run_settings import read_run_settings
-from roll.serving.starting import open_server
+from roll.serving.startup import open_server
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]

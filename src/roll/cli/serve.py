@@ -137,7 +137,7 @@ def _read_file(file: Path, names: set[str]) -> dict[str, Any]:
 
 
 async def _serve(settings: ServeSettings, created_key: str) -> None:
-    from roll.serving.starting import open_server
+    from roll.serving.startup import open_server
 
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,4 +1,4 @@
-"""The calls of a server to one engine: each returns or raises an error, even if the engine hangs.
+"""The calls of a server to one engine. Each call returns or raises an error, even if the engine hangs.
 
 An engine that makes no step for some minutes counts as dead: see `roll.rollout.hang_detector`.
 """
@@ -22,7 +22,7 @@ class EngineCalls:
     """The calls to one engine.
 
     Args:
-        engine: The engine, started.
+        engine: The started engine.
         on_death: A function that is called once with the error, when the engine has died or hangs.
     """
 
@@ -46,7 +46,7 @@ class EngineCalls:
         return await self._call(self._engine.update_weights(update))
 
     def close(self) -> None:
-        """Stop to watch the engine."""
+        """Stop watching the engine."""
         self._connection.close()
 
     async def _call(self, work: Coroutine[Any, Any, T]) -> T:

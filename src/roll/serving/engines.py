@@ -1,10 +1,10 @@
-"""The engines of a server: each with its own snapshots, and started again when it has died or hangs.
+"""The engines of a server. Each has its own cache of snapshots, and is restarted when it dies or hangs.
 
-    request ─► the engine with the fewest sequences ─► its snapshots (`engine_adapters`) ─► tokens
-                       └─ died: started again, without snapshots; requests load theirs again and continue
+    request ─► the engine with the fewest sequences ─► its snapshots (`snapshot_cache`) ─► tokens
+                       └─ died: restarted without snapshots; requests load their snapshots again and continue
 
 A new engine has the base model's weights, and receives a snapshot when a request needs it. Requests therefore continue
-with the weights with which they began.
+with the same weights.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from roll.errors import EngineDiedError, iterate_leaf_errors, one_line_error
 from roll.protocols import InferenceEngine
 from roll.rollout.engine_group import EngineGroup
-from roll.serving.engine_adapters import EngineAdapters, SnapshotId
 from roll.serving.engine_calls import EngineCalls
 from roll.serving.failures import RequestFailure
+from roll.serving.snapshot_cache import SnapshotCache, SnapshotId
 
-__all__ = ["ServedEngine", "ServedEngines", "find_death"]
+__all__ = ["ServedEngine", "ServedEngines", "find_engine_death"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,48 +31,48 @@ logger = logging.getLogger(__name__)
 class _Running:
     engine: InferenceEngine
     calls: EngineCalls
-    adapters: EngineAdapters
+    cache: SnapshotCache
 
 
 class ServedEngine:
-    """An engine that is started again when it has died.
+    """An engine that is restarted after it dies.
 
     Args:
         group: The group of the engine.
-        engine: The engine, started.
-        open_adapters: A function that opens the adapters of an engine.
+        engine: The started engine.
+        open_cache: A function that creates the snapshot cache of an engine.
     """
 
     def __init__(
-        self, group: EngineGroup, engine: InferenceEngine, open_adapters: Callable[[EngineCalls], EngineAdapters]
+        self, group: EngineGroup, engine: InferenceEngine, open_cache: Callable[[EngineCalls], SnapshotCache]
     ) -> None:
         self.engine_id = engine.engine_id
         self.num_sequences = 0
-        """The number of sequences that requests sample now."""
+        """The number of sequences that are being sampled."""
         self.num_restarts = 0
         self._group = group
-        self._open_adapters = open_adapters
+        self._open_cache = open_cache
         self._running = self._connect(engine)
         self._restart: asyncio.Task[None] | None = None
-        """The restart, from the death of the engine until a new one runs."""
+        """The running restart, if the engine has died."""
 
     @property
     def is_ready(self) -> bool:
-        """True if the engine runs, as far as is known."""
+        """True unless the engine is being restarted."""
         return self._restart is None
 
     def _connect(self, engine: InferenceEngine) -> _Running:
         calls = EngineCalls(engine, lambda death: self._report(running, death))
-        running = _Running(engine, calls, self._open_adapters(calls))
+        running = _Running(engine, calls, self._open_cache(calls))
         return running
 
     def has(self, snapshot: SnapshotId | None) -> bool:
         """Return whether the engine has a snapshot; it always has the base model."""
-        return snapshot is None or snapshot in self._running.adapters
+        return snapshot is None or snapshot in self._running.cache
 
     async def start(self) -> None:
         """Prepare the engine for requests."""
-        await self._running.adapters.start()
+        await self._running.cache.start()
 
     @asynccontextmanager
     async def use(
@@ -97,38 +97,38 @@ class ServedEngine:
                 await asyncio.shield(self._restart)  # several requests wait for it
             running = self._running
             try:
-                async with running.adapters.use(snapshot) as adapter:
+                async with running.cache.use(snapshot) as adapter:
                     yield running.calls, adapter
             except Exception as error:
-                if (death := find_death(error)) is not None:  # known, unless the last restart has failed
+                if (death := find_engine_death(error)) is not None:  # known, unless the last restart has failed
                     self._report(running, death)
                 raise
         finally:
             self.num_sequences -= num_sequences
 
     def _report(self, running: _Running, death: EngineDiedError) -> None:
-        """Start the engine again, unless that was done since the request began."""
+        """Restart the engine, unless it was already restarted after this death."""
         if running is self._running and self._restart is None:
-            logger.error("%s. It is started again.", death)
-            self._restart = asyncio.create_task(self._start_again(running), name=f"restart {self.engine_id}")
+            logger.error("%s. Restarting it.", death)
+            self._restart = asyncio.create_task(self._restart_engine(running), name=f"restart {self.engine_id}")
             self._restart.add_done_callback(lambda task: task.cancelled() or task.exception())  # it was logged
 
-    async def _start_again(self, dead: _Running) -> None:
+    async def _restart_engine(self, dead: _Running) -> None:
         try:
             engine = await self._group.replace(self.engine_id)  # closes the dead one, so its loads of snapshots fail
-            await dead.adapters.abandon()
+            await dead.cache.abandon()
             fresh = self._connect(engine)
-            await fresh.adapters.start()
+            await fresh.cache.start()
         except Exception as error:
-            logger.exception("the engine '%s' could not be started again", self.engine_id)
+            logger.exception("the engine '%s' could not be restarted", self.engine_id)
             raise RequestFailure(
-                f"the engine died and could not be started again: {one_line_error(error)}. Send the request later.",
+                f"the engine died and could not be restarted: {one_line_error(error)}. Send the request again later.",
                 "server",
             ) from error
         else:
             self._running = fresh
             self.num_restarts += 1
-            logger.warning("the engine '%s' was started again", self.engine_id)
+            logger.warning("the engine '%s' was restarted", self.engine_id)
         finally:
             self._restart = None
 
@@ -138,7 +138,7 @@ class ServedEngine:
             self._restart.cancel()
             await asyncio.gather(self._restart, return_exceptions=True)
         self._running.calls.close()
-        await self._running.adapters.close()
+        await self._running.cache.close()
 
 
 class ServedEngines:
@@ -152,7 +152,7 @@ class ServedEngines:
         self.members = tuple(engines)
 
     def choose(self, snapshot: SnapshotId | None) -> ServedEngine:
-        """Return the engine for a request: one that runs, with few sequences, that has the snapshot already."""
+        """Return the engine for a request: prefer running engines, then few sequences, then those with the snapshot."""
 
         def rank(engine: ServedEngine) -> tuple[bool, int, bool]:
             return not engine.is_ready, engine.num_sequences, not engine.has(snapshot)
@@ -165,11 +165,11 @@ class ServedEngines:
             await each.start()
 
     async def close(self) -> None:
-        """Free what the engines share with this process."""
+        """Stop all restarts and close the snapshot caches."""
         for each in self.members:
             await each.close()
 
 
-def find_death(error: BaseException) -> EngineDiedError | None:
-    """Return the error of an engine that died, if there is one in an error or exception group."""
+def find_engine_death(error: BaseException) -> EngineDiedError | None:
+    """Return the `EngineDiedError` in an error or exception group; `None` if there is none."""
     return next((each for each in iterate_leaf_errors(error) if isinstance(each, EngineDiedError)), None)

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from roll.serving import wire
-from roll.serving.engine_adapters import SnapshotId
 from roll.serving.engine_calls import EngineCalls
-from roll.serving.engines import ServedEngines, find_death
+from roll.serving.engines import ServedEngines, find_engine_death
 from roll.serving.failures import ApiError, RequestFailure
 from roll.serving.requests import Sample, SamplingSettings
+from roll.serving.snapshot_cache import SnapshotId
 from roll.serving.submissions import Result
 from roll.types import FloatArray, Generation, GenerationRequest, IntArray, SamplingParams
 
@@ -149,7 +149,7 @@ class Sampler:
             seed: The seed of a request without one.
 
         Raises:
-            RequestFailure: The engine died several times, or cannot be started again.
+            RequestFailure: The engine died several times, or cannot be restarted.
         """
         settings = request.sampling_params
         seed = seed if settings.seed is None else settings.seed % 2**63
@@ -160,7 +160,7 @@ class Sampler:
             try:
                 scores = await self._run(session, request, tokens, sequences)
             except Exception as error:
-                if (death := find_death(error)) is None:
+                if (death := find_engine_death(error)) is None:
                     raise
                 num_deaths += 1
                 if num_deaths == MAX_DEATHS:

@@ -1,7 +1,7 @@
 """The requests of the API, independent of HTTP.
 
 Each method takes the owner of the key, a parsed body, and the request as it was received. What is accepted is in the
-journal, so that a server that is started again on the same directory continues.
+journal, so that a restarted server with the same directory continues.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import numpy as np
 
 from roll.serving import ServeSettings
 from roll.serving.server import TrainingServer
-from roll.serving.starting import open_server
+from roll.serving.startup import open_server
 from roll.serving.wire import CLASSES, CONTENT_TYPE
 
 KEY, OTHER_KEY = "tml-alice-0001", "tml-bob-00001"

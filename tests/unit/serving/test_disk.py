@@ -14,7 +14,7 @@ import pytest
 from api_client import ApiFailure, client, datum, serving
 
 from roll.serving import journal as journal_module
-from roll.serving import starting, states
+from roll.serving import startup, states
 from roll.serving.journal import Journal
 from roll.serving.submissions import Result, Submission
 
@@ -75,7 +75,7 @@ async def test_serving_requests_are_refused_while_the_journal_cannot_be_written(
 async def test_serving_clean_up_continues_after_an_error(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starting, "CLEAN_UP_S", 0.001)
+    monkeypatch.setattr(startup, "CLEAN_UP_S", 0.001)
     async with serving(tiny_model, tmp_path) as server, client(server) as one:
         disk, finished = FullDisk(monkeypatch), asyncio.Event()
         disk.is_full = True

@@ -1,4 +1,4 @@
-"""Engines that die are started again and samples continue; several engines share the requests."""
+"""Engines that die are restarted and samples continue; several engines share the requests."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def test_serving_engines_that_cannot_restart_fail_requests_until_they_can(
                     raise InfraError("no memory is left")
 
                 patch.setattr(HFEngine, "start", fail)
-                with pytest.raises(ApiFailure, match=r"could not be started again: .*no memory is left") as failure:
+                with pytest.raises(ApiFailure, match=r"could not be restarted: .*no memory is left") as failure:
                     await one.sample(sessions[0], 0, PROMPT)
                 assert failure.value.content["category"] == "server"
             assert read_sequences(await one.sample(sessions[0], 1, PROMPT))
@@ -207,7 +207,7 @@ async def test_serving_engines_share_requests_and_load_every_snapshot(
 async def kill_one(
     server: TrainingServer, used: list[str], one: Client, sessions: Sequence[str], expected: list[list[list[int]]]
 ) -> None:
-    """While one engine is started again, the requests go to the other one."""
+    """While one engine restarts, the requests go to the other one."""
     first, second = server.service._sampler._engines.members
     restarted = asyncio.Event()
     replace = first._group.replace

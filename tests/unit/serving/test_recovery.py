@@ -1,4 +1,4 @@
-"""A server that is killed and started again continues: each accepted request is applied once, and answers stay."""
+"""A restarted server continues: each accepted request is applied once, and results do not change."""
 
 from __future__ import annotations
 

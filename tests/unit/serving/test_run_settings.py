@@ -15,7 +15,7 @@ from roll.cli.serve import serve
 from roll.errors import ConfigError
 from roll.serving import ServeSettings
 from roll.serving.run_settings import read_run_settings
-from roll.serving.starting import open_server
+from roll.serving.startup import open_server
 
 RAY = {
     "cluster__type": "ray",

@@ -1,4 +1,4 @@
-"""Starts everything that a training server consists of: trainer, engine, service and HTTP server."""
+"""Starts the parts of a training server: trainer, engines, service and HTTP server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from roll.errors import ConfigError
 from roll.inference import EngineSpec
 from roll.models import describe_model, find_stop_token_ids, list_adapted_layers, load_tokenizer, resolve_model
 from roll.serving.checkpoints import Checkpoints
-from roll.serving.engine_adapters import EngineAdapters, EngineLayers, SnapshotId
 from roll.serving.engine_calls import EngineCalls
 from roll.serving.engines import ServedEngine, ServedEngines
 from roll.serving.journal import Journal
@@ -36,6 +35,7 @@ from roll.serving.sampling import Sampler
 from roll.serving.server import TrainingServer
 from roll.serving.service import Service
 from roll.serving.settings import ServeSettings
+from roll.serving.snapshot_cache import EngineLayers, SnapshotCache, SnapshotId
 from roll.training import TrainerSpec
 from roll.training.adapter_snapshot import AdapterSnapshot
 
@@ -120,10 +120,10 @@ async def _start_engines(
         check_weights(found)
         return found
 
-    def open_adapters(engine: EngineCalls) -> EngineAdapters:
-        return EngineAdapters(engine, transport, layers, settings.max_adapters, read)
+    def open_cache(engine: EngineCalls) -> SnapshotCache:
+        return SnapshotCache(engine, transport, layers, settings.max_adapters, read)
 
-    engines = ServedEngines([ServedEngine(group, engine, open_adapters) for engine in group.engines])
+    engines = ServedEngines([ServedEngine(group, engine, open_cache) for engine in group.engines])
     stack.push_async_callback(engines.close)
     await engines.start()
     return engines

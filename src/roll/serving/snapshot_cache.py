@@ -1,7 +1,7 @@
-"""The snapshots that the engine holds: read from disk when they are sampled first, replaced when others need the room.
+"""The cache of snapshots in an engine. A snapshot is read from disk when a request first samples from it.
 
-The engine has a fixed number of adapters, here *slots*. A snapshot is loaded into the slot that was not used for the
-longest time. A slot is not replaced while a request uses it, so a request samples from one snapshot to its end.
+The engine has a fixed number of adapter slots. A snapshot replaces the least recently used one that no request uses, so
+a request samples from the same snapshot to its end.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from roll.types import WeightUpdate
 from roll.weights import Sender, send_weights
 from roll.weights.adapters import name_adapter_tensor
 
-__all__ = ["EngineAdapters", "EngineLayers", "SnapshotId"]
+__all__ = ["EngineLayers", "SnapshotCache", "SnapshotId"]
 
 
 class SnapshotId(NamedTuple):
-    """What identifies a snapshot, which never changes."""
+    """The ID of a snapshot, which never changes."""
 
     path: str
     saved_by: str
-    """The request that has saved it."""
+    """The ID of the request that saved the snapshot."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineLayers:
-    """The layers, ranks and shapes that the engine expects of an adapter.
+    """The layers, ranks and shapes of the adapters that the engine accepts.
 
     An adapter of a lower rank is sent with rows and columns of 0, and a layer without an adapter with zeros.
     """
@@ -49,7 +49,7 @@ class EngineLayers:
     dtype: torch.dtype
 
     def build_tensors(self, snapshot: AdapterSnapshot | None) -> dict[str, Tensor]:
-        """Return the tensors of a snapshot as the engine receives them; without a snapshot, all are 0.
+        """Return the tensors that the engine receives for a snapshot; without a snapshot, all are 0.
 
         Raises:
             RequestFailure: The snapshot has another rank, other tensors or other shapes than the engine expects.
@@ -97,20 +97,20 @@ class _Slot:
 
     name: str
     snapshot: SnapshotId | None = None
-    """The snapshot that is or will be in the slot."""
+    """The snapshot that is in the slot, or is being loaded."""
     loading: asyncio.Task[None] | None = None
     num_users: int = 0
     last_use: int = 0
 
 
-class EngineAdapters:
-    """Loads snapshots into an engine, and keeps those that were used last.
+class SnapshotCache:
+    """Loads snapshots into an engine, and keeps the most recently used ones.
 
     Args:
         engine: The calls to the engine, whose spec has `lora` and `max_adapters`.
         transport: The transport of weights to the engine.
-        layers: What the engine expects.
-        num_slots: The number of adapters that the engine holds.
+        layers: The layers of the engine that have adapters.
+        num_slots: The number of adapter slots of the engine.
         read: A blocking function that reads a snapshot.
     """
 
@@ -133,7 +133,7 @@ class EngineAdapters:
         self._versions = itertools.count(1)
 
     def __contains__(self, snapshot: object) -> bool:
-        """Return whether a snapshot is in the engine, or on its way."""
+        """Return whether a snapshot is in the engine, or is being loaded."""
         return any(slot.snapshot == snapshot for slot in self._slots)
 
     async def start(self) -> None:
