@@ -156,4 +156,5 @@ async def _serve(settings: ServeSettings, created_key: str) -> None:
             raise InfraError(f"{cause}: start the server again with the same options. Clients continue.")
         for number in (signal.SIGTERM, signal.SIGINT):  # a second signal ends the process at once
             loop.remove_signal_handler(number)
-        click.echo("Stopping.")
+            signal.signal(number, signal.SIG_DFL)  # Python's handler of SIGINT would wait for the trainer's thread
+        click.echo("Stopping after the running request. A second signal ends the process at once, and loses nothing.")
