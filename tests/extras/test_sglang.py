@@ -294,7 +294,7 @@ def test_sglang_real_sleep_and_wake(engines: Engines) -> None:
 def test_sglang_real_errors_of_the_server_are_one_clear_line(engines: Engines, changes: Any, words: str) -> None:
     body = {"rid": "x", "input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 2}, **changes}
     with pytest.raises(DataError, match=words) as caught:
-        engines.run(engines.sglang._run(body))
+        engines.run(engines.sglang._run("x", body, None))
     assert "\n" not in str(caught.value)
 
 

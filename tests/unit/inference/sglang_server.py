@@ -30,6 +30,8 @@ class SGLangServer:
         self.lora_info: dict[str, Any] = {}
         self.adapters: list[str] = []
         self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.connections: set[Any] = set()
+        self.early_aborts = 0
         self.failures: dict[str, web.Response] = {}
         """Replies to send instead, by path."""
         self.first_version = "default"
@@ -41,6 +43,7 @@ class SGLangServer:
         """Answer a call."""
         body = await request.json() if request.method == "POST" else {}
         self.calls.append((request.path, body))
+        self.connections.add(request.protocol)
         if request.path in self.failures:
             return self.failures[request.path]
         return await getattr(self, request.path.strip("/"))(body)
@@ -96,6 +99,9 @@ class SGLangServer:
 
     async def abort_request(self, body: dict[str, Any]) -> web.Response:
         # As SGLang does: every request whose id begins with this one, if a request has exactly this id.
+        if self.early_aborts:  # the abort arrived before its request
+            self.early_aborts -= 1
+            return web.Response()
         names = list(self.engine._futures)
         if body.get("abort_all"):
             await self.engine.abort(names)

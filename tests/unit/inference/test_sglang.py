@@ -540,3 +540,28 @@ def test_sglang_check_says_what_it_has_run_on(tiny_model: Path) -> None:
     assert note not in roll.check(config).notes
     config["inference"] = {"engine": "sglang", "options": {"url": "http://127.0.0.1:30000"}}
     assert note in roll.check(config).notes
+
+
+def test_sglang_abort_that_arrives_before_its_request_is_repeated(tiny_model: Path) -> None:
+    async def main() -> None:
+        async with running(tiny_model) as (server, engine):
+            server.early_aborts = 2
+            answer = asyncio.create_task(engine.generate(request("a", max_new_tokens=80)))
+            await has_generated(server.engine, 1)
+            await engine.abort(["a"])
+            assert (await answer).finish_reason == "abort"
+            await engine.abort(["a", "unknown"])
+
+    asyncio.run(main())
+
+
+def test_sglang_requests_do_not_share_connections_that_the_server_may_close(tiny_model: Path) -> None:
+    """uvicorn closes idle connections after 5 s; a request that is sent at that moment would fail."""
+
+    async def main() -> None:
+        async with running(tiny_model) as (server, engine):
+            for name in "ab":
+                await engine.generate(request(name))
+            assert len(server.connections) == len(server.calls)
+
+    asyncio.run(main())

@@ -38,7 +38,10 @@ class SGLangClient:
         self._server = server
         self._closed = False
         no_limit = aiohttp.ClientTimeout(total=None, sock_connect=30.0)
-        self.session = make_client_session(url, timeout=no_limit, connector=aiohttp.TCPConnector(limit=0))
+        # SGLang closes an idle connection after 5 s. A request that is sent on it in this moment would look like a dead
+        # server, so each request has a connection of its own.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        self.session = make_client_session(url, timeout=no_limit, connector=connector)
 
     async def wait_until_ready(self) -> None:
         """Wait until the server answers.

@@ -58,7 +58,8 @@ __all__ = ["SGLangEngine"]
 
 logger = logging.getLogger(__name__)
 
-DRAIN_POLL_S = 0.05
+POLL_S = 0.05
+ABORT_ATTEMPTS = 40
 
 
 class SGLangEngine(PrefetchMixin):
@@ -164,17 +165,20 @@ class SGLangEngine(PrefetchMixin):
         """
         self._pause_queue.abort(request_ids)
         self._running.abort(request_ids)
-        call = self._connection.call
-        await asyncio.gather(*(call("/abort_request", {"rid": to_server_id(name)}) for name in request_ids))
+        call, names = self._connection.call, {*request_ids}
+        for _ in range(ABORT_ATTEMPTS):  # the server ignores the abort of a request that has not arrived yet
+            await asyncio.gather(*(call("/abort_request", {"rid": to_server_id(name)}) for name in names))
+            if not (names := self._running.select(names)):
+                break
+            await asyncio.sleep(POLL_S)
 
     async def pause(self, mode: PauseMode) -> None:
         """Pause decoding and queue new requests. `PauseMode` defines what happens to running requests."""
         was_paused = self._pause_queue.is_paused
         self._pause_queue.pause()
         try:
-            if mode == "drain":
-                while self._running:
-                    await asyncio.sleep(DRAIN_POLL_S)
+            while mode == "drain" and self._running:
+                await asyncio.sleep(POLL_S)
             if self._adapters.enabled:
                 await self._end_running(mode)
             else:
@@ -324,7 +328,7 @@ class SGLangEngine(PrefetchMixin):
             self._running.interrupt()
         while self._running:  # a request that is sent right now does not notice the first call
             await self._connection.call("/abort_request", {"abort_all": True})
-            await asyncio.sleep(DRAIN_POLL_S)
+            await asyncio.sleep(POLL_S)
 
     async def _run(
         self, request_id: str, body: dict[str, Any], adapter: ServedAdapter | None

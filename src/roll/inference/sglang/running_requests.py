@@ -49,6 +49,10 @@ class RunningRequests:
         for each in self._running:
             each.is_aborted |= each.request_id in request_ids
 
+    def select(self, request_ids: Collection[str]) -> set[str]:
+        """Return those of the IDs whose requests are running."""
+        return {each.request_id for each in self._running if each.request_id in request_ids}
+
     def interrupt(self) -> None:
         """Record that a pause interrupts all running requests."""
         for each in self._running:
