@@ -54,7 +54,9 @@ class Bench:
     def __init__(self, trainer: LocalTrainerGroup, engine: VLLMEngine) -> None:
         self.trainer, self.engine, self.version = trainer, engine, 0
         engines: Any = OneEngine(engine)
-        self.sync = WeightSync(trainer, engines, WeightSyncConfig(), probe=PROBE, transport="shared_memory")
+        self.sync = WeightSync(
+            trainer, engines, WeightSyncConfig(), probe=PROBE, transport="shared_memory", computes_in_8_bits=True
+        )
 
     async def step(self) -> SyncReport:
         """One optimizer step, and a sync."""

@@ -34,7 +34,16 @@ from numpy.typing import NDArray
 
 from roll.types import FloatArray, IntArray, SequenceMedia, TensorSpec, TrainingBatch, TrainingSample
 
-__all__ = ["NOISE_BOUNDS", "NoiseBounds", "ProbeChecker", "ProbeResult", "build_probe_batch", "find_majority_dtype"]
+__all__ = [
+    "COMPUTE_BOUNDS",
+    "NOISE_BOUNDS",
+    "NoiseBounds",
+    "ProbeChecker",
+    "ProbeResult",
+    "build_probe_batch",
+    "find_majority_dtype",
+    "get_noise_bounds",
+]
 
 TOLERANCE_FACTOR = 3.0
 """The tolerance is this multiple of the first difference."""
@@ -57,9 +66,22 @@ NOISE_BOUNDS = {
     "float32": NoiseBounds(floor=3e-5, ceiling=1e-2, smooth=True),
     "bfloat16": NoiseBounds(floor=2e-2, ceiling=0.3, smooth=False),
     "float16": NoiseBounds(floor=5e-3, ceiling=0.1, smooth=False),
+    "int8": NoiseBounds(floor=5e-2, ceiling=0.5, smooth=False),
+    "float8_e4m3fn": NoiseBounds(floor=1e-1, ceiling=1.0, smooth=False),
+}
+"""The bounds by the dtype of the sent weights."""
+COMPUTE_BOUNDS = {
     "int8": NoiseBounds(floor=5e-2, ceiling=1.0, smooth=False),
     "float8_e4m3fn": NoiseBounds(floor=1e-1, ceiling=1.0, smooth=False),
 }
+"""The bounds for engines that also compute in 8 bits, by the dtype of the sent weights."""
+
+
+def get_noise_bounds(dtype: str, *, computes_in_8_bits: bool) -> NoiseBounds:
+    """Return the bounds for weights of a dtype; those of bfloat16 for other dtypes."""
+    if computes_in_8_bits and dtype in COMPUTE_BOUNDS:
+        return COMPUTE_BOUNDS[dtype]
+    return NOISE_BOUNDS.get(dtype, NOISE_BOUNDS["bfloat16"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -34,7 +34,7 @@ from roll.protocols import InferenceEngine, SupportsReadback, TrainerGroup
 from roll.rollout.engine_group import EngineGroup
 from roll.types import IntArray, SequenceMedia, WeightStore
 from roll.weights.delivery import Delivery, call_with_timeout
-from roll.weights.probe import NOISE_BOUNDS, ProbeChecker, ProbeResult, build_probe_batch
+from roll.weights.probe import ProbeChecker, ProbeResult, build_probe_batch, get_noise_bounds
 from roll.weights.report import SyncReport, find_checksum_problem, find_receipt_problem
 from roll.weights.transfer import transfer_weights
 
@@ -57,6 +57,7 @@ class WeightSync:
         probe_media: Media spans of each sequence; empty if no sequence has media.
         transport: The transport for `auto`: the fastest transport that reaches every engine.
         store: The file store, if the configured transport is `store`.
+        computes_in_8_bits: True if the engines compute in the 8-bit format of the sent weights.
         weights_on_device: A context manager within which the trainer's weights are on its device.
         timeout_s: Time limit for an engine to answer the probe. To receive and confirm the weights, an engine also has
             the time for their bytes at `delivery.MIN_BYTES_PER_S`.
@@ -72,6 +73,7 @@ class WeightSync:
         probe_media: SequenceMedia = (),
         transport: str = "in_process",
         store: WeightStore | None = None,
+        computes_in_8_bits: bool = False,
         weights_on_device: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
         timeout_s: float = SYNC_TIMEOUT_S,
     ) -> None:
@@ -84,6 +86,7 @@ class WeightSync:
         self._engines = engines
         self._config = config
         self._store = store
+        self._computes_in_8_bits = computes_in_8_bits
         self._weights_on_device = weights_on_device
         self._timeout_s = timeout_s
         kept = [index for index, sequence in enumerate(probe) if len(sequence) > 1]
@@ -318,9 +321,8 @@ class WeightSync:
                 "training.learning_rate."
             )
         if self._probe_checker is None:
-            self._probe_checker = ProbeChecker(
-                NOISE_BOUNDS.get(dtype, NOISE_BOUNDS["bfloat16"]), self._config.probe_tolerance
-            )
+            bounds = get_noise_bounds(dtype, computes_in_8_bits=self._computes_in_8_bits)
+            self._probe_checker = ProbeChecker(bounds, self._config.probe_tolerance)
         results: dict[str, ProbeResult] = {}
         for engine_id, logprobs in answers.items():
             before = self._probed.get(engine_id, {})

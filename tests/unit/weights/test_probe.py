@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from roll.types import TensorSpec
-from roll.weights.probe import NOISE_BOUNDS, ProbeChecker, build_probe_batch, find_majority_dtype
+from roll.weights.probe import NOISE_BOUNDS, ProbeChecker, build_probe_batch, find_majority_dtype, get_noise_bounds
 
 LENGTH = 101
 """Tokens, of which the first is not compared."""
@@ -50,7 +50,7 @@ def test_weight_sync_probe_later_differences_may_be_three_times_the_first_within
     assert "differ from the trainer's" in result.problem
 
 
-@pytest.mark.parametrize(("dtype", "ceiling"), [("float32", 1e-2), ("bfloat16", 0.3), ("int8", 1.0)])
+@pytest.mark.parametrize(("dtype", "ceiling"), [("float32", 1e-2), ("bfloat16", 0.3), ("int8", 0.5)])
 def test_weight_sync_probe_the_first_difference_has_a_ceiling(dtype: str, ceiling: float):
     assert (
         not ProbeChecker(NOISE_BOUNDS[dtype]).check("e", plus(trainer_says(), 0.99 * ceiling), trainer_says()).problem
@@ -79,6 +79,14 @@ def test_weight_sync_probe_log_probs_that_are_not_finite_are_a_problem():
             "e", plus(trainer_says(), value, share=0.01), trainer_says()
         )
         assert result.problem == "log-probs are not finite"
+
+
+def test_weight_sync_probe_engines_that_compute_in_8_bits_have_bounds_of_their_own():
+    """Engines that only receive int8 weights differ by 0.09, and those that compute in int8 by up to 0.5."""
+    assert get_noise_bounds("int8", computes_in_8_bits=False).ceiling == 0.5
+    assert get_noise_bounds("int8", computes_in_8_bits=True).ceiling == 1.0
+    assert get_noise_bounds("bfloat16", computes_in_8_bits=True) == NOISE_BOUNDS["bfloat16"]
+    assert get_noise_bounds("float64", computes_in_8_bits=False) == NOISE_BOUNDS["bfloat16"]
 
 
 @pytest.mark.parametrize("dtype", sorted(NOISE_BOUNDS))

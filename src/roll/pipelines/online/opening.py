@@ -230,6 +230,7 @@ def build_weight_sync(
         probe_media=[draw.media for draw in probes],
         transport=cluster.choose_transport(resolve_engine_kind(config.inference.engine)),
         store=open_weight_store(config, run_dir),
+        computes_in_8_bits=config.inference.quantization != "none",
         weights_on_device=devices.onload_for_sync if devices else nullcontext,
     )
 
