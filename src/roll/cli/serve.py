@@ -142,8 +142,7 @@ async def _serve(settings: ServeSettings, created_key: str) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    click.echo(f"Loading {settings.model} ...")
-    async with open_server(settings) as server:
+    async with open_server(settings, click.echo) as server:
         click.echo(f"Serving '{settings.model_name}' at {server.url}. Stop with Ctrl-C.")
         click.echo(f"export TINKER_BASE_URL={server.url}")
         if created_key:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -48,8 +48,14 @@ DEFAULT_MAX_CONTEXT = 4096
 
 
 @asynccontextmanager
-async def open_server(settings: ServeSettings) -> AsyncIterator[TrainingServer]:
+async def open_server(
+    settings: ServeSettings, report: Callable[[str], object] = logger.info
+) -> AsyncIterator[TrainingServer]:
     """Load the base model into a trainer and engines, and serve until the end of the `with` block.
+
+    Args:
+        settings: The settings of the server.
+        report: A function that shows the progress of the start to the user.
 
     Raises:
         ConfigError: The engine cannot sample with adapters, or the server cannot listen on the address.
@@ -68,9 +74,12 @@ async def open_server(settings: ServeSettings) -> AsyncIterator[TrainingServer]:
         check_options(settings, journal.records)
         cluster = open_cluster(settings.cluster, settings.roles)
         stack.push_async_callback(cluster.close)
+        report(f"Loading {settings.model} into the trainer ...")
         trainer = await cluster.start_trainer(_build_trainer_spec(settings, path), "actor_train")
         stack.push_async_callback(trainer.close)
         checkpoints = Checkpoints(settings.directory, settings.model_name, str(path))
+        number = settings.num_engines
+        report(f"Starting {'the engine' if number == 1 else f'{number} engines'} ({kind}) ...")
         engines = await _start_engines(settings, cluster, path, context, checkpoints, stack)
         service = Service(
             settings,
@@ -81,6 +90,9 @@ async def open_server(settings: ServeSettings) -> AsyncIterator[TrainingServer]:
             tokenizer_id=_find_tokenizer_id(settings.model, path),
             max_context=context,
         )
+        if journal.records:
+            num_requests = sum(record.kind == "request" for record in journal.records)
+            report(f"Restoring the sessions of an earlier server ({num_requests} requests in its journal) ...")
         await restore(service, journal.records)
         journal.records.clear()
         await service.start()

@@ -141,8 +141,9 @@ async def test_serving_recovery_at_any_moment_gives_the_same_results(
 
 
 async def test_serving_recovery_returns_known_results_and_runs_pending_requests(
-    tiny_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "roll.serving.startup")
     async with serving(tiny_model, tmp_path / "a") as server, client(server) as one:
         model = await one.create_model(seed=None)  # the seed is the server's choice
         promise = await one.submit(model, [simple()])
@@ -171,6 +172,7 @@ async def test_serving_recovery_returns_known_results_and_runs_pending_requests(
             opened.compact(lambda each: each.kind == "request" or each.request_id == snapshot["request_id"])
             opened.close()
         async with killed.restart(tiny_model, one) as two:
+            assert "Restoring the sessions of an earlier server (6 requests in its journal)" in caplog.text
             assert await two.result(promise) == answered
             assert await two.result(sampled) == tokens
             assert await two.send("asample", body) == sampled

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from roll.cli.serve import _serve
-from roll.serving import ServeSettings, starting
+from roll.serving import ServeSettings, startup
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -25,13 +25,13 @@ async def test_serving_stops_with_a_signal_and_a_second_one_ends_the_process(
     actions: list[Any] = []
 
     @asynccontextmanager
-    async def open_server(settings: ServeSettings) -> AsyncIterator[Any]:
+    async def open_server(settings: ServeSettings, report: Any) -> AsyncIterator[Any]:
         died = asyncio.get_running_loop().create_future()
         os.kill(os.getpid(), number)
         yield SimpleNamespace(url="http://x", service=SimpleNamespace(trainer=SimpleNamespace(died=died)))
         actions.append([signal.getsignal(each) for each in before])  # while the trainer is closed
 
-    monkeypatch.setattr(starting, "open_server", open_server)
+    monkeypatch.setattr(startup, "open_server", open_server)
     try:
         await _serve(ServeSettings(model="x", keys={"tml-12345678": "a"}, directory=tmp_path), "")
     finally:
