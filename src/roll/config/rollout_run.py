@@ -131,7 +131,7 @@ class RolloutRunConfig(RunConfig):
 
     @property
     def quantization_alternative(self) -> str:
-        """What a user can do if engines cannot compute in 8 bits, for messages."""
+        """The advice in messages about engines that cannot compute in 8 bits."""
         return "set weight_sync.quantization instead, which only sends weights in 8 bits"
 
     @property

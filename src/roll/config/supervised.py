@@ -126,7 +126,7 @@ class _AnsweringConfig(PromptRunConfig):
 
     @property
     def quantization_alternative(self) -> str:
-        """What a user can do if engines cannot compute in 8 bits. A supervised run has no section `weight_sync`."""
+        """The advice in messages about engines that cannot compute in 8 bits; a supervised run has no `weight_sync`."""
         return f"set {self.name_key('inference.quantization')} to none"
 
 
