@@ -5,14 +5,16 @@ PY := .venv/bin/python
 INSTALL := $(PY) -m pip --disable-pip-version-check install --quiet --no-deps
 FAST := not slow and not gpu and not chaos and not extras
 LIGHT := $(FAST) and not ray and not vllm
+UNIT := $(LIGHT) and not integration
 # Files in order: those with long runs come first, so that no process of tests is left alone with one at the end.
 # Three processes of tests for two cores: a third of the time a test waits for a process, a clock or a disk.
 IN_ORDER := --dist loadfile --no-loadscope-reorder
 MANY := -n 3 $(IN_ORDER)
 TWO := -n 2 $(IN_ORDER)
 CODE := src packages tests tools benchmarks
-# Tests fetch nothing and report nothing; their OpenMP threads wait as those of a run do (roll.process_environment).
-OFFLINE := HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0 OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=10000
+# Tests fetch nothing, report nothing, and keep their bytecode also where the environment says not to; their OpenMP threads wait
+# as those of a run do (roll.process_environment).
+OFFLINE := PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0 OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=10000
 
 .DEFAULT_GOAL := help
 # every target is a command
@@ -27,17 +29,18 @@ setup: ## install ROLL and everything it needs into .venv
 quickstart: setup ## train: SmolLM2-135M learns to add, on this machine, in minutes
 	@.venv/bin/roll train examples/quickstart.yaml $(ARGS)
 
-# SUITE=fast is all but the slow, GPU and chaos tests and those of vLLM and Ray, which SUITE=engines runs. SUITE=sandbox: the
-# distribution roll-sandbox. SUITE=matrices: all cases of large matrices of which `fast` runs a few, such as every preset
-# trained end to end. SUITE=bombs: 700 fork bombs of 17 kinds, in sandboxes started both ways and over HTTP (8 minutes).
+# SUITE=fast: one part at a time. SUITE=integration: whole runs, on the embedded engine. SUITE=engines: tests of vLLM and Ray.
+# SUITE=sandbox: the distribution roll-sandbox. SUITE=matrices: all cases of large matrices of which the others run a few, such
+# as every preset trained end to end. SUITE=bombs: 700 fork bombs of 17 kinds, in sandboxes started both ways and over HTTP.
 SUITE ?= fast
-SUITE_fast := $(MANY) --ignore=tests/extras -m "$(LIGHT)"
+SUITE_fast := $(MANY) --ignore=tests/extras -m "$(UNIT)"
+SUITE_integration := $(MANY) --ignore=tests/extras -m "integration and $(LIGHT)"
 SUITE_engines := $(TWO) --ignore=tests/extras -m "(ray or vllm) and $(FAST)"
 SUITE_sandbox := $(TWO) -m "not slow and not chaos" packages/roll-sandbox/tests
 SUITE_matrices := $(TWO) -m matrix
 SUITE_bombs := packages/roll-sandbox/tests/sandbox/test_bombs.py
-test: setup ## the fast tests; SUITE=engines, sandbox, matrices or bombs: others (CONTRIBUTING.md)
-	$(if $(SUITE_$(SUITE)),,$(error SUITE=$(SUITE) is not known. Choose fast, engines, sandbox, matrices or bombs))
+test: setup ## the fast tests; SUITE=integration, engines, sandbox, matrices or bombs: others (CONTRIBUTING.md)
+	$(if $(SUITE_$(SUITE)),,$(error SUITE=$(SUITE) is not known. Choose fast, integration, engines, sandbox, matrices or bombs))
 	@$(OFFLINE) $(if $(filter bombs,$(SUITE)),ROLL_BOMB_ROUNDS=6) $(PY) -m pytest $(SUITE_$(SUITE)) $(ARGS)
 
 test-all: setup ## every test this machine can run

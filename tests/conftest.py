@@ -27,6 +27,15 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of these directories, which make whole runs, so that `make test` can leave them out."""
+    here = Path(__file__).parent
+    directories = {here / "integration", here / "chaos"}
+    for item in items:
+        if item.path.parent in directories:
+            item.add_marker(pytest.mark.integration)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """What was imported and collected stays: a million objects that each collection of garbage would look through."""

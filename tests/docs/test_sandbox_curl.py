@@ -14,6 +14,7 @@ from sandbox.conftest import missing, served
 PAGE = "docs/sandbox-service.md"
 
 
+@pytest.mark.integration
 def test_docs_sandbox_curl_sandbox_page_commands_of_curl_do_what_the_page_says(tmp_path: Path) -> None:
     for program in ("bash", "curl", "jq"):
         if shutil.which(program) is None:

@@ -7,6 +7,8 @@ from docs.pages import ROOT, blocks
 
 from roll.cli.main import run as command
 
+pytestmark = pytest.mark.integration
+
 SKILLS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "skills").rglob("SKILL.md"))
 SMALL = ["inference.engine=hf", "evaluation.num_prompts=1", "rollout.max_new_tokens=4"]
 TRAINS = {"train", "eval", "resume"}

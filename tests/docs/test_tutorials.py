@@ -9,6 +9,8 @@ from docs.pages import ROOT, blocks
 
 from roll.cli.main import run
 
+pytestmark = pytest.mark.integration
+
 FOLDERS = ("docs/tutorials/", "docs/how-to/")
 BY_PAGE: dict[str, list] = {}
 for _block in blocks():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
@@ -176,7 +177,12 @@ def select_sections(value_type: ValueType, value: Any) -> list[type[Section]]:
 
 def iterate_keys(model: type[Section]) -> Iterator[Key]:
     """Yield every key of a section class, in declaration order; a section precedes its keys."""
-    yield from _iterate_section(model, (), ())
+    yield from _collect_keys(model)
+
+
+@cache
+def _collect_keys(model: type[Section]) -> tuple[Key, ...]:
+    return tuple(_iterate_section(model, (), ()))
 
 
 def _iterate_section(section: type[Section], prefix: tuple[str, ...], variants: tuple[str, ...]) -> Iterator[Key]:

@@ -105,6 +105,7 @@ EVERYTHING = settings(max_examples=60, suppress_health_check=list(HealthCheck))
 
 @EVERYTHING
 @given(bodies())
+@pytest.mark.integration
 def test_agent_fuzz_whatever_is_sent_is_answered_or_refused_with_a_reason(world: World, sent: tuple[str, Any]) -> None:
     path, body = sent
     check(world, path, json.dumps(body).encode("utf-8", "surrogatepass"))

@@ -102,6 +102,7 @@ def _found(tiny_model: Path, cases: dict[str, Case], tmp_path_factory: pytest.Te
 
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
+@pytest.mark.integration
 def test_algorithm_invariance_two_ranks_find_the_gradient_of_one(
     name: str, model: Any, found: tuple[Any, Any], cases: dict[str, Case]
 ) -> None:
@@ -111,6 +112,7 @@ def test_algorithm_invariance_two_ranks_find_the_gradient_of_one(
     assert relative_error(grads, expected) <= LIMIT, name
 
 
+@pytest.mark.integration
 def test_algorithm_invariance_a_rank_without_work_takes_part_in_every_output_and_heads_learn_as_on_one(
     tiny_model: Path, found: tuple[Any, Any], cases: dict[str, Case]
 ) -> None:

@@ -34,6 +34,8 @@ from roll.models import load_causal_lm
 from roll.training import TorchBackend
 from roll.types import TrainingBatch
 
+pytestmark = pytest.mark.integration
+
 LIMIT = 2e-7
 """Of a gradient's relative error: norms and softmax of the model are in float32, also where it is in float64."""
 LAYOUTS: dict[str, dict[str, Any]] = {

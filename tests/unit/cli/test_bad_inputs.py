@@ -13,6 +13,8 @@ from roll.cli.main import run
 from roll.config.load import load_config
 from roll.errors import DataError, UserError
 
+pytestmark = pytest.mark.integration
+
 PER_KIND = 90
 NUM_DATA_FILES = 200
 

@@ -17,6 +17,8 @@ from roll.pipelines.rlvr.check import inspect
 from roll.preflight import layout
 from roll.preflight.machine import Machine
 
+pytestmark = pytest.mark.integration
+
 EXTENSION = Path(__file__).parents[3] / "examples/extension/src/roll_example"
 
 
@@ -285,8 +287,11 @@ BAD_ROWS = {
     "malformed data file": ([*FROM_FILE, "data.0.path=bad.jsonl"], "line 2"),
     "unknown model": (["model=nowhere"], "model 'nowhere'"),
     "impossible devices": (
-        ["cluster.type=ray", "cluster.devices_per_node=2", "cluster.device_mapping.actor_train=0-3"],
-        "device_mapping.actor_train contains device 2",
+        [
+            *("cluster.type=ray", "cluster.devices_per_node=2"),
+            *("cluster.device_mapping.actor_train=0", "cluster.device_mapping.actor_infer=0-3"),
+        ],
+        "device_mapping.actor_infer contains device 2",
     ),
     "prompt longer than the context": (["inference.max_context=12"], "tokens, but the context leaves 4 for prompts"),
     "context without room": (["inference.max_context=8"], "to leave space for prompts"),

@@ -42,6 +42,7 @@ def make_settings(world: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.integration
 def test_cli_check_images_the_command_loads_the_image_processor(world: Path, tmp_path: Path) -> None:
     """Processors need torch, which other checks do not load."""
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(make_settings(world)))

@@ -132,7 +132,7 @@ def test_cli_compare_a_malformed_line_of_metrics_is_left_out_or_named(
 def test_cli_compare_hostile_settings_do_not_act_on_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hostile = {"note": "\x1b[2J[red]x[/red]\u202e", "\x1b]0;owned\x07": 1, "long": "y" * 10_000_000}
+    hostile = {"note": "\x1b[2J[red]x[/red]\u202e", "\x1b]0;owned\x07": 1, "long": "y" * 1_000_000}
     first = make_run(tmp_path / "a", 1e-5, [0.1], {}, **hostile)
     second = make_run(tmp_path / "b", 1e-5, [0.1], {})
     assert roll(["compare", str(first), str(second)]) == 0

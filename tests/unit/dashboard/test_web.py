@@ -382,6 +382,7 @@ def test_dashboard_web_a_path_that_is_not_there_is_listed_with_its_problem(tmp_p
 
 
 @pytest.mark.parametrize("num", [25, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.integration
 def test_dashboard_web_malformed_directories_are_shown_or_refused(make_run: MakeRun, tmp_path: Path, num: int) -> None:
     source = make_run()
     (tmp_path / "secret").write_text(SECRET)

@@ -120,6 +120,7 @@ def outcome(tokenizer: PreTrainedTokenizerBase, chat: Sequence[Message], **given
 
 
 @pytest.mark.parametrize("shape", sorted(SHAPES))
+@pytest.mark.integration
 def test_conversation_long_masks_of_long_conversations_are_those_of_every_prompts_own_rendering(
     tokenizers: dict[str, PreTrainedTokenizerBase], shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

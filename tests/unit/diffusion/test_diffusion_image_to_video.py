@@ -85,6 +85,7 @@ def test_image_to_video_first_frames_are_not_in_the_loss() -> None:
 
 
 @pytest.mark.parametrize("method", ["flow_grpo", "reward_gradient"])
+@pytest.mark.integration
 def test_image_to_video_a_run_reads_first_frames_from_rows(method: str, tmp_path: Path) -> None:
     frames = [draw_clip(digit, 3, 1)[0] for digit in GLYPHS]
     for i, frame in enumerate(frames):

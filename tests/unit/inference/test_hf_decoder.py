@@ -169,6 +169,7 @@ def test_hf_decoder_a_model_whose_vocabulary_was_padded_can_be_decoded(tiny_mode
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.integration
 def test_hf_decoder_the_default_model_agrees_with_transformers(default_model: Path, dtype: str) -> None:
     decoder = Decoder(engine_spec(default_model, dtype=dtype), CPU)
     (row,) = run(decoder, [create_row(request("a", prompt(3, 30), max_new_tokens=6), 0, 0)])

@@ -48,6 +48,7 @@ def digest(results: list[Generation]) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
+@pytest.mark.integration
 def test_hf_determinism_two_processes_give_the_same_bits(tiny_model: Path) -> None:
     program = PROGRAM.format(paths=[str(HERE), str(HERE.parents[1])], model=str(tiny_model))
     environment = {**os.environ, "PYTHONHASHSEED": "random", "OMP_WAIT_POLICY": "passive"}

@@ -25,6 +25,8 @@ from roll.rollout.batch import Batch
 from roll.rollout.engine_widths import EngineWidths
 from roll.types import Generation, Group
 
+pytestmark = pytest.mark.integration
+
 LIMIT = 2e-5
 """Tolerance of log-probs: sums over ranks are rounded in another order."""
 

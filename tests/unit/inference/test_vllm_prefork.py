@@ -21,6 +21,8 @@ from roll.inference.vllm import child, launch
 from roll.inference.vllm import prefork as module
 from roll.inference.vllm.prefork import PreforkedProcess, _Context, claim_process, open_preforked_process
 
+pytestmark = pytest.mark.integration
+
 LIGHT = "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=%d, pipe_handle=%d)"
 NOTHING = "import sys; sys.exit(3)  # %d %d"
 

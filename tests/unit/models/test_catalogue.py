@@ -137,6 +137,7 @@ def test_model_catalogue_the_cache_name_depends_on_the_file() -> None:
     assert other.cache_name != DEFAULT.cache_name
 
 
+@pytest.mark.integration
 def test_model_catalogue_the_default_model_answers_a_simple_question(default_model: Path) -> None:
     import torch
 

@@ -20,6 +20,8 @@ from roll.pipelines.diffusion.rows import ImageReader, read_rows
 from roll.pipelines.diffusion.sample_files import SampleRecord, draw_grid
 from roll.tracking.metrics_file import read_metrics
 
+pytestmark = pytest.mark.integration
+
 REWARDS = """
 import numpy as np
 

@@ -14,6 +14,8 @@ from worlds.modules import load_module
 import roll
 from roll.config.load import load_config
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted((ROOT / "examples" / "diffusion").glob("*.yaml"))
 SMALL = [

@@ -144,6 +144,7 @@ def test_distill_a_teacher_with_another_tokenizer_is_refused_before_anything_sta
     assert any("the tokenizer of teacher.model" in problem for problem in roll.check(config).problems)
 
 
+@pytest.mark.integration
 def test_distill_roll_check_counts_the_teachers_memory(tmp_path: Path, tiny_model: Path) -> None:
     teacher = write_tiny_model(tmp_path / "teacher", seed=1)
     base = {

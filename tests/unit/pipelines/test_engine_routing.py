@@ -96,6 +96,7 @@ def distance(batch: TrainingBatch, logprobs: list[np.ndarray]) -> float:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.integration
 def test_router_replay_brings_the_trainers_log_probs_nearer_to_the_engines(
     tiny_model: Path, tmp_path: Path, dtype: str
 ) -> None:

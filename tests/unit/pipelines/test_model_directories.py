@@ -65,6 +65,7 @@ def without_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("role", ["sft", "rlvr", "critic", "teacher", "reference", "online teacher"])
+@pytest.mark.integration
 def test_model_directories_check_refuses_model_directories(tiny_model: Path, tmp_path: Path, role: str, num_ranks: int):
     for number, (kind, (_, message)) in enumerate(REFUSED.items()):
         directory = make_directory(kind, tiny_model, tmp_path / str(number))

@@ -172,6 +172,7 @@ def test_quantization_is_described_with_the_correction_of_its_mismatch(algorithm
     assert describe_quantization(make_config("x", inference={"engine": "hf"})) == []
 
 
+@pytest.mark.integration
 def test_quantization_is_part_of_the_report_of_a_check(tiny_model: Path) -> None:
     pytest.importorskip("vllm")
     report = roll.check(make_config(tiny_model))

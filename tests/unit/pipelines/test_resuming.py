@@ -17,6 +17,8 @@ from roll.config.load import load_config
 from roll.errors import CheckpointError, ConfigError
 from roll.pipelines.fingerprints import check_fingerprints, compute_fingerprints
 
+pytestmark = pytest.mark.integration
+
 ROWS = [
     {"messages": [{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": word}]}
     for word in ("ab", "ba", "cab", "abc")

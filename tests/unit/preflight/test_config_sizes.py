@@ -56,6 +56,7 @@ def checked(model: str, **changes: Any) -> Report:
     return CHECKS.get(config.pipeline)(config)
 
 
+@pytest.mark.integration
 def test_preflight_model_size_check_shows_roles_of_a_hub_model_by_its_config_alone(hub: Path, tiny_model: Path) -> None:
     report = checked(NAME)
     whole = describe_model(tiny_model)

@@ -32,6 +32,7 @@ def no_sandboxes(monkeypatch):
     monkeypatch.setattr(software, "_check_sandboxes", lambda: iter(()))
 
 
+@pytest.mark.integration
 def test_doctor_the_command_says_every_finding_and_the_same_as_json(no_sandboxes, capsys, tmp_path):
     code = run(["doctor", "--runs", str(tmp_path)])
     text = capsys.readouterr().out

@@ -56,6 +56,7 @@ def test_reward_gsm8k_gold_answers_are_accepted_in_every_form() -> None:
     assert rejected == []
 
 
+@pytest.mark.integration
 def test_reward_gsm8k_changed_answers_are_rejected_in_every_form() -> None:
     accepted = []
     for answer in references():

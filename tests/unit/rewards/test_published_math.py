@@ -10,11 +10,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from roll.rewards.math import prepare_worker, score_math
 
 ROWS = [json.loads(line) for line in (Path(__file__).parent / "published_math.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.integration
 def test_math_verifier_published_verdicts_are_followed_or_argued_with() -> None:
     prepare_worker()
     assert len(ROWS) == 325

@@ -57,6 +57,7 @@ def build(pool: LocalWorkerPool, path: Path, **settings: Any) -> WeightedReward:
     return build_reward(TypeAdapter(RewardList).validate_python(expand_rewards(entry)), pool)
 
 
+@pytest.mark.integration
 async def test_reward_model_answers_scored_together_get_what_each_gets_alone(
     pool: LocalWorkerPool, rollout: MakeRollout, model_path: Path, expected: Callable[[str], list[float]]
 ) -> None:
@@ -74,6 +75,7 @@ async def test_reward_model_answers_scored_together_get_what_each_gets_alone(
     await reward.close()
 
 
+@pytest.mark.integration
 async def test_reward_model_outputs_may_be_probabilities_and_long_texts_are_cut_at_their_beginning(
     pool: LocalWorkerPool, rollout: MakeRollout, model_path: Path, expected: Callable[[str], list[float]]
 ) -> None:
@@ -110,6 +112,7 @@ def test_reward_model_a_model_that_scores_nothing_is_refused_before_anything_sta
         check_reward_models(data(tiny_model / "nowhere"))
 
 
+@pytest.mark.integration
 async def test_reward_model_a_model_without_a_head_or_with_fewer_outputs_is_refused(
     pool: LocalWorkerPool, rollout: MakeRollout, model_path: Path, tiny_model: Path
 ) -> None:
@@ -125,6 +128,7 @@ async def test_reward_model_a_model_without_a_head_or_with_fewer_outputs_is_refu
         await reward.close()
 
 
+@pytest.mark.integration
 async def test_reward_model_a_model_that_takes_too_long_is_our_failure(
     pool: LocalWorkerPool, rollout: MakeRollout, model_path: Path
 ) -> None:

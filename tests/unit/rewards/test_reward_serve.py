@@ -78,6 +78,7 @@ async def post(server: RewardServer, body: Any, **headers: str) -> tuple[int, An
         return response.status, await response.json(), response.headers
 
 
+@pytest.mark.integration
 async def test_reward_serve_gives_the_results_of_a_local_run(
     pool: LocalWorkerPool, rollout: MakeRollout, functions: str
 ) -> None:

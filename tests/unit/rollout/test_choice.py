@@ -28,6 +28,8 @@ from roll.types import (
     SamplingParams,
 )
 
+pytestmark = pytest.mark.integration
+
 NUM_PROMPTS, GROUP_SIZE, NUM_STEPS = 32, 8, 10
 TAIL: dict[str, Any] = {"type": "tail_batching"}
 WHOLE: dict[str, Any] = {"type": "tail_batching", "rollout_redundancy": 1.0}

@@ -27,6 +27,8 @@ from roll.serving.losses import LOSSES
 from roll.serving.routes import ROUTES
 from roll.serving.wire import CLASSES, CONTENT_TYPE
 
+pytestmark = pytest.mark.integration
+
 T = TypeVar("T")
 
 BODIES = {

@@ -20,6 +20,8 @@ from roll.serving.failures import RequestFailure
 from roll.serving.journal import Journal, Record
 from roll.serving.submissions import Result, Submission
 
+pytestmark = pytest.mark.integration
+
 TOKENS = list(range(10, 30))
 
 

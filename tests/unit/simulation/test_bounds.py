@@ -47,6 +47,8 @@ from roll.simulation.run import simulate
 from roll.simulation.workload import Workload
 from roll.types import GenerationRequest, SamplingParams
 
+pytestmark = pytest.mark.integration
+
 STEP_S = 0.01
 
 

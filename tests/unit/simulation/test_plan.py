@@ -16,6 +16,8 @@ from roll.simulation.plan_report import render_plan
 from roll.simulation.planner import make_plan
 from roll.simulation.run import simulate
 
+pytestmark = pytest.mark.integration
+
 SMALL = {
     "placement.generation": 8,
     "engine": {"max_num_seqs": 32, "restart_s": 0.0},

@@ -17,6 +17,8 @@ from roll.simulation.plan_sources import read_plan_source
 from roll.simulation.planner import make_plan
 from roll.simulation.run import simulate
 
+pytestmark = pytest.mark.integration
+
 TOLERANCE = 1.05
 
 

@@ -20,6 +20,8 @@ from roll.simulation.hardware import Device, Model, load_device, load_model_size
 from roll.simulation.memory import find_memory_problem
 from roll.simulation.plan_sources import read_plan_source
 
+pytestmark = pytest.mark.integration
+
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 

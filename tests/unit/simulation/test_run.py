@@ -17,6 +17,8 @@ from unit.simulation.run_helpers import steady, workload
 from roll.errors import ConfigError
 from roll.simulation.run import simulate
 
+pytestmark = pytest.mark.integration
+
 STEP_S = 0.01
 
 

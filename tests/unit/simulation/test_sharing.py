@@ -9,6 +9,8 @@ import pytest
 from roll.config.simulation import SimulationConfig
 from roll.simulation.run import SimulatedRun, simulate
 
+pytestmark = pytest.mark.integration
+
 WORKLOAD: dict[str, Any] = {
     "name": "sharing",
     "num_steps": 6,

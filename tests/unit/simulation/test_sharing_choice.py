@@ -13,6 +13,8 @@ from roll.simulation.report import render_results, simulate_variants
 from roll.simulation.run import simulate
 from roll.simulation.sharing_choice import choose_sharing_rule, resolve_sharing, shrink
 
+pytestmark = pytest.mark.integration
+
 
 def build_auto(training: int = 6, async_ratio: float = 1.0, **changes: Any) -> SimulationConfig:
     place = {"generation": 8, "training": training, "sharing": "auto", "switch_s": changes.pop("switch_s", 2.0)}

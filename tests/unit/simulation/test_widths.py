@@ -22,6 +22,8 @@ from roll.simulation.roles import SimulatedEngines
 from roll.simulation.run import SimulatedRun, build_engine_settings, simulate
 from roll.types import Generation, Group
 
+pytestmark = pytest.mark.integration
+
 WORKLOAD: dict[str, Any] = {
     "name": "widths",
     "num_steps": 8,

@@ -116,6 +116,7 @@ def test_adapter_snapshot_that_does_not_fit_is_rejected(tiny_model: Path) -> Non
 
 
 @pytest.mark.parametrize("parallel", [{}, {"dp_replicate": 2}])
+@pytest.mark.integration
 def test_adapter_snapshot_of_several_ranks_equals_one_rank(
     tiny_model: Path, tmp_path: Path, parallel: dict[str, int]
 ) -> None:
@@ -136,6 +137,7 @@ def test_adapter_snapshot_of_several_ranks_equals_one_rank(
         assert torch.equal(weight, found["two"].weights[key])  # a copy continues exactly
 
 
+@pytest.mark.integration
 def test_adapter_snapshot_with_tp_or_pp_is_rejected(tiny_model: Path, tmp_path: Path) -> None:
     for parallel, message in (({"pp": 2}, "has several pipeline stages"), ({"tp": 2}, "without tp and ep only")):
         directory = tmp_path / "".join(parallel)

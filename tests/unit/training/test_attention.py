@@ -123,6 +123,7 @@ def written_out_once(layout: PackedLayout, dtype: torch.dtype, groups: int, wind
 )
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("groups", [GROUPS, HEADS, 1])
+@pytest.mark.integration
 def test_attention_products_and_sdpa_equal_attention_written_out(
     monkeypatch: pytest.MonkeyPatch, small_tokens: int, dense_tokens: int, dense_pairs: int, blocked: bool, share: bool,
     groups: int,

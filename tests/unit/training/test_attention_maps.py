@@ -34,6 +34,8 @@ from roll.types import (
     TrainingBatch,
 )
 
+pytestmark = pytest.mark.integration
+
 DOUBLE = Precision(compute=torch.float64, master=torch.float64)
 WINDOW, HORIZON = 4, (2, 7)
 RANGE = AttentionRange(window=WINDOW, horizon=HORIZON)

@@ -24,6 +24,8 @@ from roll.models import load_causal_lm
 from roll.training import TorchBackend
 from roll.types import StepResult
 
+pytestmark = pytest.mark.integration
+
 TORCH, DEEPSPEED = "roll.training.backend:TorchBackend", "roll.training.deepspeed.backend:DeepSpeedBackend"
 MEGATRON = "roll.training.megatron.backend:MegatronBackend"
 CUT = {"max_tokens_per_micro_batch": 30}

@@ -23,6 +23,8 @@ from roll.training.packing.division import RankShare, divide_batch, restore_batc
 from roll.training.packing.micro_batches import select_micro_batches
 from roll.types import AttentionStatistics, LossRequirements, MediaSpan, TrainingBatch, TrainingSample
 
+pytestmark = pytest.mark.integration
+
 
 @dataclasses.dataclass(frozen=True)
 class Needs:

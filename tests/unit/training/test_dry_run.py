@@ -29,6 +29,8 @@ from roll.training.network import logprobs
 from roll.training.spec import TrainerSpec
 from roll.types import LossRequirements
 
+pytestmark = pytest.mark.integration
+
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WORDS = 4, 32, 64, 4, 2, 256
 VOCABULARY = 1500
 

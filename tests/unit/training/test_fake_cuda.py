@@ -100,6 +100,7 @@ def check_transfers(name: str, result: dict[str, int]) -> None:
 
 
 @needs_compiler
+@pytest.mark.integration
 def test_fake_cuda_denoisers_stay_on_their_device(library: Path) -> None:
     """One copy to the device for each forward pass, and one wait for the velocities of each other copy of weights."""
     results = run_program(library, "diffusion")

@@ -11,6 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from worlds.ranks import run_ranks
 from worlds.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.integration
+
 WORDS, HIDDEN, INNER, LAYERS = 3072, 48, 96, 3
 ENDS = WORDS * HIDDEN * 4
 """Bytes of the embeddings, and of the projection."""

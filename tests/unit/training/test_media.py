@@ -28,6 +28,8 @@ from roll.training.packing.layout import build_layout
 from roll.training.packing.micro_batches import pack
 from roll.types import LossRequirements, TrainingBatch
 
+pytestmark = pytest.mark.integration
+
 FAST = ("smolvlm", "qwen3-vl", "gemma3")
 REST = (pytest.mark.matrix, pytest.mark.slow)
 FAMILIES = [pytest.param(name, marks=() if name in FAST else REST) for name in VISION_MODELS]

@@ -23,6 +23,8 @@ from roll.models.directory import check_directory
 from roll.models.multimodal import MediaProcessor
 from roll.training import TorchBackend
 
+pytestmark = pytest.mark.integration
+
 FAST = ("smolvlm", "qwen3-vl", "gemma3")
 REST = (pytest.mark.matrix, pytest.mark.slow)
 FAMILIES = [pytest.param(name, marks=() if name in FAST else REST) for name in VISION_MODELS]

@@ -36,6 +36,8 @@ from roll.types import (
     TrainingSample,
 )
 
+pytestmark = pytest.mark.integration
+
 NAMES = ("llava", "qwen3-vl")
 
 

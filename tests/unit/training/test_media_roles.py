@@ -20,6 +20,8 @@ from roll.config.model import VisionConfig
 from roll.training import TorchBackend, TrainerSpec
 from roll.types import Divergence, TrainingBatch, TrainingSample
 
+pytestmark = pytest.mark.integration
+
 FAST = ("smolvlm", "qwen3-vl", "gemma3")
 REST = (pytest.mark.matrix, pytest.mark.slow)
 FAMILIES = [pytest.param(name, marks=() if name in FAST else REST) for name in VISION_MODELS]

@@ -26,6 +26,7 @@ from roll.types import LossRequirements
 
 
 @pytest.mark.parametrize("name", RUNS)
+@pytest.mark.integration
 def test_offload_three_steps_are_the_same_to_the_bit(tiny_model: Path, tmp_path: Path, name: str) -> None:
     with apart() as left:
         plain = build(tiny_model, RUNS[name])

@@ -25,6 +25,8 @@ from roll.models import load_causal_lm
 from roll.training import TorchBackend
 from roll.types import TrainingBatch
 
+pytestmark = pytest.mark.integration
+
 STEPS = ("plain", "again", "idle", "credited", "lora", "two heads", "critic")
 
 

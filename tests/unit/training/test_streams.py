@@ -27,6 +27,7 @@ def steps(model: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("run", ["plain", "bfloat16", "layers again", "8 bits", "adapters"])
+@pytest.mark.integration
 def test_offload_stream_steps_with_all_that_can_be_offloaded_have_no_race(tiny_model: Path, run: str) -> None:
     with (
         mock.patch.object(activation_offload, "MIN_OFFLOAD_BYTES", 1),

@@ -31,6 +31,8 @@ from roll.training import TorchBackend
 from roll.training.precision import Precision
 from roll.types import Divergence, ForwardOptions, TopLogprobs, TrainingBatch
 
+pytestmark = pytest.mark.integration
+
 DOUBLE = Precision(compute=torch.float64, master=torch.float64)
 LIMIT = 2e-7
 """Of a gradient's relative error: norms and softmax of the model are in float32, also where it is in float64."""

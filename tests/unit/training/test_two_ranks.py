@@ -22,6 +22,8 @@ from roll.training import TorchBackend
 from roll.training.precision import Precision
 from roll.training.spec import TrainerSpec
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(scope="module", name="expected")
 def _expected(tiny_model: Path) -> Reference:

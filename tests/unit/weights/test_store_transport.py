@@ -23,6 +23,8 @@ from roll.weights.store.files import DirectoryBackend, check_store
 from roll.weights.store.handle import VersionManifest
 from roll.weights.store.receiver import WeightPrefetcher
 
+pytestmark = pytest.mark.integration
+
 Tensors = dict[str, torch.Tensor]
 
 

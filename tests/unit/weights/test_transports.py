@@ -21,6 +21,8 @@ from roll.weights.authenticated_store import AuthenticatedStore
 from roll.weights.broadcast import build_engine_update
 from roll.weights.plan import plan_buckets
 
+pytestmark = pytest.mark.integration
+
 SMALL_BUCKETS = 200
 """Bytes: `TENSORS` then travels in several buckets, some with several tensors, some with one that is too large."""
 

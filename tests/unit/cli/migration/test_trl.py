@@ -10,6 +10,8 @@ from roll.cli.migration.trl import TRAINERS, TRL_VERSION, from_trl
 from roll.config.load import load_config
 from roll.errors import ConfigError
 
+pytestmark = pytest.mark.integration
+
 GRPO = {
     "model_name_or_path": "some/model",
     "dataset_name": "some/set",

@@ -105,6 +105,7 @@ def test_examples_stream_the_content_of_rows_decides_whether_a_run_can_go_on(
         stream(["a", "b", "d"]).restore(state)
 
 
+@pytest.mark.integration
 def test_examples_stream_memory_holds_a_few_bytes_of_every_row(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.integration]
 Judge = Callable[..., Any]
 SECURITY_PAGE = Path(__file__).parents[4] / "docs" / "security.md"
 

@@ -14,7 +14,7 @@ from roll.rewards.code.sandbox_programs.frames import add_length, pack
 from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.verifier import CodeVerifier
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.integration]
 
 FORMS: dict[str, dict[str, Any]] = {
     "stdin": {"tests": [{"stdout": "1"}, {"stdout": "1"}]},

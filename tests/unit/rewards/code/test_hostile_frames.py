@@ -20,6 +20,8 @@ from roll.rewards.code.sandbox_programs.compare import is_same_value
 from roll.rewards.code.serving import FrameSplitter
 from roll.rewards.code.verdicts import MESSAGE_BYTES, parse_message
 
+pytestmark = pytest.mark.integration
+
 Judge = Callable[..., Any]
 
 TAGS = ["l", "t", "s", "z", "d", "o", "n", "g", "q", "sl", "a", "i", "f", "b", "c", "D", "F", "R", "B", "U", "T"]

@@ -63,6 +63,7 @@ async def solved(boxes: CodeSandboxes, problems: list[dict[str, Any]], before: s
     return [row["task_id"] for row, right in zip(problems, correct, strict=True) if right]
 
 
+@pytest.mark.integration
 async def test_code_reward_humaneval_all_canonical_solutions_pass(
     boxes: CodeSandboxes, problems: list[dict[str, Any]]
 ) -> None:

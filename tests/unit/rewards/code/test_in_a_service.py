@@ -28,7 +28,7 @@ from roll_sandbox import (
     SandboxUnavailableError,
 )
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
 
 NUM_PROBLEMS = 24
 TASKS: list[tuple[str, dict[str, Any]]] = [

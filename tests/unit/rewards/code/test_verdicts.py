@@ -21,7 +21,7 @@ from roll.rewards.code.languages import describe_missing_tool
 from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.verifier import CodeVerifier, build_code_verifier
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.integration]
 Judge = Callable[..., Any]
 
 ECHO_SUM = "import sys\nprint(sum(map(int, sys.stdin.read().split())))"
