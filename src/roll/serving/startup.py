@@ -58,7 +58,8 @@ async def open_server(
         report: A function that shows the progress of the start to the user.
 
     Raises:
-        ConfigError: The engine cannot sample with adapters, or the server cannot listen on the address.
+        ConfigError: The engine cannot sample with adapters, the context is longer than the model's, or the server
+            cannot listen on the address.
         ModelError: The model cannot be loaded.
     """
     kind = resolve_engine_kind(settings.engine, "--engine")
@@ -67,7 +68,7 @@ async def open_server(
     check_lora_rank(kind, settings.max_rank, "--max-rank")
     path = resolve_model(settings.model)
     description = describe_model(path)
-    context = settings.max_context or min(description.context_length, DEFAULT_MAX_CONTEXT)
+    context = _choose_context(settings, description.context_length)
     async with AsyncExitStack() as stack:
         journal = Journal(settings.directory / "journal")
         stack.callback(journal.close)
@@ -105,6 +106,14 @@ async def open_server(
         cleaning = asyncio.create_task(_clean_up(service), name="clean up")
         stack.callback(cleaning.cancel)
         yield server
+
+
+def _choose_context(settings: ServeSettings, longest: int) -> int:
+    if settings.max_context is not None and settings.max_context > longest:
+        raise ConfigError(
+            f"--max-context must be <= {longest}, the context length of {settings.model}, got {settings.max_context}."
+        )
+    return settings.max_context or min(longest, DEFAULT_MAX_CONTEXT)
 
 
 async def _start_engines(

@@ -19,6 +19,7 @@ from roll.serving.failures import ApiError, RequestFailure
 from roll.serving.losses import LOSSES, build_loss
 from roll.serving.promises import KEEP_S, KEEP_UNREAD_S, Promises
 from roll.serving.settings import create_key, read_keys
+from roll.serving.startup import open_server
 from roll.serving.submissions import Result, Submission
 from roll.serving.wire import CLASSES
 
@@ -62,6 +63,15 @@ def test_serving_keys_have_owners(tmp_path: Path) -> None:
 def test_serving_settings_are_checked(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ServeSettings(**({"model": "x", "keys": {"tml-12345678": "a"}} | changes))  # type: ignore[arg-type]
+
+
+async def test_serving_refuses_a_context_longer_than_the_models(tmp_path: Path, tiny_model: Path) -> None:
+    settings = ServeSettings(
+        model=str(tiny_model), engine="hf", directory=tmp_path, max_context=513, keys={"tml-12345678": "a"}
+    )
+    with pytest.raises(ConfigError, match=r"--max-context must be <= 512, the context length of .*, got 513\."):
+        async with open_server(settings):
+            pass
 
 
 async def test_serving_results_expire_and_are_private_to_their_owner() -> None:
