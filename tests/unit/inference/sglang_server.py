@@ -132,6 +132,13 @@ class SGLangServer:
             return web.json_response({"success": False, "error_message": f"{name} already exists"}, status=400)
         found = load_file(directory / "adapter_model.safetensors")
         tensors = {key.removeprefix("base_model.model."): tensor for key, tensor in found.items()}
+        # SGLang computes these in one layer. It rejects an adapter that lacks a part, or ends when it is used.
+        for fused in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
+            parts = {key.split(".")[-3] for key in tensors} & {*fused}
+            assert not parts or parts == {*fused}, f"only {parts} of {fused}"
+        modules = self.engine._spec.lora.target_modules  # type: ignore[union-attr]
+        unadapted = [key for key in tensors if key.split(".")[-3] not in modules]
+        assert not any(tensors.pop(key).any() for key in unadapted)
         await send(self.engine, Weights(tensors), 1, adapter=name)
         self.adapters.append(name)
         return web.json_response({"success": True, "error_message": ""})

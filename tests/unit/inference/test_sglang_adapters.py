@@ -97,6 +97,21 @@ async def test_sglang_adapters_after_each_sync_are_those_of_the_trainer(lora: Lo
             backend.train_step(make_batch(version), LikelihoodLoss())
 
 
+@pytest.mark.parametrize("targets", [["q_proj"], ["k_proj"], ["q_proj", "k_proj"], ["up_proj"], ["gate_proj"]])
+async def test_sglang_adapters_of_some_parts_of_a_fused_layer(targets: list[str], tiny_model: Path) -> None:
+    """SGLang rejects such an adapter, or ends at the first request that uses it, unless the other parts are zeros."""
+    lora = LORA.model_copy(update={"target_modules": targets})
+    async with serving(tiny_model, lora=lora.model_copy(update={"alpha": 4.0})) as server:
+        server.lora_info = {"enable_lora": True, "max_lora_rank": 4, "lora_target_modules": targets}
+        engine = SGLangEngine(spec_of(tiny_model, options={"url": server.url}, lora=lora))
+        await engine.start()
+        backend = train(tiny_model, lora)
+        await sync(engine, backend, 1)
+        (found,) = await engine.logprobs([TEXT])
+        np.testing.assert_allclose(found, merged_logprobs(backend, tiny_model, TEXT), atol=1e-5)
+        await engine.close()
+
+
 async def test_sglang_adapters_running_requests_continue_with_the_new_adapter(tiny_model: Path) -> None:
     """A sync ends the request at the server, whose tokens are then the prompt of its continuation."""
     old, new = train(tiny_model), train(tiny_model, steps=3)

@@ -6,16 +6,20 @@ continues their tokens with the new adapter, because the server would use the ol
 
 SGLang reads one rank and one scale per adapter. Matrices of a smaller rank are filled with zeros, and B is multiplied
 by the layer's scale, so that SGLang's own scale is 1.
+
+SGLang computes q, k and v in one layer, and gate and up in another, and needs an adapter of each part. If
+`model.lora.target_modules` selects only some of the parts, the other parts get adapters of zeros: without them, the
+server rejects the adapter, or ends at the first request that uses it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -32,6 +36,8 @@ __all__ = ["EngineAdapters", "ServedAdapter", "build_lora_arguments"]
 
 _PREFIX = "base_model.model."
 """Prefix of the layers in the adapter files of peft, which SGLang reads."""
+_FUSED_MODULES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""The names of layers that SGLang computes as one layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +110,25 @@ class EngineAdapters:
 
         with open_update(update, device="cpu") as receiver:
             received = {name: tensor.clone() for name, tensor in receiver}
+        rank = self._lora.max_rank
         tensors: dict[str, Tensor] = {}
         for layer in self._layers:
             a, b = (received[name_adapter_tensor(layer, part)] for part in ("lora_A.weight", "lora_B.weight"))
-            missing = self._lora.max_rank - len(a)
+            missing = rank - len(a)
             scaled = b.float() * self._lora.compute_scale(layer)
             for part, tensor, padding in (("A", a, (0, 0, 0, missing)), ("B", scaled, (0, missing))):
                 padded = torch.nn.functional.pad(tensor.to(dtype), padding)
-                tensors[f"{_PREFIX}{layer}.lora_{part}.weight"] = padded.contiguous()
-        save_file(tensors, directory / "adapter_model.safetensors", {"format": "pt"})
+                tensors[name_adapter_tensor(layer, f"lora_{part}.weight")] = padded.contiguous()
+        for layer, (outputs, inputs) in self._unadapted_layers.items():
+            for part, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
+                tensors[name_adapter_tensor(layer, f"lora_{part}.weight")] = torch.zeros(shape, dtype=dtype)
+        files = {f"{_PREFIX}{name}": tensor for name, tensor in tensors.items()}
+        save_file(files, directory / "adapter_model.safetensors", {"format": "pt"})
         settings = {
             "peft_type": "LORA",
-            "r": self._lora.max_rank,
-            "lora_alpha": self._lora.max_rank,
-            "target_modules": _get_module_names(self._layers),
+            "r": rank,
+            "lora_alpha": rank,
+            "target_modules": _get_module_names({**self._layers, **self._unadapted_layers}),
             "bias": "none",
         }
         (directory / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
@@ -143,7 +154,18 @@ class EngineAdapters:
 
     @cached_property
     def _layers(self) -> Mapping[str, tuple[int, int]]:
-        return _list_layers(self._spec, self._lora)
+        return _list_layers(self._spec, self._lora.target_modules)
+
+    @cached_property
+    def _unadapted_layers(self) -> Mapping[str, tuple[int, int]]:
+        """The shapes of the layers without adapters that SGLang fuses with a layer that has one, by name."""
+        every, found = _list_layers(self._spec, "all-linear"), {}
+        for layer in self._layers:
+            parent, _, module = layer.rpartition(".")
+            for fused in _FUSED_MODULES:
+                siblings = [f"{parent}.{each}" for each in fused] if module in fused else []
+                found |= {name: every[name] for name in siblings if name in every and name not in self._layers}
+        return found
 
     @property
     def _lora(self) -> LoRAConfig:
@@ -167,7 +189,7 @@ def build_lora_arguments(spec: EngineSpec) -> dict[str, Any]:
     return {
         "enable-lora": True,
         "max-lora-rank": spec.lora.max_rank,
-        "lora-target-modules": _get_module_names(_list_layers(spec, spec.lora)),
+        "lora-target-modules": _get_module_names(_list_layers(spec, spec.lora.target_modules)),
         "max-loras-per-batch": spec.max_adapters + 1,  # SGLang counts requests without an adapter as one
         "max-loaded-loras": spec.max_adapters + 2,  # during a sync, the old and the new adapter are loaded
         "lora-strict-loading": True,
@@ -175,11 +197,10 @@ def build_lora_arguments(spec: EngineSpec) -> dict[str, Any]:
     }
 
 
-def _list_layers(spec: EngineSpec, lora: LoRAConfig) -> Mapping[str, tuple[int, int]]:
-    targets = lora.target_modules
+def _list_layers(spec: EngineSpec, targets: Sequence[str] | Literal["all-linear"]) -> Mapping[str, tuple[int, int]]:
     return list_adapted_layers(
         spec.model_path,
-        targets if targets == "all-linear" else tuple(targets),
+        "all-linear" if targets == "all-linear" else tuple(targets),
         trust_remote_code=spec.trust_remote_code,
     )
 
