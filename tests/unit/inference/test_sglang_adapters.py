@@ -204,6 +204,22 @@ async def test_sglang_adapters_that_the_server_rejects_leave_the_old_one(tiny_mo
         assert len(server.adapters) == 1
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+async def test_sglang_adapters_that_are_not_finite_leave_the_old_one(value: float, tiny_model: Path) -> None:
+    """The largest number of float32 becomes infinite when it is multiplied by the scale."""
+    backend = train(tiny_model)
+    async with running(tiny_model) as (_, engine):
+        await sync(engine, backend, 1)
+        tensors = dict(backend.adapter_weights())
+        name = next(name for name in tensors if name.endswith("lora_B.weight"))
+        tensors[name] = torch.full_like(tensors[name], value)
+        with pytest.raises(WeightSyncError, match=rf"'{name}' has NaN or infinite values in float32"):
+            await send(engine, Weights(tensors), 2, "shared_memory")
+        (found,) = await engine.logprobs([TEXT])
+        np.testing.assert_allclose(found, merged_logprobs(backend, tiny_model, TEXT), atol=1e-5)
+        assert {*(await engine.generate(request("a"))).policy_versions.tolist()} == {1}
+
+
 async def test_sglang_adapters_are_lost_while_asleep(tiny_model: Path) -> None:
     backend = train(tiny_model)
     async with running(tiny_model, sleeps=True) as (server, engine):

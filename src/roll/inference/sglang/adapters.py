@@ -30,7 +30,7 @@ from roll.inference.spec import EngineSpec, reject_adapter
 from roll.models import list_adapted_layers
 from roll.types import WeightUpdate
 from roll.weights import open_update
-from roll.weights.adapters import check_adapter_manifest, name_adapter_tensor
+from roll.weights.adapters import check_adapter_finite, check_adapter_manifest, name_adapter_tensor
 
 __all__ = ["EngineAdapters", "ServedAdapter", "build_lora_arguments"]
 
@@ -104,6 +104,7 @@ class EngineAdapters:
             The checksum of the received bytes, by tensor name.
 
         Raises:
+            WeightSyncError: A value is not finite in `dtype`.
             OSError: A file cannot be written.
         """
         from safetensors.torch import save_file
@@ -119,6 +120,7 @@ class EngineAdapters:
             for part, tensor, padding in (("A", a, (0, 0, 0, missing)), ("B", scaled, (0, missing))):
                 padded = torch.nn.functional.pad(tensor.to(dtype), padding)
                 tensors[name_adapter_tensor(layer, f"lora_{part}.weight")] = padded.contiguous()
+        check_adapter_finite(tensors, policy_version=update.policy_version)
         for layer, (outputs, inputs) in self._unadapted_layers.items():
             for part, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
                 tensors[name_adapter_tensor(layer, f"lora_{part}.weight")] = torch.zeros(shape, dtype=dtype)
