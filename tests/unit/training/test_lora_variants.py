@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from peft.optimizers import create_loraplus_optimizer
 from peft.utils.other import get_pattern_key
 from training_helpers import logprobs_of, make_batch, make_spec, reference_logprobs
@@ -87,6 +89,30 @@ def test_lora_variant_updates_merges_and_exports_equal_peft(variant: str, tiny_m
     exported = theirs.merge_and_unload().state_dict()
     for name, tensor in backend.weights():
         torch.testing.assert_close(tensor.detach(), exported[name], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m-instruct", "run", "model", "owner/model"])
+def test_lora_variant_exported_adapter_names_a_base_model_that_peft_loads(
+    name: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name of the catalog, a run, and a relative path are none for peft; ROLL has resolved them to a directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "model").symlink_to(tiny_model)
+    spec = make_spec(tiny_model, lora=LoRAConfig(rank=4), learning_rate=RATE)
+    backend = TorchBackend(dataclasses.replace(spec, model=spec.model.model_copy(update={"path": name})))
+    backend.train_step(make_batch(1), LikelihoodLoss())
+    backend.export(tmp_path / "out" / "model")
+    adapter, batch = tmp_path / "out" / "adapter", make_batch(2)
+    base = json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert base == (name if name == "owner/model" else str(tiny_model))
+    if name != "owner/model":
+        monkeypatch.chdir("/")
+        loaded = AutoPeftModelForCausalLM.from_pretrained(adapter, attn_implementation="eager").eval()
+        with torch.inference_mode():
+            found = reference_logprobs(loaded, batch)
+        for expected, values in zip(logprobs_of(backend, batch), found, strict=True):
+            torch.testing.assert_close(torch.as_tensor(expected), values, atol=1e-5, rtol=0)
 
 
 def test_lora_variant_dora_starts_with_the_unchanged_model(tiny_model: Path) -> None:

@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
+from roll.config.base import expand_path
 from roll.config.model import LoRAConfig
 from roll.models import choose_pad_token, load_tokenizer, resolve_model, write_transformers4_settings
+from roll.models.catalogue import CATALOGUE
 from roll.models.directory import PROCESSOR_FILES
 from roll.models.omni import complete_export, get_weight_prefix, list_speech_weights, read_speech_weights
 from roll.protocols import WeightSource
@@ -70,9 +72,8 @@ def export_trained(
     export_model(path, weights, network, spec.model_path, dtype, trust_remote_code=trust, is_first=is_first)
     if is_first and spec.model.lora is not None and adapter:
         targets = _list_targets(network.root, adapter, spec.model.lora)
-        write_adapter(
-            path.with_name("adapter"), adapter, spec.model.lora, spec.model.path, targets, is_reward_model=scores
-        )
+        base = _find_base(spec.model.path, spec.model_path)
+        write_adapter(path.with_name("adapter"), adapter, spec.model.lora, base, targets, is_reward_model=scores)
 
 
 def export_model(
@@ -228,7 +229,7 @@ def write_adapter(
         path: The target directory; an existing directory is replaced once the new one is complete.
         tensors: The result of `collect_adapter_tensors`.
         config: The configuration of the adapters.
-        base: The base model, as the user named it.
+        base: The hub ID or the directory of the base model.
         targets: Names of the layers with adapters, as peft finds them.
         is_reward_model: See `collect_adapter_tensors`.
     """
@@ -247,6 +248,15 @@ def write_adapter(
     ).save_pretrained(str(partial))
     save_file(dict(tensors), partial / "adapter_model.safetensors", metadata={"format": "pt"})
     move_to_final_name(partial, path)
+
+
+def _find_base(name: str, directory: str) -> str:
+    """Return a name of the base model that peft can load: a hub ID as given, otherwise the model's directory.
+
+    A name of the catalog, the directory of a run, or a relative path means nothing to peft.
+    """
+    is_hub_id = name not in CATALOGUE and not Path(expand_path(name)).exists()
+    return name if is_hub_id else directory
 
 
 def _copy_to_own_storage(tensor: torch.Tensor) -> torch.Tensor:
