@@ -6,6 +6,7 @@ import importlib.util
 import shutil
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from roll.errors import ConfigError
 
@@ -16,9 +17,16 @@ def check_options(options: Mapping[str, Any]) -> None:
     """Check that the options name a Python that can run the server, unless they name a server that already runs.
 
     Raises:
-        ConfigError: The Python does not exist, or it is ROLL's own and SGLang is not installed for it.
+        ConfigError: The Python does not exist, or it is ROLL's own and SGLang is not installed for it; or the address
+            of the server is not a URL.
     """
-    if options.get("url"):
+    if url := options.get("url"):
+        parts = urlsplit(str(url))
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(
+                f"inference.options.url is '{url}', which is not an HTTP address: set it to an address such as "
+                "http://10.0.0.5:30000."
+            )
         return
     python = options.get("python")
     if python is None and importlib.util.find_spec("sglang") is None:
