@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,8 @@ from worlds.sglang import CPU_OPTIONS, write_sglang_python
 from worlds.weight_sync import Weights, send
 
 from roll.config.model import LoRAConfig
-from roll.errors import DataError, WeightSyncError
+from roll.errors import EngineDiedError, WeightSyncError
 from roll.inference import EngineSpec
-from roll.inference.sglang.adapters import ServedAdapter
 from roll.inference.sglang.engine import SGLangEngine
 from roll.models import list_adapted_layers, load_causal_lm
 from roll.types import GenerationRequest, IntArray, SamplingParams
@@ -41,14 +41,16 @@ class Served:
     def run(self) -> Any:
         return self.runner.run
 
-    def score(self, tokens: IntArray, adapter: Mapping[str, torch.Tensor] | None) -> np.ndarray:
+    def score(
+        self, tokens: IntArray, adapter: Mapping[str, torch.Tensor] | None, lora: LoRAConfig = LORA
+    ) -> np.ndarray:
         """Return the log-probs [L] of tokens with plain `transformers` and merged weights; entry 0 is 0."""
         network = load_causal_lm(self.model, "float32", attention="eager")
         ids = torch.from_numpy(np.asarray(tokens, np.int64))
         with torch.inference_mode():
-            for layer in list_adapted_layers(str(self.model), "all-linear") if adapter is not None else ():
+            for layer in list_layers(self.model, lora) if adapter is not None else ():
                 a, b = (adapter[name_adapter_tensor(layer, f"lora_{part}.weight")] for part in "AB")
-                network.get_parameter(f"{layer}.weight").add_(LORA.compute_scale(layer) * (b @ a))
+                network.get_parameter(f"{layer}.weight").add_(lora.compute_scale(layer) * (b @ a))
             table = network(ids[None]).logits[0].double().log_softmax(-1)
         return np.concatenate([[0.0], table[:-1].gather(-1, ids[1:, None])[:, 0].numpy()])
 
@@ -80,11 +82,16 @@ def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             runner.run(engine.close())
 
 
-def make_adapter(model: Path, seed: int) -> dict[str, torch.Tensor]:
+def list_layers(model: Path, lora: LoRAConfig) -> Mapping[str, tuple[int, int]]:
+    targets = lora.target_modules
+    return list_adapted_layers(str(model), "all-linear" if targets == "all-linear" else tuple(targets))
+
+
+def make_adapter(model: Path, seed: int, lora: LoRAConfig = LORA) -> dict[str, torch.Tensor]:
     numbers = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
-    for layer, (outputs, inputs) in list_adapted_layers(str(model), "all-linear").items():
-        rank = LORA.get_rank(layer)
+    for layer, (outputs, inputs) in list_layers(model, lora).items():
+        rank = lora.get_rank(layer)
         for part, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
             tensors[name_adapter_tensor(layer, f"lora_{part}.weight")] = 0.1 * torch.randn(shape, generator=numbers)
     return tensors
@@ -173,12 +180,37 @@ def test_sglang_real_adapters_running_request_continues_with_the_new_one(served:
 
 def test_sglang_real_adapters_hundred_syncs_leave_one_adapter_per_name(served: Served) -> None:
     async def main() -> None:
-        adapter = make_adapter(served.model, 1)
+        adapter, old = make_adapter(served.model, 1), None
         for version in range(100, 200):
             await send(served.engine, Weights(adapter), version, "shared_memory")
-        with pytest.raises(DataError, match="Failed to implicitly load LoRA adapter roll-1"):
-            await served.engine._run("old", engine_body("old"), ServedAdapter("roll-1", 1))
+            old = served.engine._adapters.get_served(None) if version == 100 else old
+        with pytest.raises(EngineDiedError, match="its server does not have the adapter 'roll-"):
+            await served.engine._run("old", engine_body("old"), old)
         (scores,) = await served.engine.logprobs([TEXT])
         np.testing.assert_allclose(scores, served.score(TEXT, adapter), atol=1e-5)
+
+    served.run(main())
+
+
+@pytest.mark.parametrize("targets", [["q_proj"], ["k_proj"], ["up_proj"], ["v_proj", "gate_proj"]], ids=str)
+def test_sglang_real_adapters_of_some_parts_of_a_fused_layer(served: Served, targets: list[str]) -> None:
+    """An engine of another run finds the server as the first one has left it, also with adapters of the same names."""
+
+    async def main() -> None:
+        lora = LORA.model_copy(update={"target_modules": targets})
+        options = {"url": served.engine._url}
+        spec = dataclasses.replace(served.engine._spec, engine_id="e1", lora=lora, options=options)
+        adapter, other = make_adapter(served.model, 3, lora), make_adapter(served.model, 4)
+        await send(served.engine, Weights(other), 200, "shared_memory")
+        engine = SGLangEngine(spec)
+        await engine.start()
+        assert await engine._connection.list_models() == [str(served.model)]
+        await send(engine, Weights(adapter), 1, "shared_memory")
+        (scores,) = await engine.logprobs([TEXT])
+        np.testing.assert_allclose(scores, served.score(TEXT, adapter, lora), atol=1e-5)
+        await engine.close()
+        await send(served.engine, Weights(other), 201, "shared_memory")
+        (scores,) = await served.engine.logprobs([TEXT])
+        np.testing.assert_allclose(scores, served.score(TEXT, other), atol=1e-5)
 
     served.run(main())

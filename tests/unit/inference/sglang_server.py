@@ -37,6 +37,7 @@ class SGLangServer:
         self.first_version = "default"
         self.eos_token_ids: tuple[int, ...] = ()
         self.without_tokens: set[str] = set()
+        """IDs of requests whose tokens are lost."""
         self.url = ""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -45,8 +46,9 @@ class SGLangServer:
         self.calls.append((request.path, body))
         self.connections.add(request.protocol)
         if request.path in self.failures:
-            return self.failures[request.path]
-        return await getattr(self, request.path.strip("/"))(body)
+            reply = self.failures[request.path]
+            return web.Response(status=reply.status, body=reply.body, content_type=reply.content_type)
+        return await getattr(self, request.path.strip("/").replace("/", "_"))(body)
 
     async def health_generate(self, body: dict[str, Any]) -> web.Response:
         return web.Response(status=503 if self.engine._paused else 200)
@@ -145,10 +147,16 @@ class SGLangServer:
 
     async def unload_lora_adapter(self, body: dict[str, Any]) -> web.Response:
         # SGLang waits until no request uses the adapter.
+        if body["lora_name"] not in self.adapters:
+            text = f"LoRA with name {body['lora_name']} does not exist. Loaded LoRAs: {self.adapters}"
+            return web.json_response({"success": False, "error_message": text}, status=400)
         self.adapters.remove(body["lora_name"])
         adapters = self.engine._decoder.adapters  # type: ignore[union-attr]
         del adapters._adapters[body["lora_name"]], adapters.versions[body["lora_name"]]  # type: ignore[union-attr]
         return web.json_response({"success": True, "error_message": ""})
+
+    async def v1_models(self, body: dict[str, Any]) -> web.Response:
+        return web.json_response({"data": [{"id": name} for name in (str(self.model), *self.adapters)]})
 
     async def release_memory_occupation(self, body: dict[str, Any]) -> web.Response:
         return web.Response()
@@ -162,7 +170,7 @@ async def serving(model: Path, **changes: Any) -> AsyncIterator[SGLangServer]:
     server = SGLangServer(model, **changes)
     await server.engine.start()
     application = web.Application(client_max_size=2**30)
-    application.router.add_route("*", "/{path}", server.handle)
+    application.router.add_route("*", "/{path:.+}", server.handle)
     runner = web.AppRunner(application, shutdown_timeout=1.0)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,69 +11,27 @@ import numpy as np
 import pytest
 import torch
 from aiohttp import web
-from hf_helpers import Weights, engine_spec, has_generated, prompt, reference_logprobs, request, send
-from sglang_server import SGLangServer, serving
+from hf_helpers import Weights, has_generated, reference_logprobs, request, send
+from sglang_helpers import (
+    INFO,
+    LORA,
+    PATTERNS,
+    TEXT,
+    fail,
+    merged_logprobs,
+    numbers,
+    running,
+    spec_of,
+    sync,
+    train,
+    version_of,
+)
+from sglang_server import serving
 
-sys.path.append(str(Path(__file__).parents[1] / "training"))
-from training_helpers import make_batch, make_spec
-
-from roll.algorithms.losses import LikelihoodLoss
 from roll.config.model import LoRAConfig
-from roll.errors import DataError, ModelError, UnsupportedError, WeightSyncError
+from roll.errors import DataError, EngineDiedError, InfraError, ModelError, UnsupportedError, WeightSyncError
 from roll.inference.sglang.engine import SGLangEngine
 from roll.inference.sglang.launch import build_arguments
-from roll.training import TorchBackend
-
-TARGETS = ["q_proj", "v_proj", "down_proj"]
-LORA = LoRAConfig(rank=4, alpha=8.0, target_modules=TARGETS)
-PATTERNS = LoRAConfig(
-    rank=4,
-    alpha=8.0,
-    target_modules=TARGETS,
-    use_rslora=True,
-    rank_pattern={"q_proj": 2},
-    alpha_pattern={"v_proj": 3},
-)
-SERVED = LORA.model_copy(update={"alpha": 4.0})  # the server's own scale is 1
-INFO = {
-    "enable_lora": True,
-    "max_lora_rank": 4,
-    "lora_target_modules": ["down_proj", "o_proj", "q_proj", "v_proj"],
-    "max_loras_per_batch": 8,
-    "max_loaded_loras": None,
-}
-TEXT = prompt(5, 60)
-
-
-def spec_of(model: Path, **changes: Any) -> Any:
-    return dataclasses.replace(engine_spec(model), kind="sglang", **{"lora": LORA, **changes})
-
-
-@asynccontextmanager
-async def running(model: Path, **changes: Any) -> AsyncIterator[tuple[SGLangServer, SGLangEngine]]:
-    async with serving(model, lora=SERVED, max_adapters=4) as server:
-        server.lora_info = INFO
-        engine = SGLangEngine(spec_of(model, options={"url": server.url}, **changes))
-        await engine.start()
-        try:
-            yield server, engine
-        finally:
-            await engine.close()
-
-
-def train(model: Path, lora: LoRAConfig = LORA, seed: int = 0, steps: int = 1) -> TorchBackend:
-    backend = TorchBackend(make_spec(model, lora=lora, learning_rate=0.02))
-    for step in range(steps):
-        backend.train_step(make_batch(seed + step), LikelihoodLoss())
-    return backend
-
-
-async def sync(engine: SGLangEngine, backend: TorchBackend, version: int, name: str | None = None) -> Any:
-    return await send(engine, backend.adapter_weights(), version, "shared_memory", adapter=name)
-
-
-def merged_logprobs(backend: TorchBackend, model: Path, tokens: Any) -> np.ndarray:
-    return reference_logprobs(model, tokens, **dict(backend.weights()))
 
 
 @pytest.mark.parametrize("lora", [LORA, PATTERNS], ids=["plain", "patterns"])
@@ -93,8 +48,8 @@ async def test_sglang_adapters_after_each_sync_are_those_of_the_trainer(lora: Lo
             whole = np.concatenate([TEXT[:40], made.token_ids])
             np.testing.assert_allclose(made.logprobs, merged_logprobs(backend, tiny_model, whole)[40:], atol=1e-5)
             assert {*made.policy_versions.tolist()} == {version}
-            assert server.adapters == [f"roll-{version}"]
-            backend.train_step(make_batch(version), LikelihoodLoss())
+            assert numbers(server) == [version]
+            backend = train(tiny_model, lora, steps=version + 1)
 
 
 @pytest.mark.parametrize("targets", [["q_proj"], ["k_proj"], ["q_proj", "k_proj"], ["up_proj"], ["gate_proj"]])
@@ -180,7 +135,7 @@ async def test_sglang_adapters_of_several_names_and_their_limit(tiny_model: Path
             await sync(engine, backends["x"], 3, "z")
         with pytest.raises(DataError, match="names the adapter 'z', which the engine has not received"):
             await engine.generate(dataclasses.replace(request("c"), adapter="z"))
-        assert server.adapters == ["roll-1", "roll-2"]
+        assert numbers(server) == [1, 2]
 
 
 async def test_sglang_adapters_that_the_server_rejects_leave_the_old_one(tiny_model: Path) -> None:
@@ -220,6 +175,84 @@ async def test_sglang_adapters_that_are_not_finite_leave_the_old_one(value: floa
         assert {*(await engine.generate(request("a"))).policy_versions.tolist()} == {1}
 
 
+async def test_sglang_adapters_of_an_earlier_run_are_unloaded(tiny_model: Path) -> None:
+    backend = train(tiny_model)
+    async with running(tiny_model) as (server, first):
+        await sync(first, backend, 1)
+        await first.close()
+        assert len(server.adapters) == 1
+        engine = SGLangEngine(spec_of(tiny_model, options={"url": server.url}))
+        await engine.start()
+        assert server.adapters == []
+        await sync(engine, backend, 2)
+        assert await version_of(engine) == {2} and len(server.adapters) == 1
+        await engine.close()
+
+
+async def test_sglang_adapters_whose_load_was_not_confirmed_are_unloaded(tiny_model: Path) -> None:
+    """The server may have loaded an adapter although the reply was lost. Too many adapters would displace used ones."""
+    backend = train(tiny_model)
+    async with running(tiny_model) as (server, engine):
+        await sync(engine, backend, 1)
+        load = server.load_lora_adapter
+
+        async def load_without_reply(body: dict[str, Any]) -> web.Response:
+            await load(body)
+            return web.Response(status=504, text="gateway timeout")
+
+        server.load_lora_adapter = load_without_reply  # type: ignore[method-assign]
+        with pytest.raises(WeightSyncError, match="cannot load policy version 2: gateway timeout"):
+            await sync(engine, backend, 2)
+        assert await version_of(engine) == {1} and numbers(server) == [1, 2]
+        server.load_lora_adapter = load  # type: ignore[method-assign]
+        await sync(engine, backend, 3)
+        assert await version_of(engine) == {3} and numbers(server) == [3]
+
+
+async def test_sglang_adapters_whose_unload_fails_are_unloaded_by_the_next_sync(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The new adapter is in use when the old one is unloaded, so the sync has succeeded."""
+    backend = train(tiny_model)
+    async with running(tiny_model) as (server, engine):
+        await sync(engine, backend, 1)
+        fail(server, "/unload_lora_adapter")
+        assert (await sync(engine, backend, 2)).policy_version == 2
+        assert "cannot unload 'roll-" in caplog.text and "(HTTP 503): busy" in caplog.text
+        assert await version_of(engine) == {2} and numbers(server) == [1, 2]
+        with pytest.raises(InfraError, match="cannot unload"):  # before the server has too many
+            await sync(engine, backend, 3)
+        assert await version_of(engine) == {2}
+        server.failures.clear()
+        await sync(engine, backend, 4)
+        assert await version_of(engine) == {4} and len(server.adapters) == 1
+
+
+async def test_sglang_adapters_that_cannot_replace_the_old_one_are_unloaded(tiny_model: Path) -> None:
+    backend = train(tiny_model)
+    async with running(tiny_model) as (server, engine):
+        await sync(engine, backend, 1)
+        fail(server, "/abort_request")
+        answer = asyncio.create_task(engine.generate(request("long", max_new_tokens=60)))
+        await has_generated(server.engine, 2)
+        with pytest.raises(InfraError, match="busy"):
+            await sync(engine, backend, 2)
+        assert {*(await answer).policy_versions.tolist()} == {1} and len((await answer).token_ids) == 60
+        server.failures.clear()
+        await sync(engine, backend, 3)
+        assert await version_of(engine) == {3} and numbers(server) == [3]
+
+
+async def test_sglang_adapters_that_the_server_has_lost_are_a_dead_engine(tiny_model: Path) -> None:
+    """A server that was started again has none of them; the engine's replacement sends them."""
+    async with running(tiny_model) as (server, engine):
+        await sync(engine, train(tiny_model), 1)
+        text = f"Got LoRA adapter that has never been loaded: {server.adapters[0]}"
+        server.failures["/generate"] = web.json_response({"error": {"message": text}}, status=400)
+        with pytest.raises(EngineDiedError, match=r"its server does not have the adapter 'roll-.+' any more"):
+            await engine.generate(request("a"))
+
+
 async def test_sglang_adapters_are_lost_while_asleep(tiny_model: Path) -> None:
     backend = train(tiny_model)
     async with running(tiny_model, sleeps=True) as (server, engine):
@@ -230,7 +263,7 @@ async def test_sglang_adapters_are_lost_while_asleep(tiny_model: Path) -> None:
             await engine.generate(request("a"))
         await sync(engine, backend, 2)
         assert {*(await engine.generate(request("a"))).policy_versions.tolist()} == {2}
-        assert server.adapters == ["roll-2"]
+        assert numbers(server) == [2]
 
 
 @pytest.mark.parametrize(

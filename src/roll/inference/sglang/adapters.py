@@ -1,4 +1,4 @@
-"""The LoRA adapters of an SGLang server: names, versions, files, and the server's arguments.
+"""The LoRA adapters of an SGLang server: names, versions and files.
 
 SGLang cannot replace an adapter. Each sync loads an adapter under a new name and unloads the old one. KV cache entries
 belong to a name, so entries of old weights are not used again. The engine aborts running requests before a sync, and
@@ -15,27 +15,31 @@ server rejects the adapter, or ends at the first request that uses it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from roll.config.model import LoRAConfig
-from roll.errors import DataError, ModelError, WeightSyncError
+from roll.errors import DataError, InfraError, WeightSyncError
+from roll.inference.sglang.client import CONTROL_TIMEOUT_S, SGLangClient
+from roll.inference.sglang.lora_arguments import get_module_names, list_layers
+from roll.inference.sglang.weights import convert_write_errors
 from roll.inference.spec import EngineSpec, reject_adapter
-from roll.models import list_adapted_layers
 from roll.types import WeightUpdate
 from roll.weights import open_update
 from roll.weights.adapters import check_adapter_finite, check_adapter_manifest, name_adapter_tensor
 
-__all__ = ["EngineAdapters", "ServedAdapter", "build_lora_arguments"]
+__all__ = ["EngineAdapters", "ServedAdapter", "unload_adapter", "unload_left_adapters"]
 
 _PREFIX = "base_model.model."
 """Prefix of the layers in the adapter files of peft, which SGLang reads."""
+NAME_PREFIX = "roll-"
+"""Prefix of the names of ROLL's adapters in a server."""
 _FUSED_MODULES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """The names of layers that SGLang computes as one layer."""
 
@@ -60,8 +64,9 @@ class EngineAdapters:
         self._spec = spec
         self._served: dict[str | None, ServedAdapter] = {}
         self._unused: list[str] = []
-        """The names of replaced adapters that the server has not unloaded yet."""
-        self._num_loaded = 0
+        """The names of adapters that no request uses, and that the server may still have."""
+        self._id = uuid.uuid4().hex[:8]
+        self._num_names = 0
 
     @property
     def enabled(self) -> bool:
@@ -98,14 +103,13 @@ class EngineAdapters:
         check_adapter_manifest(update.manifest, self._layers, self._lora, policy_version=update.policy_version)
 
     def write(self, update: WeightUpdate, directory: Path, dtype: torch.dtype) -> Mapping[str, int]:
-        """Receive an adapter and write it to `directory` in the format of peft.
+        """Receive an adapter and write it to the new directory `directory` in the format of peft.
 
         Returns:
             The checksum of the received bytes, by tensor name.
 
         Raises:
-            WeightSyncError: A value is not finite in `dtype`.
-            OSError: A file cannot be written.
+            WeightSyncError: A value is not finite in `dtype`, or a file cannot be written.
         """
         from safetensors.torch import save_file
 
@@ -125,43 +129,60 @@ class EngineAdapters:
             for part, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
                 tensors[name_adapter_tensor(layer, f"lora_{part}.weight")] = torch.zeros(shape, dtype=dtype)
         files = {f"{_PREFIX}{name}": tensor for name, tensor in tensors.items()}
-        save_file(files, directory / "adapter_model.safetensors", {"format": "pt"})
         settings = {
             "peft_type": "LORA",
             "r": rank,
             "lora_alpha": rank,
-            "target_modules": _get_module_names({**self._layers, **self._unadapted_layers}),
+            "target_modules": get_module_names({**self._layers, **self._unadapted_layers}),
             "bias": "none",
         }
-        (directory / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
+        with convert_write_errors(update, directory):
+            directory.mkdir()
+            save_file(files, directory / "adapter_model.safetensors", {"format": "pt"})
+            (directory / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
         return dict(receiver.checksums)
 
     def create_name(self) -> str:
-        """Return a new adapter name."""
-        self._num_loaded += 1
-        return f"roll-{self._num_loaded}"
+        """Return a new adapter name, which no engine of an earlier run has used at the same server.
 
-    def confirm_update(self, update: WeightUpdate, name: str) -> list[str]:
-        """Record that the server has loaded an update under `name`; return the names that it can unload now."""
-        unused, self._unused = self._unused, []
+        The name is unused until `confirm_update`, because a server that did not confirm it may have loaded it.
+        """
+        self._num_names += 1
+        name = f"{NAME_PREFIX}{self._id}-{self._num_names}"
+        self._unused.append(name)
+        return name
+
+    def confirm_update(self, update: WeightUpdate, name: str) -> None:
+        """Record that the server has loaded an update under `name`, and that requests use it from now on."""
+        self._unused.remove(name)
         if (old := self._served.get(update.adapter)) is not None:
-            unused.append(old.name)
+            self._unused.append(old.name)
         self._served[update.adapter] = ServedAdapter(name, update.policy_version)
-        return unused
+
+    async def unload_unused(self, client: SGLangClient) -> None:
+        """Unload the adapters that no request uses. The server waits for running requests.
+
+        Raises:
+            InfraError: The server cannot unload an adapter; the next call tries it again.
+            EngineDiedError: The server ended.
+        """
+        for name in list(self._unused):
+            await unload_adapter(client, name)
+            self._unused.remove(name)
 
     def clear(self) -> None:
-        """Require a new sync of every adapter."""
+        """Require a new sync of every adapter; the next `unload_unused` unloads the old ones."""
         self._unused += [served.name for served in self._served.values()]
         self._served.clear()
 
     @cached_property
     def _layers(self) -> Mapping[str, tuple[int, int]]:
-        return _list_layers(self._spec, self._lora.target_modules)
+        return list_layers(self._spec, self._lora.target_modules)
 
     @cached_property
     def _unadapted_layers(self) -> Mapping[str, tuple[int, int]]:
         """The shapes of the layers without adapters that SGLang fuses with a layer that has one, by name."""
-        every, found = _list_layers(self._spec, "all-linear"), {}
+        every, found = list_layers(self._spec, "all-linear"), {}
         for layer in self._layers:
             parent, _, module = layer.rpartition(".")
             for fused in _FUSED_MODULES:
@@ -175,37 +196,27 @@ class EngineAdapters:
         return self._spec.lora
 
 
-def build_lora_arguments(spec: EngineSpec) -> dict[str, Any]:
-    """Return the server's arguments for the adapters of a spec.
+async def unload_adapter(client: SGLangClient, name: str) -> None:
+    """Unload an adapter. An adapter that the server does not have is ignored.
 
     Raises:
-        ModelError: SGLang cannot apply such adapters.
+        InfraError: The server cannot unload the adapter.
+        EngineDiedError: The server ended.
     """
-    if spec.lora is None:
-        return {}
-    if spec.lora.use_dora:
-        raise ModelError(
-            "SGLang does not support DoRA adapters (model.lora.use_dora): set weight_sync.lora to merged, or "
-            "inference.engine to hf"
-        )
-    return {
-        "enable-lora": True,
-        "max-lora-rank": spec.lora.max_rank,
-        "lora-target-modules": _get_module_names(_list_layers(spec, spec.lora.target_modules)),
-        "max-loras-per-batch": spec.max_adapters + 1,  # SGLang counts requests without an adapter as one
-        "max-loaded-loras": spec.max_adapters + 2,  # during a sync, the old and the new adapter are loaded
-        "lora-strict-loading": True,
-        "enable-weights-cpu-backup": spec.sleeps,  # no sync restores the model's weights after sleep
-    }
+    status, reply = await client.post("/unload_lora_adapter", {"lora_name": name}, CONTROL_TIMEOUT_S)
+    problem = str(reply.get("error_message") or reply.get("message") or reply)
+    if (status != 200 or not reply.get("success")) and "does not exist" not in problem:
+        raise InfraError(f"engine '{client.engine_id}': SGLang cannot unload '{name}' (HTTP {status}): {problem[:300]}")
 
 
-def _list_layers(spec: EngineSpec, targets: Sequence[str] | Literal["all-linear"]) -> Mapping[str, tuple[int, int]]:
-    return list_adapted_layers(
-        spec.model_path,
-        "all-linear" if targets == "all-linear" else tuple(targets),
-        trust_remote_code=spec.trust_remote_code,
-    )
+async def unload_left_adapters(client: SGLangClient) -> None:
+    """Unload the adapters that an earlier run has left in the server, and end its requests, which use them.
 
-
-def _get_module_names(layers: Mapping[str, Any]) -> list[str]:
-    return sorted({layer.rpartition(".")[2] for layer in layers})
+    Raises:
+        InfraError: The server cannot unload an adapter.
+        EngineDiedError: The server ended.
+    """
+    await client.call("/abort_request", {"abort_all": True})
+    for name in await client.list_models():
+        if name.startswith(NAME_PREFIX):
+            await unload_adapter(client, name)

@@ -8,16 +8,18 @@ refused.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from roll.errors import InfraError, UnsupportedError
+from roll.errors import DataError, EngineDiedError, InfraError, UnsupportedError
 from roll.inference.request_checks import check_length, check_tokens
 from roll.types import FinishReason, FloatArray, Generation, GenerationRequest, IntArray
 
 __all__ = [
+    "ABORTED_REPLY",
     "INITIAL_VERSION",
     "build_request",
     "build_scoring_request",
@@ -26,37 +28,38 @@ __all__ = [
     "join_parts",
     "make_aborted",
     "set_version",
+    "to_error",
     "to_generation",
     "to_logprobs",
-    "to_server_id",
 ]
 
 INITIAL_VERSION = 0
 """The policy version of the weights that the server loads at its start, which SGLang calls `default`."""
+ABORTED_REPLY: Mapping[str, Any] = {
+    "output_ids": [],
+    "meta_info": {"finish_reason": {"type": "abort"}, "weight_version": "default"},
+}
+"""A reply to a request that was aborted before it had any tokens."""
+_LOST_ADAPTER = ("has never been loaded", "are not loaded", "Failed to implicitly load")
+"""Parts of SGLang's messages about a request whose adapter it does not have."""
 _FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
-
-
-def to_server_id(request_id: str) -> str:
-    """Return a request's ID at the server, which is not a prefix of the ID of another request.
-
-    SGLang aborts every request whose ID begins with the given one: without the suffix, an abort of `train-1.1` would
-    also abort `train-1.10`.
-    """
-    return f"{request_id}|"
 
 
 def build_request(request: GenerationRequest, max_context: int, vocab_size: int) -> dict[str, Any]:
     """Return the body of `/generate` for a request.
 
     Raises:
-        DataError: The prompt has no tokens or a token outside the vocabulary, or prompt plus answer are too long.
+        DataError: The prompt has no tokens or a token outside the vocabulary, prompt plus answer are too long, or the
+            temperature is not finite or negative.
         UnsupportedError: The request needs something that SGLang's server or its log-probs do not support.
     """
     sampling, name = request.sampling, f"request {request.request_id}"
     if request.media or sampling.choices:
         what = "media" if request.media else "choices"
         raise UnsupportedError(f"{name} has {what}, which the engine sglang does not support: use the engine vllm.")
-    if sampling.temperature > 0 and (sampling.top_p < 1.0 or sampling.top_k > 0):
+    if not 0 <= sampling.temperature < math.inf:
+        raise DataError(f"{name} has temperature {sampling.temperature:g}, but it must be finite and at least 0.")
+    if sampling.temperature > 0 and not (sampling.top_p >= 1.0 and sampling.top_k <= 0):
         raise UnsupportedError(
             f"{name} has top_p {sampling.top_p:g} and top_k {sampling.top_k}, but SGLang returns log-probs without "
             "them: set rollout.top_p to 1 and rollout.top_k to 0, or use the engine vllm."
@@ -76,7 +79,6 @@ def build_request(request: GenerationRequest, max_context: int, vocab_size: int)
     if sampling.seed is not None:
         params["sampling_seed"] = sampling.seed % 2**63
     return {
-        "rid": to_server_id(request.request_id),
         "input_ids": request.token_ids.tolist(),
         "sampling_params": params,
         "return_logprob": True,
@@ -84,15 +86,19 @@ def build_request(request: GenerationRequest, max_context: int, vocab_size: int)
     }
 
 
-def build_scoring_request(name: str, sequence: IntArray, vocab_size: int) -> dict[str, Any]:
+def build_scoring_request(name: str, sequence: IntArray, max_context: int, vocab_size: int) -> dict[str, Any]:
     """Return the body of `/generate` that computes the log-probs of a sequence at temperature 1.
 
     Raises:
-        DataError: The sequence has no tokens, or tokens outside the vocabulary.
+        DataError: The sequence has no tokens, tokens outside the vocabulary, or more than `max_context` tokens.
     """
     check_tokens(f"sequence {name}", sequence, vocab_size)
+    if len(sequence) > max_context:
+        raise DataError(
+            f"sequence {name} has {len(sequence)} tokens, which exceed the engine's context length {max_context}: "
+            "shorten it, or raise inference.max_context."
+        )
     return {
-        "rid": to_server_id(name),
         "input_ids": sequence.tolist(),
         "sampling_params": {"max_new_tokens": 1, "temperature": 0.0, "ignore_eos": True},
         "return_logprob": True,
@@ -129,6 +135,10 @@ def to_generation(request: GenerationRequest, reply: Mapping[str, Any], engine_i
             f"{name} ends with {token_ids[-1:]}, an end-of-sequence token of the model's configuration, which SGLang "
             f"cannot ignore; the request's stop tokens are {list(stops)}: add it to them, or use the engine vllm."
         )
+    # SGLang samples one more token for an aborted request, and does not check whether it ends the answer.
+    if reason == "abort" and token_ids:
+        complete = len(token_ids) >= request.sampling.max_new_tokens
+        reason = "stop" if token_ids[-1] in stops else "length" if complete else reason
     return Generation(
         request_id=request.request_id,
         token_ids=np.asarray(token_ids, dtype=np.int32),
@@ -185,18 +195,39 @@ def make_aborted(request: GenerationRequest, engine_id: str) -> Generation:
     )
 
 
+def to_error(
+    status: int, reply: Mapping[str, Any], body: Mapping[str, Any], request_id: str, engine_id: str
+) -> Exception:
+    """Return the error of a request that the server rejected with an HTTP status other than 200."""
+    message = reply.get("error", reply)
+    text = " ".join(str(message.get("message", message) if isinstance(message, dict) else message).split())
+    adapter = body.get("lora_path")
+    is_lost = any(words in text for words in _LOST_ADAPTER)
+    if status == 400 and is_lost and adapter is not None and adapter in text:  # it was started again, for example
+        return EngineDiedError(engine_id, f"its server does not have the adapter '{adapter}' any more")
+    kind = DataError if 400 <= status < 500 else InfraError
+    return kind(f"engine '{engine_id}': SGLang rejected request '{request_id}' (HTTP {status}): {text[:300]}")
+
+
 def to_logprobs(reply: Mapping[str, Any], length: int, engine_id: str) -> FloatArray:
     """Return the log-probs [L] of a scored sequence; entry 0 is 0.
 
     Raises:
         InfraError: The reply has no log-probs, or their number is wrong.
     """
-    found: Sequence[Any] = reply.get("meta_info", {}).get("input_token_logprobs") or []
+    try:
+        found = reply["meta_info"].get("input_token_logprobs") or []
+        logprobs = np.asarray([0.0, *(entry[0] for entry in found[1:])], dtype=np.float32)
+    except (AttributeError, KeyError, TypeError, IndexError, ValueError) as error:
+        raise InfraError(
+            f"engine '{engine_id}': SGLang's log-probs cannot be read ({type(error).__name__}: {error}): "
+            f"{str(reply)[:200]}"
+        ) from error
     if len(found) != length:
         raise InfraError(
             f"engine '{engine_id}': SGLang returned {len(found)} log-probs for a sequence of {length} tokens."
         )
-    return np.asarray([0.0, *(entry[0] for entry in found[1:])], dtype=np.float32)
+    return logprobs
 
 
 def _read_versions(meta: Mapping[str, Any], num_tokens: int) -> IntArray:

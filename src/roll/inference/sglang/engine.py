@@ -13,16 +13,23 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from roll.errors import DataError, InfraError, ModelError, UnsupportedError, WeightSyncError
+from roll.errors import (
+    EngineDiedError,
+    InfraError,
+    UnsupportedError,
+    WeightSyncError,
+    one_line_error,
+)
 from roll.inference.prefetching import PrefetchMixin
-from roll.inference.sglang.adapters import EngineAdapters, ServedAdapter
-from roll.inference.sglang.client import CONTROL_TIMEOUT_S, SGLangClient
+from roll.inference.sglang.adapters import EngineAdapters, ServedAdapter, unload_left_adapters
+from roll.inference.sglang.client import SGLangClient
 from roll.inference.sglang.conversion import (
     build_request,
     build_scoring_request,
@@ -31,15 +38,15 @@ from roll.inference.sglang.conversion import (
     join_parts,
     make_aborted,
     set_version,
+    to_error,
     to_generation,
     to_logprobs,
-    to_server_id,
 )
-from roll.inference.sglang.launch import Server
+from roll.inference.sglang.launch import Server, build_arguments, find_free_port
 from roll.inference.sglang.pause_queue import PauseQueue
 from roll.inference.sglang.running_requests import RunningRequests
 from roll.inference.sglang.server_info import check_server, fetch_info, read_kv_capacity
-from roll.inference.sglang.weights import check_update, create_weights_dir, delete_files, write_weights
+from roll.inference.sglang.weights import check_update, create_weights_dir, write_weights
 from roll.inference.spec import EngineSpec, reject_adapter
 from roll.models.describe import describe_model
 from roll.protocols import PauseMode
@@ -59,7 +66,6 @@ __all__ = ["SGLangEngine"]
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
-ABORT_ATTEMPTS = 40
 
 
 class SGLangEngine(PrefetchMixin):
@@ -80,7 +86,9 @@ class SGLangEngine(PrefetchMixin):
         self._pause_queue = PauseQueue()
         self._unusable = "has received no adapter yet" if self._adapters.enabled else ""
         """The reason why the engine has no usable weights; empty if it has."""
-        self._update_lock = asyncio.Lock()
+        self._update_lock, self._pause_lock = asyncio.Lock(), asyncio.Lock()
+        self._resumes_after_update = False
+        """True if an update has paused the engine, so that this or the next update resumes it."""
 
     async def start(self) -> None:
         """Start the server, unless `inference.options.url` names one, and wait until it is ready.
@@ -88,22 +96,23 @@ class SGLangEngine(PrefetchMixin):
         Raises:
             ModelError: The server cannot be started, ends before it is ready, or serves another model.
         """
-        if not self._url:
-            try:
-                self._server = await asyncio.to_thread(Server, self._spec)
-            except OSError as error:
-                raise ModelError(
-                    f"engine '{self.engine_id}': '{self._spec.options.get('python')}' cannot be started "
-                    f"({error.strerror}): set inference.options.python to the Python of an environment with SGLang."
-                ) from error
-            self._url = self._server.url
-        self._client = SGLangClient(self.engine_id, self._url, self._server)
         try:
+            if not self._url:
+                port = find_free_port()
+                arguments = await asyncio.to_thread(build_arguments, self._spec, port)
+                self._check_not_closed()
+                # Not in a thread, which would start a server even after this call is canceled.
+                self._server = Server(self._spec, arguments, port)
+                self._url = self._server.url
+            self._client = SGLangClient(self.engine_id, self._url, self._server)
             await self._client.wait_until_ready()
             info = await fetch_info(self._client.session, self._url, self.engine_id)
             check_server(info, self._spec, self._url)
+            if self._adapters.enabled and self._server is None:
+                await unload_left_adapters(self._client)
             self._kv_capacity = read_kv_capacity(info)
             self._vocab_size = (await asyncio.to_thread(describe_model, self._spec.model_path)).vocab_size
+            self._check_not_closed()
         except BaseException:  # a canceled start must not leave a server
             await self.close()
             raise
@@ -116,7 +125,7 @@ class SGLangEngine(PrefetchMixin):
             DataError: The request does not fit the context or the vocabulary, or the server rejects it.
             UnsupportedError: The request has an adapter, media, choices, top-k or top-p, or the server ended it at a
                 token that is not one of its stop tokens.
-            EngineDiedError: The server ended.
+            EngineDiedError: The server ended, or lost the request's adapter.
         """
         build_request(request, self._spec.max_context, self._vocab_size)
         self._check_weights()
@@ -132,7 +141,7 @@ class SGLangEngine(PrefetchMixin):
             if served is not None:
                 part = set_version(part, served.policy_version)
             parts.append(part)
-            if not continues:
+            if not continues or part.finish_reason != "abort":
                 return join_parts(parts)
 
     async def logprobs(
@@ -141,22 +150,24 @@ class SGLangEngine(PrefetchMixin):
         """Return the log-probs [L] of each sequence at temperature 1; entry 0 is 0. Wait while the engine is paused.
 
         Raises:
-            DataError: A token is outside the vocabulary, or the engine has no adapter of this name.
+            DataError: A sequence is too long or has a token outside the vocabulary, or the engine has no adapter of
+                this name.
             UnsupportedError: A sequence has media.
         """
         if any(media):
             raise UnsupportedError("the engine sglang supports text only: use the engine vllm.")
         stamp = time.monotonic_ns()
+        limits = self._spec.max_context, self._vocab_size
+        bodies = [build_scoring_request(f"{i}", tokens, *limits) for i, tokens in enumerate(sequences)]
 
-        async def score(name: str, sequence: IntArray) -> FloatArray:
-            body = build_scoring_request(name, sequence, self._vocab_size)
+        async def score(name: str, body: dict[str, Any]) -> FloatArray:
             while True:
-                await self._pause_queue.wait(name)
-                reply, continues = await self._run(name, body, self._adapters.get_served(adapter))
-                if not continues:
-                    return to_logprobs(reply, len(sequence), self.engine_id)
+                if await self._pause_queue.wait(name):  # a pause ends generations only
+                    reply, continues = await self._run(name, body, self._adapters.get_served(adapter))
+                    if not continues and not (self._pause_queue.is_paused and is_aborted(reply)):
+                        return to_logprobs(reply, len(body["input_ids"]), self.engine_id)
 
-        return await asyncio.gather(*(score(f"logprobs-{stamp}-{i}", sequence) for i, sequence in enumerate(sequences)))
+        return await asyncio.gather(*(score(f"logprobs-{stamp}-{i}", body) for i, body in enumerate(bodies)))
 
     async def abort(self, request_ids: Collection[str]) -> None:
         """Abort requests immediately; unknown ids are ignored.
@@ -164,29 +175,12 @@ class SGLangEngine(PrefetchMixin):
         A request that was running when the server was paused may lose the tokens that it has generated.
         """
         self._pause_queue.abort(request_ids)
-        self._running.abort(request_ids)
-        call, names = self._connection.call, {*request_ids}
-        for _ in range(ABORT_ATTEMPTS):  # the server ignores the abort of a request that has not arrived yet
-            await asyncio.gather(*(call("/abort_request", {"rid": to_server_id(name)}) for name in names))
-            if not (names := self._running.select(names)):
-                break
-            await asyncio.sleep(POLL_S)
+        await self._running.abort(self._connection, request_ids)
 
     async def pause(self, mode: PauseMode) -> None:
         """Pause decoding and queue new requests. `PauseMode` defines what happens to running requests."""
-        was_paused = self._pause_queue.is_paused
-        self._pause_queue.pause()
-        try:
-            while mode == "drain" and self._running:
-                await asyncio.sleep(POLL_S)
-            if self._adapters.enabled:
-                await self._end_running(mode)
-            else:
-                await self._connection.call("/pause_generation", {"mode": "abort" if mode == "abort" else "retract"})
-        except BaseException:
-            if not was_paused:
-                self._pause_queue.resume()
-            raise
+        async with self._pause_lock:
+            await self._pause(mode)
 
     async def resume(self) -> None:
         """Resume decoding.
@@ -194,9 +188,8 @@ class SGLangEngine(PrefetchMixin):
         Raises:
             WeightSyncError: The latest update failed midway.
         """
-        self._check_weights()
-        await self._connection.call("/continue_generation", {})
-        self._pause_queue.resume()
+        async with self._pause_lock:
+            await self._resume()
 
     async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
         """Receive new weights and let the server load them from files. Running requests are paused meanwhile.
@@ -215,8 +208,9 @@ class SGLangEngine(PrefetchMixin):
             raise WeightSyncError(f"engine '{self.engine_id}' is asleep: call wake() before update_weights().")
         async with self._update_lock:
             began = time.monotonic()
-            if self._weights_dir is None:
-                self._weights_dir = create_weights_dir(self._spec.options.get("weights_dir"), self.engine_id)
+            self._check_not_closed()
+            options = self._spec.options
+            self._weights_dir = self._weights_dir or create_weights_dir(options.get("weights_dir"), self.engine_id)
             apply = self._apply_adapter if self._adapters.enabled else self._apply_weights
             checksums = await apply(update, self._weights_dir, getattr(torch, self._spec.dtype))
             return WeightReceipt(
@@ -233,7 +227,7 @@ class SGLangEngine(PrefetchMixin):
         Raises:
             UnsupportedError: The spec does not set `sleeps`, so the server has no memory saver.
         """
-        self._check_can_sleep()
+        _check_can_sleep(self._spec)
         if not self._asleep:
             await self.pause("abort")
             await self._connection.call("/release_memory_occupation", {})
@@ -242,7 +236,7 @@ class SGLangEngine(PrefetchMixin):
 
     async def wake(self) -> None:
         """Allocate device memory again after `sleep`. Requests are rejected until the next weight update."""
-        self._check_can_sleep()
+        _check_can_sleep(self._spec)
         await self._connection.call("/resume_memory_occupation", {})
         await self._connection.call("/continue_generation", {})
         self._asleep = False
@@ -268,10 +262,8 @@ class SGLangEngine(PrefetchMixin):
         try:
             if self._client is not None:
                 await self._client.close()
-        finally:
+        finally:  # even if this call is canceled: close is not called again
             self.delete_local_weights()
-            if self._server is not None:
-                await asyncio.to_thread(self._server.close)
             if self._weights_dir is not None:
                 shutil.rmtree(self._weights_dir, ignore_errors=True)
 
@@ -279,56 +271,76 @@ class SGLangEngine(PrefetchMixin):
         """Replace the weights of the model; return the checksums of the received bytes."""
         await asyncio.to_thread(check_update, update, self._spec.model_path)
         checksums = await asyncio.to_thread(write_weights, update, directory, dtype)
-        if not (was_paused := self._pause_queue.is_paused):
-            await self.pause("keep")
-        self._unusable = "has a mixture of old and new weights"
-        body = {
-            "model_path": str(directory),
-            "flush_cache": True,
-            "weight_version": str(update.policy_version),
-            "keep_pause": True,
-        }
-        await self._load("/update_weights_from_disk", body, update)
-        self._unusable = ""
-        if not was_paused:
-            await self.resume()
+        async with self._pause_for_update():
+            body = {"model_path": str(directory), "flush_cache": True, "keep_pause": True}
+            body["weight_version"] = str(update.policy_version)
+            try:
+                await self._connection.load("/update_weights_from_disk", body, update.policy_version)
+            except BaseException:
+                self._unusable = "has a mixture of old and new weights"
+                raise
+            self._unusable = ""
         return checksums
 
     async def _apply_adapter(self, update: WeightUpdate, directory: Path, dtype: torch.dtype) -> Mapping[str, int]:
         """Add or replace an adapter; return the checksums of the received bytes. If it fails, the old one remains."""
         await asyncio.to_thread(self._adapters.check_update, update)
-        checksums = await asyncio.to_thread(self._adapters.write, update, directory, dtype)
+        # Those of failed updates: with too many adapters, the server unloads those that no request has used for long.
+        await self._adapters.unload_unused(self._connection)
         name = self._adapters.create_name()
+        files = directory / name
         try:
-            await self._load("/load_lora_adapter", {"lora_name": name, "lora_path": str(directory)}, update)
-        finally:
-            delete_files(directory)  # SGLang would load an unloaded adapter again if a request named it
-        if not (was_paused := self._pause_queue.is_paused):
-            await self.pause("keep")
-        replaced = self._adapters.confirm_update(update, name)
-        self._unusable = ""
-        if not was_paused:
-            await self.resume()
-        for old in replaced:
-            await self._connection.call("/unload_lora_adapter", {"lora_name": old})
+            checksums = await asyncio.to_thread(self._adapters.write, update, files, dtype)
+            await self._connection.load(
+                "/load_lora_adapter", {"lora_name": name, "lora_path": str(files)}, update.policy_version
+            )
+        finally:  # SGLang would load an unloaded adapter again if a request named it
+            shutil.rmtree(files, ignore_errors=True)
+        async with self._pause_for_update():
+            self._adapters.confirm_update(update, name)
+            self._unusable = ""
+        try:
+            await self._adapters.unload_unused(self._connection)
+        except InfraError as error:  # the new adapter is in use; the next update unloads the old one
+            if isinstance(error, EngineDiedError):
+                raise
+            logger.warning("%s", one_line_error(error))
         return checksums
 
-    async def _load(self, path: str, body: dict[str, Any], update: WeightUpdate) -> None:
-        """Let the server load an update from files."""
-        status, reply = await self._connection.post(path, body, CONTROL_TIMEOUT_S)
-        if status != 200 or not reply.get("success"):
-            raise WeightSyncError(
-                f"engine '{self.engine_id}': SGLang cannot load policy version {update.policy_version}: "
-                f"{reply.get('message') or reply.get('error_message') or reply}"
-            )
+    async def _pause(self, mode: PauseMode) -> None:
+        was_paused = self._pause_queue.is_paused
+        self._pause_queue.pause()
+        self._resumes_after_update = False
+        try:
+            while mode == "drain" and self._running:
+                await asyncio.sleep(POLL_S)
+            if self._adapters.enabled:
+                await self._running.end_all(self._connection, interrupt=mode == "keep")
+            else:
+                await self._connection.call("/pause_generation", {"mode": "abort" if mode == "abort" else "retract"})
+            if mode == "abort":
+                self._pause_queue.abort()
+        except BaseException:
+            if not was_paused:
+                self._pause_queue.resume()
+            raise
 
-    async def _end_running(self, mode: PauseMode) -> None:
-        """Abort all requests; those of the mode `keep` continue after the pause, with the adapter of that time."""
-        if mode == "keep":
-            self._running.interrupt()
-        while self._running:  # a request that is sent right now does not notice the first call
-            await self._connection.call("/abort_request", {"abort_all": True})
-            await asyncio.sleep(POLL_S)
+    @asynccontextmanager
+    async def _pause_for_update(self) -> AsyncIterator[None]:
+        """Pause the engine, if it is not paused yet. After a failure it stays paused until the next update."""
+        async with self._pause_lock:
+            if not self._pause_queue.is_paused:
+                await self._pause("keep")
+                self._resumes_after_update = True
+            yield
+            if self._resumes_after_update:
+                await self._resume()
+
+    async def _resume(self) -> None:
+        self._check_weights()
+        await self._connection.call("/continue_generation", {})
+        self._resumes_after_update = False
+        self._pause_queue.resume()
 
     async def _run(
         self, request_id: str, body: dict[str, Any], adapter: ServedAdapter | None
@@ -337,14 +349,10 @@ class SGLangEngine(PrefetchMixin):
         self._check_weights()
         if adapter is not None:
             body = {**body, "lora_path": adapter.name}
-        with self._running.track(request_id) as running:
-            status, reply = await self._connection.post("/generate", body, None)
+        status, reply, continues = await self._running.send(self._connection, request_id, body)
         if status == 200:
-            return reply, running.continues and is_aborted(reply)
-        message = reply.get("error", reply)
-        text = message.get("message", message) if isinstance(message, dict) else message
-        kind = DataError if 400 <= status < 500 else InfraError
-        raise kind(f"engine '{self.engine_id}': SGLang rejected request '{body['rid']}' (HTTP {status}): {text}")
+            return reply, continues
+        raise to_error(status, reply, body, request_id, self.engine_id)
 
     @property
     def _connection(self) -> SGLangClient:
@@ -352,13 +360,19 @@ class SGLangEngine(PrefetchMixin):
             raise InfraError(f"engine '{self.engine_id}' has not been started: call start() first.")
         return self._client
 
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise EngineDiedError(self.engine_id, "it was closed")
+
     def _check_weights(self) -> None:
+        self._check_not_closed()
         if self._unusable:
             raise WeightSyncError(f"engine '{self.engine_id}' {self._unusable}: run a weight sync first.")
 
-    def _check_can_sleep(self) -> None:
-        if not self._spec.sleeps:
-            raise UnsupportedError(
-                f"engine '{self.engine_id}' cannot sleep: it was started without `sleeps` in its spec, which starts "
-                "the server with its memory saver."
-            )
+
+def _check_can_sleep(spec: EngineSpec) -> None:
+    if not spec.sleeps:
+        raise UnsupportedError(
+            f"engine '{spec.engine_id}' cannot sleep: it was started without `sleeps` in its spec, which starts the "
+            "server with its memory saver."
+        )

@@ -7,16 +7,17 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from roll.inference.sglang.adapters import build_lora_arguments
+from roll.errors import ModelError
 from roll.inference.sglang.conversion import INITIAL_VERSION
+from roll.inference.sglang.lora_arguments import build_lora_arguments
 from roll.inference.spec import EngineSpec
 
-__all__ = ["CONTEXT_MARGIN", "OPTION_NAMES", "Server", "build_arguments", "to_command"]
+__all__ = ["CONTEXT_MARGIN", "OPTION_NAMES", "Server", "build_arguments", "find_free_port", "to_command"]
 
 OPTION_NAMES = ("python", "url", "weights_dir")
 """Options of `inference.options` that ROLL reads; all others become arguments of the server."""
@@ -24,7 +25,7 @@ CONTEXT_MARGIN = 7
 """The number of tokens by which SGLang's context exceeds ROLL's. SGLang rejects a prompt that leaves fewer than 7
 tokens, and ends an answer 2 tokens before the end of its context, with the finish reason `length`."""
 SHUTDOWN_TIMEOUT_S = 5.0
-_LOG_TAIL_BYTES = 4096
+_LOG_TAIL_BYTES = 32 * 2**10  # SGLang writes the stacks of its threads after the error
 
 
 def build_arguments(spec: EngineSpec, port: int) -> list[str]:
@@ -66,12 +67,17 @@ def to_command(arguments: Mapping[str, Any]) -> list[str]:
 class Server:
     """A server's process group.
 
+    Args:
+        spec: The spec of the engine.
+        arguments: The arguments of the server; see `build_arguments`.
+        port: The port in the arguments.
+
     Raises:
-        OSError: The interpreter cannot be started.
+        ModelError: The interpreter cannot be started.
     """
 
-    def __init__(self, spec: EngineSpec) -> None:
-        self.port = _find_free_port()
+    def __init__(self, spec: EngineSpec, arguments: Sequence[str], port: int) -> None:
+        self.port = port
         self._log_path = spec.log_path
         python = str(spec.options.get("python") or sys.executable)
         command = [python, str(Path(__file__).with_name("server.py")), str(os.getpid())]
@@ -86,13 +92,18 @@ class Server:
         log = spec.log_path.open("ab") if spec.log_path is not None else None
         try:
             self.process = subprocess.Popen(
-                [*command, *build_arguments(spec, self.port)],
+                [*command, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log or subprocess.DEVNULL,
                 stderr=subprocess.STDOUT if log else subprocess.DEVNULL,
                 env=environment,
                 start_new_session=True,
             )
+        except OSError as error:
+            raise ModelError(
+                f"engine '{spec.engine_id}': '{python}' cannot be started ({error.strerror}): set "
+                "inference.options.python to the Python of an environment with SGLang."
+            ) from error
         finally:
             if log is not None:
                 log.close()
@@ -115,19 +126,28 @@ class Server:
         with self._log_path.open("rb") as file:
             file.seek(max(0, self._log_path.stat().st_size - _LOG_TAIL_BYTES))
             lines = file.read().decode(errors="replace").strip().splitlines()
-        error = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "")
+        found = (line for word in ("Error", "crashed") for line in reversed(lines) if word in line)
+        error = next(found, lines[-1] if lines else "")
         return f": {error.strip()[:300]} (see {self._log_path})"
 
     def close(self) -> None:
         """End all processes of the server. This call blocks for some seconds; calling it twice is safe."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(SHUTDOWN_TIMEOUT_S)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(SHUTDOWN_TIMEOUT_S)
+        self.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(SHUTDOWN_TIMEOUT_S)
+
+    def kill(self) -> None:
+        """Kill all processes of the server without waiting for their end."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
 
-def _find_free_port() -> int:
+def find_free_port() -> int:
+    """Return a port of this machine that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 
 from roll.errors import EngineDiedError, ModelError
-from roll.inference.sglang.adapters import build_lora_arguments
 from roll.inference.sglang.launch import CONTEXT_MARGIN, to_command
+from roll.inference.sglang.lora_arguments import build_lora_arguments
 from roll.inference.spec import EngineSpec
 
 __all__ = ["check_server", "fetch_info", "read_kv_capacity"]
@@ -28,7 +28,7 @@ async def fetch_info(session: aiohttp.ClientSession, url: str, engine_id: str) -
     try:
         async with session.get(f"{url}/server_info", timeout=timeout) as response:
             info = await response.json(content_type=None)
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+    except (aiohttp.ClientError, TimeoutError, ValueError, RuntimeError) as error:  # RuntimeError: closed
         raise EngineDiedError(engine_id, f"{url}/server_info cannot be read ({error})") from error
     return info if isinstance(info, dict) else {}
 

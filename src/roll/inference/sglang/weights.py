@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from roll.types import WeightUpdate
 from roll.weights import open_update
 from roll.weights.quantization import dequantize_stream, drop_scales
 
-__all__ = ["SHARD_BYTES", "check_update", "create_weights_dir", "delete_files", "write_weights"]
+__all__ = ["SHARD_BYTES", "check_update", "convert_write_errors", "create_weights_dir", "write_weights"]
 
 SHARD_BYTES = 2 * 2**30
 """Maximum size of a file, except for a larger tensor: the weights of this many bytes are held in memory at once."""
@@ -43,12 +44,6 @@ def create_weights_dir(parent: str | None, engine_id: str) -> Path:
         ) from error
 
 
-def delete_files(directory: Path) -> None:
-    """Delete all files of a directory."""
-    for file in directory.iterdir():
-        file.unlink()
-
-
 def check_update(update: WeightUpdate, model_path: str) -> None:
     """Check that an update has the tensors of the checkpoint that the server loaded at its start.
 
@@ -61,6 +56,27 @@ def check_update(update: WeightUpdate, model_path: str) -> None:
     if expected is not None:
         tied = not describe_model(model_path).has_untied_lm_head
         check_manifest(drop_scales(update.manifest), expected, tied=tied, policy_version=update.policy_version)
+
+
+@contextmanager
+def convert_write_errors(update: WeightUpdate, directory: Path) -> Iterator[None]:
+    """Convert errors while an update is written to `directory`, such as a full disk.
+
+    Raises:
+        WeightSyncError: The files cannot be written.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        details = getattr(error, "strerror", None) or str(error)
+        with suppress(OSError):
+            details += f"; {shutil.disk_usage(directory.parent).free / 2**30:.1f} GiB free"
+        raise WeightSyncError(
+            f"policy version {update.policy_version} cannot be written to '{directory}' ({details}): set "
+            "inference.options.weights_dir to a directory with more space."
+        ) from error
 
 
 def write_weights(update: WeightUpdate, directory: Path, dtype: torch.dtype) -> Mapping[str, int]:
@@ -76,7 +92,8 @@ def write_weights(update: WeightUpdate, directory: Path, dtype: torch.dtype) -> 
     """
     from safetensors.torch import save_file
 
-    delete_files(directory)
+    for file in directory.iterdir():
+        file.unlink()
     shard: dict[str, torch.Tensor] = {}
     num_files = num_bytes = 0
 
@@ -86,19 +103,12 @@ def write_weights(update: WeightUpdate, directory: Path, dtype: torch.dtype) -> 
             save_file(shard, directory / f"model-{num_files:05d}.safetensors", {"format": "pt"})
             shard, num_files, num_bytes = {}, num_files + 1, 0
 
-    try:
-        with open_update(update, device="cpu") as receiver:
-            for name, tensor in dequantize_stream(receiver, update.manifest, dtype):
-                size = tensor.numel() * tensor.element_size()
-                if num_bytes + size > SHARD_BYTES:
-                    write_shard()
-                shard[name] = tensor.clone(memory_format=torch.contiguous_format)  # the transport reuses its buffer
-                num_bytes += size
-            write_shard()
-            return dict(receiver.checksums)
-    except OSError as error:
-        free = shutil.disk_usage(directory).free / 2**30
-        raise WeightSyncError(
-            f"policy version {update.policy_version} cannot be written to '{directory}' ({error.strerror}; {free:.1f} "
-            "GiB free): set inference.options.weights_dir to a directory with more space."
-        ) from error
+    with convert_write_errors(update, directory), open_update(update, device="cpu") as receiver:
+        for name, tensor in dequantize_stream(receiver, update.manifest, dtype):
+            size = tensor.numel() * tensor.element_size()
+            if num_bytes + size > SHARD_BYTES:
+                write_shard()
+            shard[name] = tensor.clone(memory_format=torch.contiguous_format)  # the transport reuses its buffer
+            num_bytes += size
+        write_shard()
+        return dict(receiver.checksums)
