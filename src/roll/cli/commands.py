@@ -86,10 +86,11 @@ def train(state: CommandState, file: str, overrides: tuple[str, ...]) -> int:
     Override values with KEY=VALUE, for example training.learning_rate=2e-5 or data.0.max_operand=20;
     `roll config explain` lists the keys.
     """
-    from roll.api import train as start
     from roll.config.load import load_config
 
     config = load_config(file, overrides)
+    from roll.api import train as start  # after the configuration, so that a misspelt key is refused at once
+
     state.run_dir = config.run_dir
     return _compute_exit_code(start(config))
 
@@ -152,13 +153,14 @@ def check(state: CommandState, file: str, overrides: tuple[str, ...], dry_run: b
 
     Exits with code 2 if the run cannot start.
     """
-    from roll.api import check_loaded
     from roll.config.load import load_config
+
+    config = load_config(file, overrides)
+    from roll.api import check_loaded  # after the configuration, so that a misspelt key is refused at once
     from roll.errors import UserError
     from roll.preflight.inspection import needs_torch
     from roll.process_environment import prepare_environment
 
-    config = load_config(file, overrides)
     prepare_environment()
     # Importing torch takes seconds. Libraries that import torch if it is installed, such as transformers, get an
     # ImportError.
