@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from roll.config.model import LoRAConfig
@@ -284,7 +284,8 @@ class Checkpoints:
                     for label, moment in moments.items()
                 }
                 tensors |= {f"step/{name}": torch.tensor(count) for name, count in snapshot.steps.items()}
-                save_file(tensors, partial / "optimizer.safetensors")
+                # Not `save_file`: its error of a full disk is no OSError.
+                (partial / "optimizer.safetensors").write_bytes(save(tensors))
             fields = {name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__}
             fields["spec"] = {name: getattr(spec, name) for name in AdapterSpec.__dataclass_fields__}
             (partial / _FILE).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")

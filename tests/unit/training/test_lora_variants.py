@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import resource
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from roll.config.load import load_config
 from roll.config.model import LoRAConfig
 from roll.errors import ConfigError, ModelError
 from roll.training import TorchBackend
+from roll.training.checkpoint.export import write_adapter
 
 RATE = 1e-2
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -178,3 +181,16 @@ def test_lora_variant_patterns_match_the_layers_that_peft_matches(pattern: str) 
     ]
     expected = [2 if get_pattern_key([pattern], layer) == pattern else 4 for layer in layers]
     assert [lora.get_rank(layer) for layer in layers] == expected
+
+
+def test_lora_variant_export_to_a_full_disk_raises_an_os_error(tmp_path: Path) -> None:
+    tensors = {f"base_model.model.a.lora_{part}.weight": torch.zeros(64, 64) for part in "AB"}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, hard))  # smaller than the tensors, larger than the settings
+    try:
+        with pytest.raises(OSError) as failed:
+            write_adapter(tmp_path / "adapter", tensors, LoRAConfig(rank=64), "base", ["a"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert failed.value.errno == errno.EFBIG
+    assert not (tmp_path / "adapter").exists()

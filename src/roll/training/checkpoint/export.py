@@ -232,9 +232,12 @@ def write_adapter(
         base: The hub ID or the directory of the base model.
         targets: Names of the layers with adapters, as peft finds them.
         is_reward_model: See `collect_adapter_tensors`.
+
+    Raises:
+        OSError: A file cannot be written, for example because the disk is full.
     """
     from peft import LoraConfig
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     partial = atomic.make_temporary_path(path)
     partial.mkdir(parents=True)
@@ -246,7 +249,8 @@ def write_adapter(
         target_modules=targets,
         **build_peft_settings(config),
     ).save_pretrained(str(partial))
-    save_file(dict(tensors), partial / "adapter_model.safetensors", metadata={"format": "pt"})
+    # Not `save_file`: its error of a full disk is no OSError.
+    (partial / "adapter_model.safetensors").write_bytes(save(dict(tensors), {"format": "pt"}))
     move_to_final_name(partial, path)
 
 
