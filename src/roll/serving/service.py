@@ -7,6 +7,7 @@ journal, so that a restarted server with the same directory continues.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from functools import partial
 from typing import Any
@@ -253,14 +254,14 @@ class Service:
         session, saved_by = self.sessions.find(request.session_id, owner), ""
         if request.base_model is not None:
             check_base_model(request.base_model, self.settings)
-        if request.model_path is None:
-            if request.base_model is None:
-                raise ApiError(400, "model_path or base_model must be given.", field="base_model")
-        else:
-            found = find_checkpoint(self._checkpoints, request.model_path, owner, ("sampler_weights",), "model_path")
-            saved_by = found.request_id
+        if request.model_path is not None:
+            saved_by = _find_saved_by(self._checkpoints, owner, request.model_path, submission)
+        elif request.base_model is None:
+            raise ApiError(400, "model_path or base_model must be given.", field="base_model")
         name = self.sessions.add_sampling(session, request.sampling_session_seq_id, request.model_path, saved_by)
         self.journal.add_request(owner, submission)
+        if submission.outcome is None:
+            self.journal.add_outcome(submission.request_id, to_json({"saved_by": saved_by}))
         session.kept.add(submission.request_id)
         return name
 
@@ -349,3 +350,13 @@ class Service:
         else:
             self.promises.run(promise, work, can_be_canceled=False)
         return promise
+
+
+def _find_saved_by(checkpoints: Checkpoints, owner: str, path: str, submission: Submission) -> str:
+    """Return the ID of the request that saved the snapshot of a new sampling session.
+
+    For a session that is restored, the ID is in the journal: its path may have other weights now.
+    """
+    if isinstance(submission.outcome, Result):
+        return json.loads(submission.outcome.body)["saved_by"]
+    return find_checkpoint(checkpoints, path, owner, ("sampler_weights",), "model_path").request_id

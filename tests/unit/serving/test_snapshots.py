@@ -62,6 +62,12 @@ async def test_serving_a_snapshot_that_replaces_an_expired_one_is_sampled_from(
         assert read_sequences(await one.sample(new, 0, TOKENS))[0][0] == expected != first
         with pytest.raises(ApiFailure, match="was deleted"):  # and never the weights of another snapshot
             await one.sample(old, 1, TOKENS)
+        session_id = one.session_id
+    async with serving(tiny_model, tmp_path) as server, client(server) as two:
+        two.session_id = session_id
+        assert read_sequences(await two.sample(new, 1, TOKENS))[0][0] == expected
+        with pytest.raises(ApiFailure, match="was deleted"):  # nor after a restart
+            await two.sample(old, 2, TOKENS)
 
 
 async def test_serving_a_checkpoint_is_read_as_a_whole_while_it_is_overwritten(
