@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from chaos.harness import tiny_config
 from worlds.tiny_model import write_tiny_model
 
@@ -68,7 +69,9 @@ def test_quantized_run_learns_a_rewarded_letter(tmp_path: Path, servable_model: 
     assert len(rows) >= 2
     # k3 is never negative, and 0 only if engine and trainer compute the same.
     assert all(0 < row["agreement/divergence"] < 0.1 for row in rows)
-    assert all(row["sync/checksums_read_back"] == 2 * 2 * 7 for row in rows), "codes and scales of 7 layers, twice"
+    # Codes and scales of 7 layers, twice. oneDNN, which computes int8 without AMX, does not return its codes.
+    num_read_back = 2 * 2 * 7 if form == "fp8" or torch.cpu._is_amx_tile_supported() else 0
+    assert all(row["sync/checksums_read_back"] == num_read_back for row in rows)
 
 
 def test_quantized_run_a_judge_in_fp8_scores_a_policy_in_int8(

@@ -35,6 +35,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest
 
 PROBE = [np.random.default_rng(seed).integers(4, 260, 60).astype(np.int32) for seed in range(4)]
 LEARNING_RATE = 1e-3  # in bfloat16, smaller steps are lost to rounding
+CAN_READ_INT8 = torch.cpu._is_amx_tile_supported()  # oneDNN, which is used without AMX, does not return its codes
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -166,15 +167,17 @@ async def test_vllm_quantized_engine_has_the_quantized_trainer_weights_after_eac
     benches: Callable[..., Any], model: Path, form: str
 ) -> None:
     bench = await benches(form)
+    is_readable = form == "fp8" or CAN_READ_INT8
     first = quantize_afresh(bench.weights(), form)
     assert len(first) == 2 * 2 * len(PROJECTIONS)
-    assert await bench.engine.applied_checksums() == first, "it quantizes the files that it starts with"
+    read = await bench.engine.applied_checksums()
+    assert read == (first if is_readable else {}), "it quantizes the files that it starts with"
     seen = [first]
     for version in (1, 2, 3):
         report = await bench.step()
         weights = bench.weights()
         held = await bench.engine.applied_checksums()
-        assert held == quantize_afresh(weights, form)
+        assert held == (quantize_afresh(weights, form) if is_readable else {})
         assert all(held[name] != before[name] for before in seen for name in held if name.endswith("weight"))
         assert report.num_read_back == len(held)
         seen.append(held)
@@ -199,9 +202,9 @@ async def test_vllm_quantized_engine_with_old_codes_is_detected(
     bench = await benches("int8", options={"worker_extension_cls": "stale_receiver.StaleReceiver"})
     await bench.step()
     before = await bench.engine.applied_checksums()
-    with pytest.raises(
-        WeightSyncError, match=r"engine-0.*different bytes than it received for 28 tensors: 'model\.layers\.0"
-    ):
+    by_bytes = r"engine-0.*different bytes than it received for 28 tensors: 'model\.layers\.0"
+    by_probe = r"engine-0.*every tensor arrived as sent, but its log-probs differ from the trainer's"
+    with pytest.raises(WeightSyncError, match=by_bytes if CAN_READ_INT8 else by_probe):
         await bench.step()
     assert await bench.engine.applied_checksums() == before != quantize_afresh(bench.weights(), "int8")
 

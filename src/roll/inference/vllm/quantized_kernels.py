@@ -1,7 +1,9 @@
 """8-bit products of vLLM on a CPU: layers that vLLM 0.32 cannot compute, or only very slowly.
 
 int8. vLLM's kernel for AMX accepts neither float32 inputs nor a number of output channels that is not a multiple of 32
-(it checks for multiples of 16, and then fails when it packs the weight). Such layers use vLLM's oneDNN kernel.
+(it checks for multiples of 16, and then fails when it packs the weight). Such layers use vLLM's oneDNN kernel, as all
+layers do on CPUs without AMX. vLLM passes it the address of the scales only, and frees them at the next weight sync, so
+log-probs became NaN. Codes that oneDNN has packed cannot be read back.
 
 fp8. Without AMX-FP8, vLLM calls `torch._scaled_mm`, whose reference implementation takes 0.7 s for 17 tokens and a
 weight of 1536 x 576. Every fp8 number is also a number in bfloat16, so a bfloat16 product of the codes has the same
@@ -50,6 +52,11 @@ def _build_int8_kernel() -> Any:
                 self.process_weights_for_onednn(layer)
             else:
                 super().process_weights_after_loading(layer)
+
+        def process_weights_for_onednn(self, layer: Any) -> None:
+            """Pack the weight for oneDNN, and keep the scales, of which the packed weight has only the address."""
+            super().process_weights_for_onednn(layer)
+            self._scales = layer.weight_scale.data
 
     return Int8Kernel
 
